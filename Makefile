@@ -147,6 +147,7 @@ measured: setup ## published measurements of kernels (bench/measured/README.md):
 	$(BIN)/python $(PIP_INSTALL) --no-deps --target build/measured aiconfigurator-core==0.12.0
 	$(BIN)/python bench/measured/make.py build/measured/aiconfigurator_core/systems/data
 	$(BIN)/python bench/measured/collectives.py build/measured/aiconfigurator_core/systems/data
+	$(BIN)/python bench/measured/dispatchers.py
 
 accuracy-times: setup ## estimated kernel times against left-out measured ones; into docs/accuracy
 	$(BIN)/python bench/accuracy_times.py

@@ -50,8 +50,8 @@ class _GpuCounters(ctypes.Structure):
     ]
 
 
-#: ``enum owner`` of driver/capacity.h after the allocator: memory that others can map, managed memory, everything else.
-_OWNERS = ("user buffers", "managed memory", "extensions")
+#: ``enum owner`` of driver/capacity.h after the allocator: memory that others can map, NVSHMEM's, managed, all else.
+_OWNERS = ("user buffers", "NVSHMEM heap", "managed memory", "extensions")
 #: ``peer_copy_function`` of driver/submit.c.
 _TELL = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int)
 #: ``decide_function`` of driver/capacity.c.
@@ -143,6 +143,16 @@ class VirtualGpu:
         counters = _GpuCounters()
         self._library.fakedist_counters(ctypes.byref(counters))
         return {field[0]: int(getattr(counters, field[0])) for field in _GpuCounters._fields_}
+
+    def take(self, owner: str, num_bytes: int) -> int:
+        """Take memory of the current device for one of the owners. Returns its address, or 0 if it does not fit."""
+        address = ctypes.c_void_p()
+        self._library.fakedist_take(ctypes.byref(address), ctypes.c_uint64(num_bytes), _OWNERS.index(owner) + 1)
+        return address.value or 0
+
+    def free(self, address: int) -> None:
+        """Free what :meth:`take` returned."""
+        self._library.fakedist_give_back(ctypes.c_void_p(address))
 
     def outside(self, device: int) -> dict[str, int]:
         """The most bytes that each owner took outside the caching allocator, by its name."""

@@ -26,6 +26,7 @@ from fakedist.gpu.native import cache_directory
 from fakedist.gpu.tuning import FirstConfigurations, event_times, kept_triton_key
 from fakedist.gpu.values.engine import ValueEngine
 from fakedist.gpu.values.inventions import Inventions
+from fakedist.gpu.values.routing import spread_over_experts
 from fakedist.gpu.virtual import VirtualGpu
 from fakedist.options import Job, profile_command
 from fakedist.rank.ending import line_now, uninterrupted
@@ -52,6 +53,7 @@ from fakedist.rundir.records import GpuRecord, InventedRecord, NoteRecord, Taken
 from fakedist.rundir.rows import UnansweredRow
 from fakedist.rundir.step_time import Peaks
 from fakedist.rundir.tape import find_tapes, script_identity
+from fakedist.world.deep_ep import Device
 from fakedist.world.process_group import still_calls
 from fakedist.world.reroute import fake_world
 from fakedist.world.spawned import OwnRanks
@@ -145,6 +147,7 @@ class Surroundings:
                 self._process.own_ranks,
                 not_sent=None if self._values is None else self._values.not_sent,
                 tell_peer_copies=None if self._gpu is None else self._gpu.tell_peer_copies,
+                device=None if self._gpu is None else Device(self._gpu.take, self._gpu.free, self._routes),
             )
             self._world_notes = world.enter_context(faked)
             world.enter_context(warnings_at_the_script())
@@ -153,6 +156,12 @@ class Surroundings:
                 self._until_bare.enter_context(faster_frameworks())
             recording.enter_context(self._recorder)
             self._world, self._recording = world.pop_all(), recording.pop_all()
+
+    def _routes(self, indices: torch.Tensor, num_experts: int) -> torch.Tensor:
+        """The experts of each token. What the device holds is stale once the recording is over."""
+        if self._values is None or self.is_recorded:
+            return spread_over_experts(indices.shape, num_experts)
+        return self._values.routes(indices, num_experts)
 
     @property
     def is_recorded(self) -> bool:

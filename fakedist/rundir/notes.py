@@ -409,6 +409,16 @@ def rank_not_started(num_started: int, rank: int, world_size: int) -> str:
 
 
 @note
+def deep_ep_stands_in(commit: str) -> str:
+    """The script used DeepEP, or Megatron-LM's flex dispatcher with it."""
+    return (
+        f"deep_ep is a stand-in that follows deepseek-ai/DeepEP @{commit[:8]}: it takes the same buffers and returns "
+        "tensors of the same sizes, but each rank is taken to send to this rank's experts as many tokens as this rank "
+        "does; NVSHMEM's heap is estimated"
+    )
+
+
+@note
 def collectives_off() -> str:
     """``--collectives noop``."""
     return "collectives moved nothing (--collectives noop): values are whatever memory held"

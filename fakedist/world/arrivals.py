@@ -185,6 +185,25 @@ class Arrivals:
                 part.copy_(mine)
         slots[rank : rank + 1].copy_(mine)
 
+    def put(self, output: torch.Tensor, values: torch.Tensor) -> None:
+        """Fill an output with values on the host, of another integer type maybe."""
+        output.copy_(values)
+
+    def repeat(self, output: torch.Tensor, mine: torch.Tensor) -> None:
+        """Fill an output with rows on the host, again and again.
+
+        The virtual GPU knows what follows from large integers only where they follow from small ones on the device.
+        """
+        times = len(output) // max(len(mine), 1)
+        if not output.is_cuda or mine.nbytes > BYTES:
+            output.copy_(mine.repeat(times, 1))
+        elif output.numel():
+            storage = torch._C._construct_storage_from_data_pointer(
+                _buffer(output.device.index), output.device, mine.nbytes
+            )
+            small = empty(0, dtype=mine.dtype, device=output.device).set_(storage).view(mine.shape)
+            output.view(times, *mine.shape).copy_(small.copy_(mine).expand(times, *mine.shape))
+
     def receive(self, where: Where, tensors: Sequence[torch.Tensor], otherwise: Change, slot: int = 0) -> None:
         """Fill the tensors from the tape, else by ``otherwise``. WorldError if the tape holds something else."""
         arrived = self.tapes.receive(where, tensors, slot) or _known_flags(tensors)
@@ -264,7 +283,7 @@ class Nothing(Arrivals):
     def _nothing(self, *args: object, **kwargs: object) -> None:
         pass
 
-    reduced = reduced_into = spread = spread_evenly = _put = _stood_in = invent = finite = _nothing
+    reduced = reduced_into = spread = spread_evenly = put = repeat = _put = _stood_in = invent = finite = _nothing
 
 
 def _known_flags(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:

@@ -498,6 +498,18 @@ class RankGroup(BareGroup):
         with self._ledger.timed("symm_mem_barrier") or nullcontext():
             run()
 
+    def dispatched(
+        self,
+        operation: str,
+        inputs: Tensors,
+        outputs: Tensors,
+        arrive: Callable[[Arrivals], object],
+        exchanged: tuple[int, int] = (0, 0),
+    ) -> None:
+        """A kernel that sends tokens to their experts, or back, on the current stream; ``arrive`` writes what comes."""
+        with self._call(operation, inputs, outputs, SimpleNamespace(asyncOp=False), exchanged):
+            arrive(self._arrivals)
+
     # ---- internals
 
     def _checked(self, tensor: torch.Tensor) -> CheckedGroup:
@@ -629,7 +641,7 @@ def still_calls(stop: Callable[[], object], go: Callable[[int], object]) -> Iter
         return call
 
     with ExitStack() as stack:
-        for name in ("reduced", "reduced_into", "spread", "spread_evenly"):
+        for name in ("reduced", "reduced_into", "spread", "spread_evenly", "put", "repeat"):
             stack.enter_context(patched(Arrivals, name, on_host(getattr(Arrivals, name))))
         for owner in (RankGroup, Done):
             for name, function in list(vars(owner).items()):

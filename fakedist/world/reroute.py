@@ -24,6 +24,7 @@ from fakedist.patch import patched, present
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
 from fakedist.world.arrivals import Arrivals, Nothing, NotSent
+from fakedist.world.deep_ep import Device, deep_ep
 from fakedist.world.dispatched import DispatchedGroup, operations_of_groups
 from fakedist.world.files import saved, sparse_saving, watched_files
 from fakedist.world.group import BareGroup, LedgerLike, NullLedger
@@ -52,11 +53,12 @@ def fake_world(
     *,
     not_sent: NotSent | None = None,
     tell_peer_copies: Callable[[PeerCopies], None] | None = None,
+    device: Device | None = None,
 ) -> Iterator[Callable[[], list[Note]]]:
     """Make this process one rank of a job whose other ranks are faked. RecordingError if this torch lacks something.
 
     Yields a function that returns the report's notes, for the end. ``own``: ranks of an active :func:`own_ranks`;
-    ``is_undefined``, ``not_sent``: as in :class:`Arrivals`; ``tell_peer_copies`` of the virtual GPU.
+    ``is_undefined``, ``not_sent``: as in :class:`Arrivals`; ``tell_peer_copies`` and ``device`` of the virtual GPU.
     """
     arrivals = (Arrivals if job.collectives == "values" else Nothing)(job.seed, is_undefined, tapes, not_sent)
     world = _World(job, ledger or NullLedger(), arrivals)
@@ -82,8 +84,9 @@ def fake_world(
             tell_peer_copies(memory.copied)
         if job.device == "virtual":
             stack.enter_context(sparse_saving())
+        notes_of_deep_ep = stack.enter_context(deep_ep(device))
         try:
-            yield world.notes
+            yield lambda: [*world.notes(), *notes_of_deep_ep()]
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from fakedist.cost_model.collectives.dispatcher_times import DispatcherTimes
 from fakedist.cost_model.collectives.fabric import Fabric
 from fakedist.cost_model.kernels.measurements import Floats
 from fakedist.cost_model.nccl.interconnect import GroupShape, Interconnect, interconnect_like
@@ -138,6 +139,7 @@ class CollectiveTimes:
         self._limited = Tuner(joined, network, self._nccl, counts_channels=True)
         self._free = Tuner(joined, network, Settings())
         self._measured = Tuner(measured, network, Settings())
+        self.dispatchers = DispatcherTimes(gpu, self._own_nic())
 
     def time(self, operation: str, num_bytes: float, shape: GroupShape) -> CollectiveTime:
         """The time of one call.
@@ -193,6 +195,10 @@ class CollectiveTimes:
             return num_bytes / self._interconnect.bandwidth * 1e6
         largest = self._curves[name].largest
         return num_bytes / largest * self._in_domain(name, largest, shape.size)[0]
+
+    def link_bandwidth(self, shape: GroupShape) -> float:
+        """Bytes per second of what joins one GPU to the other nodes of a group, or to the other GPUs of its node."""
+        return self._own_nic() if shape.num_nodes > 1 else self._interconnect.bandwidth
 
     def _own_nic(self) -> float:
         """Bandwidth of the NIC of one GPU, or of its part of one."""

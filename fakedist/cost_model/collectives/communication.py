@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fakedist.cost_model.collectives.collective_times import CollectiveTime, CollectiveTimes, symmetric_time
+from fakedist.cost_model.collectives.dispatcher_times import DispatcherTime
 from fakedist.cost_model.collectives.fabric import Fabric
 from fakedist.cost_model.nccl.interconnect import GroupShape, interconnect_like
 from fakedist.cost_model.nccl.settings import Settings, collective_of
@@ -23,7 +24,7 @@ from fakedist.units import format_bytes
 _PAIRS = ("send", "get")
 _COLUMNS = [
     *("time_us", "low_us", "high_us", "algorithm", "num_nodes", "moved_bytes"),
-    *("link_share", "kind", "queue", "is_uneven", "text"),
+    *("link_share", "kind", "queue", "is_uneven", "text", "sms"),
 ]
 _UNKNOWN = CollectiveTime(float("nan"), "", "", float("nan"), 0.0, "")
 
@@ -58,14 +59,16 @@ class Communication:
         return rates_with(work, bounds, self.gpu.sms, self.gpu.memory_bandwidth, contender)
 
     def sms_held(self, calls: pd.DataFrame, *, over_nodes: bool) -> int:
-        """SMs that the calls' kernels hold on average over their time: NCCL's channels. Copy engines hold none."""
+        """SMs that the calls' kernels hold on average over their time: NCCL's channels, or as many as a call says."""
         whole = calls["time_us"].sum()
-        by_kernels = calls.loc[calls["algorithm"] != "copy", "time_us"].sum() / whole if whole else 1.0
+        of_nccl = calls["sms"] < 0
+        by_kernels = calls.loc[of_nccl, "time_us"].sum() / whole if whole else 1.0
+        others = (calls["sms"] * calls["time_us"])[~of_nccl].sum() / whole if whole else 0.0
         gpu = self.gpu
         joined = interconnect_like(gpu.product, gpu.compute_capability[0], gpu.nvlink_bandwidth, gpu.host_bandwidth)
         fewest, most = self.nccl.channels
         channels = min(max((joined.nodes if over_nodes else joined.node).high, fewest), most)
-        return round(channels * by_kernels)
+        return round(channels * by_kernels + others)
 
 
 def communication_of(
@@ -93,14 +96,15 @@ def call_times(
     Columns:
 
     - time_us, low_us, high_us: Microseconds, and the 90 % interval; NaN for an unknown operation.
-    - algorithm: ring, tree, nvls, nvlstree, pat, pairs, send or copy.
+    - algorithm: ring, tree, nvls, nvlstree, pat, pairs, send, copy, kernel (of symmetric memory) or deep_ep.
     - num_nodes: NVLink domains that it spans.
-    - moved_bytes: Bytes of the whole buffer.
+    - moved_bytes: Bytes of the whole buffer; of DeepEP, those sent to other ranks, or over nodes to other nodes.
     - link_share: The fraction of its time for which its bytes would keep the links busy.
     - kind: The collective: all_reduce, ...; empty for an unknown operation.
     - queue: The group, whose communicator runs one call at a time; -1 for sends and shared memory, which run at once.
     - is_uneven: An all_to_all of uneven splits, of which other ranks may have larger ones.
     - text: A few words: "64 MiB, 8 nodes, ring simple".
+    - sms: SMs that its kernel holds; -1 for NCCL's channels.
     """
     per_node = times.fabric.gpus_per_node
     ranks = [parse_rank_list(str(text)) if text else () for text in groups["ranks"]]
@@ -112,6 +116,13 @@ def call_times(
     distinct, of_call = np.unique(keys.astype({"operation": str}).to_records(index=False), return_inverse=True)
     rows = []
     for operation, group, bytes_in, bytes_out, peer, part, exchanged in distinct.tolist():
+        paced = exchanged * moe_imbalance
+        dispatched = times.dispatchers.time(
+            operation, paced, shapes[group].size, is_over_nodes=shapes[group].num_nodes > 1
+        )
+        if dispatched is not None:
+            rows.append(_dispatched_row(dispatched, shapes[group], exchanged, times))
+            continue
         kind, num_bytes = collective_of(operation, bytes_in, bytes_out)
         shape = shapes[group]
         if kind in _PAIRS:
@@ -133,9 +144,21 @@ def call_times(
         queue = -1 if kind in _PAIRS or is_symmetric else group
         how_long = estimate.time_us, low, high
         moved = float(num_bytes), estimate.link_share
-        rows.append((*how_long, estimate.algorithm, shape.num_nodes, *moved, kind, queue, is_uneven, text))
+        sms = 0 if estimate.algorithm == "copy" else -1
+        rows.append((*how_long, estimate.algorithm, shape.num_nodes, *moved, kind, queue, is_uneven, text, sms))
     table = pd.DataFrame(rows, columns=_COLUMNS)
     return table.iloc[of_call].set_axis(calls.index)
+
+
+def _dispatched_row(
+    estimate: DispatcherTime, shape: GroupShape, num_bytes: int, times: CollectiveTimes
+) -> tuple[object, ...]:
+    time_us, kind = estimate.time_us, "all_to_all" if num_bytes else ""
+    low, high = time_us * np.exp(-estimate.spread), time_us * np.exp(estimate.spread)
+    share = min(num_bytes / times.link_bandwidth(shape) * 1e6 / time_us, 1.0)
+    text = f"{format_bytes(num_bytes)} to others, {counted(shape.num_nodes, 'node')}, {estimate.text}"
+    moved = float(num_bytes), share
+    return (time_us, low, high, "deep_ep", shape.num_nodes, *moved, kind, -1, bool(num_bytes), text, estimate.sms)
 
 
 def _optional(calls: pd.DataFrame, column: str) -> npt.NDArray[np.int64]:

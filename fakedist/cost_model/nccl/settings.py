@@ -167,6 +167,8 @@ _KINDS = (
     ("allreduce", "all_reduce", "bytes_in"),
     ("all_to_all", "all_to_all", "largest"),
     ("alltoall", "all_to_all", "largest"),
+    ("deep_ep_layout", "", "largest"),
+    ("deep_ep_", "all_to_all", "largest"),
     ("broadcast", "broadcast", "largest"),
     ("reduce", "reduce", "largest"),
     ("gather", "gather", "largest"),
@@ -183,7 +185,7 @@ _KINDS = (
 #: Kernels of torch.ops.symm_mem, which take what is in the others' memory, by the algorithm before their names.
 _SYMMETRIC = re.compile(r"symm_mem_(?:multimem_)?(?:one_shot_|two_shot_)?")
 #: Calls through memory that ranks share: NCCL has no part in them.
-THROUGH_SHARED_MEMORY = r"get|put|symm_mem_\w+"
+THROUGH_SHARED_MEMORY = r"get|put|symm_mem_\w+|deep_ep_\w+"
 
 
 def collective_of(operation: str, bytes_in: int, bytes_out: int) -> tuple[str, int]:

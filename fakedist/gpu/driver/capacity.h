@@ -4,7 +4,7 @@
 #include "virtual_gpu.h"
 
 /* Who takes memory. All but the caching allocator's (and fakedist's own) is outside of it, and told apart in the report. */
-enum owner { ALLOCATOR, USER_BUFFERS, MANAGED, EXTENSIONS, NUM_OWNERS };
+enum owner { ALLOCATOR, USER_BUFFERS, NVSHMEM_HEAP, MANAGED, EXTENSIONS, NUM_OWNERS };
 LOCAL enum owner capacity_owner(enum owner otherwise); /* the allocator, if it is what calls; else as given */
 LOCAL int capacity_take(int device, uint64_t bytes, enum owner owner); /* 0: the GPU does not have that much left */
 LOCAL void capacity_give_back(int device, uint64_t bytes, enum owner owner);

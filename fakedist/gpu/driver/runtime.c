@@ -154,6 +154,10 @@ API int cudaMallocManaged(void **out, size_t size, unsigned flags) {
 /* Memory of fakedist's own, which is none of the job's. */
 API int fakedist_own_memory(void **out, size_t size) { return memory_allocate(device_current(), size, ALLOCATOR, out); }
 
+/* Memory of the job outside of the allocator, by its owner. */
+API int fakedist_take(void **out, uint64_t size, int owner) { return allocate(out, size, (enum owner)owner); }
+API void fakedist_give_back(void *address) { memory_free(address); }
+
 /* NCCL's allocator for buffers that communicators register. It takes whole granules, as memory that others map does. */
 enum { UNHANDLED_CUDA_ERROR = 1, INVALID_NCCL_ARGUMENT = 4 }; /* ncclResult_t */
 API int ncclMemAlloc(void **out, size_t size) {

@@ -28,7 +28,7 @@ from fakedist.gpu.values.host import INDEXING, READS, Host, HostReads
 from fakedist.gpu.values.inventions import Randoms, SeedAndOffset, values_in
 from fakedist.gpu.values.no_data import NoData
 from fakedist.gpu.values.operators import LISTED, Method, Operator, Run
-from fakedist.gpu.values.routing import CHOOSING, Routing, choose, routed_fraction
+from fakedist.gpu.values.routing import CHOOSING, Routing, choose, routed_fraction, spread_over_experts
 from fakedist.gpu.values.sparse import Sparse, is_sparse
 from fakedist.gpu.values.tensors import (
     PLAIN,
@@ -147,6 +147,12 @@ class ValueEngine:
         if tensor.layout is not torch.strided:
             return None
         return self.host.settle(tensor.detach(), "print") if is_small(tensor) else None
+
+    def routes(self, indices: torch.Tensor, num_experts: int) -> torch.Tensor:
+        """The experts of each token, [tokens, top-k], that a dispatcher reads; where none are held, spread evenly."""
+        self._routing.read(indices)
+        values = self.on_host(indices)
+        return spread_over_experts(indices.shape, num_experts) if values is None else values
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A plain tensor's values; None if kernels did not compute all of them."""

@@ -32,6 +32,7 @@ _NOT = {"logical_not", "bitwise_not"}
 COUNTING = {"sum", "count_nonzero"}
 _LEAST, _MOST = {"all", "_is_all_true", "min", "amin"}, {"any", "_is_any_true", "max", "amax"}
 _SCATTER = {"scatter", "scatter_"}
+_PUT = "index_put"
 #: Operations whose results are never negative.
 NON_NEGATIVE = {"norm", "linalg_vector_norm", "_foreach_norm", "abs", "nll_loss_forward", "mse_loss", "l1_loss", "exp"}
 NON_NEGATIVE |= {"nll_loss2d_forward", "binary_cross_entropy", "softplus", "sqrt", "square", "relu", "sigmoid"}
@@ -45,7 +46,7 @@ _KEEPS_SIGN = {"stack", "cat", "sum", "mean", "_to_copy", "clone", "max", "min",
 
 #: Operations whose results something may be known about.
 FOLLOWED = frozenset(
-    {*_ALWAYS, *_SAME, *ZEROS, *_ONES, *_FULL, *_AND, *_OR, *_KEEP, *_NOT, *COUNTING, *_LEAST, *_MOST, *_SCATTER}
+    {*_ALWAYS, *_SAME, *ZEROS, *_ONES, *_FULL, *_AND, *_OR, *_KEEP, *_NOT, *COUNTING, *_LEAST, *_MOST, *_SCATTER, _PUT}
     | {*NON_NEGATIVE, *_KEEPS_SIGN, "pow", "clamp", "masked_fill", "where"}
 )
 
@@ -159,6 +160,8 @@ class Means:
             return float(value) if isinstance(value, (bool, int, float)) else None
         if name in _SCATTER:
             return self._scattered(args)
+        if name == _PUT:
+            return self._put(args)
         if name in _SAME and len(args) > 1:
             return self._compared(name, tensor_at(args, 0), args[1])
         if name in COUNTING and (mask := tensor_at(args, 0)).dtype == torch.bool and self.of(mask) is None:
@@ -178,6 +181,18 @@ class Means:
             return None
         replaced = min(1.0, float(index.numel() / target.numel()))
         return before + (float(value) - before) * replaced
+
+    def _put(self, args: Arguments) -> float | None:
+        """The mean after the same value was put at single elements, as a token's experts are marked."""
+        target, value = tensor_at(args, 0), tensor_at(args, 2)
+        before, seen = self.of(target), self._seen(value)
+        indices = [index for index in args[1] if isinstance(index, torch.Tensor)] if isinstance(args[1], list) else []
+        are_elements = len(indices) == target.dim() and all(index.dtype == torch.int64 for index in indices)
+        if before is None or seen is None or value.numel() != 1 or not are_elements or args[3:4] == (True,):
+            return None
+        return before + (float(seen) - before) * min(
+            1.0, max(index.numel() for index in indices) / max(target.numel(), 1)
+        )
 
     def _compared(self, name: str, first: torch.Tensor, second: object) -> float | None:
         if isinstance(second, torch.Tensor):

@@ -1,7 +1,8 @@
 """A router's choices of experts: indices picked by values that no kernel computed, each index equally often.
 
-``topk`` of a router's logits picks experts. If the logits hold no values, each row picks the indices after those of the
-row before it, so all experts get the same number of tokens, as a trained router's do on average.
+``topk`` of a router's logits picks experts. If the logits hold no values, the rows pick the indices in turn, so all
+experts get the same number of tokens, as a trained router's do on average. The indices are shuffled after each turn, so
+the experts of a token are on as many ranks as those of random choices: dispatchers send it once to each rank, or node.
 
 A top-5 accuracy uses ``topk`` too, but compares indices with labels, where a router counts, sorts or scatters them into
 a mask. So indices are followed, with all that is computed from them, until an operation shows which it is.
@@ -10,11 +11,12 @@ a mask. So indices are followed, with all that is computed from them, until an o
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from types import FrameType
 
 import torch
-from torch import arange, zeros
+from torch import arange, rand, zeros
 from torch._ops import OpOverload
 
 from fakedist.gpu.values.contents import PickedIndices, host_view
@@ -47,11 +49,25 @@ def _evenly(source: torch.Size, dim: int, wanted: torch.Size) -> torch.Tensor:
     if picked == num_choices:  # a sort: every index once
         order = arange(picked).view([-1 if axis == dim % len(source) else 1 for axis in range(len(source))])
         return order.expand(wanted)
-    flat = arange(wanted.numel()) % max(1, num_choices)
     if not keeps_dim:
-        return flat.view(wanted)
+        return (arange(wanted.numel()) % max(1, num_choices)).view(wanted)
     rows_first = [size for axis, size in enumerate(wanted) if axis != dim % len(source)]
-    return flat.view([*rows_first, picked]).movedim(-1, dim)
+    return _shuffled_turns(wanted.numel(), picked, max(1, num_choices)).view([*rows_first, picked]).movedim(-1, dim)
+
+
+def _shuffled_turns(number: int, picked: int, num_choices: int) -> torch.Tensor:
+    """All choices in turn, shuffled differently each time that a row begins with the first one."""
+    position = arange(number)
+    if picked < 2 or num_choices > _MOST_EXPERTS:
+        return position % num_choices
+    turn = math.lcm(picked, num_choices)
+    orders = rand(-(-number // turn), num_choices, generator=torch.Generator().manual_seed(0)).argsort(1)
+    return orders[position // turn, position % num_choices]
+
+
+def spread_over_experts(size: torch.Size, num_experts: int) -> torch.Tensor:
+    """The experts of tokens, [tokens, top-k], as a router's choice among values that no kernel computed."""
+    return _evenly(torch.Size([size[0], num_experts]), 1, size)
 
 
 def routed_fraction(mask: torch.Tensor) -> float | None:
@@ -122,6 +138,12 @@ class Routing:
             for tensor in device_tensors((result,)):
                 if name == "_to_copy" or not (tensor.is_floating_point() or tensor.is_complex()):
                     self._host.storages.make(tensor).choice = choice
+
+    def read(self, indices: torch.Tensor) -> None:
+        """A dispatcher reads indices: they are a router's."""
+        if (choice := self._choice_of(indices)) is not None:
+            self._routers.add(choice)
+            self._host.inventions.note(ROUTED, (choice.filename, choice.line))
 
     def _choice_of(self, tensor: torch.Tensor) -> PickedIndices | None:
         known = self._host.storages.get(tensor)

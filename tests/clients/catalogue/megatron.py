@@ -131,4 +131,15 @@ ENTRIES = (
     *_presets(_ENGINE, "transformer_engine", ("transformer-engine-torch",)),
     *_FEATURES,
     *_presets(_LOCAL, "local", ()),
+    Entry(
+        _LOCAL,
+        "mixture of experts, EP 16 over two nodes, flex dispatcher with DeepEP",
+        "tests/clients/jobs/megatron_flex.py",
+        package="megatron-core",
+        world_size=16,
+        ranks=(0, 9),
+        collectives=("deep_ep_dispatch", "deep_ep_combine"),
+        # 12 channels: to 8 ranks of 288 slots, to 2 nodes of 140, twice, of 2,048 bytes and what goes with a token.
+        prints=("BUFFER 113470080 27689856",),
+    ),
 )

@@ -29,7 +29,7 @@ LAUNCHES = pd.DataFrame(
 
 def communication(time_us: float, *, interferes: bool = False) -> Communication:
     calls = pd.DataFrame({"time_us": time_us, "low_us": time_us / 2, "high_us": time_us * 2}, index=[40])
-    calls = calls.assign(num_nodes=1, moved_bytes=0.0, link_share=1.0, queue=0, algorithm="ring")
+    calls = calls.assign(num_nodes=1, moved_bytes=0.0, link_share=1.0, queue=0, algorithm="ring", sms=-1)
     return Communication(calls, GPUS["h100-80g"], FABRICS["dgx-h100-ndr"], interferes)
 
 

@@ -62,7 +62,7 @@ def priced(found: dict[str, pd.DataFrame], time_us: float, *, interferes: bool =
     calls = pd.DataFrame(
         {"time_us": time_us, "low_us": time_us / 2, "high_us": time_us * 2, "num_nodes": 1, "moved_bytes": 1e6},
         index=[40, 41],
-    ).assign(link_share=0.0, queue=0, text="", is_uneven=False, algorithm="ring")
+    ).assign(link_share=0.0, queue=0, text="", is_uneven=False, algorithm="ring", sms=-1)
     calls.loc[41, ["time_us", "low_us", "high_us"]] = 0.0
     communication = Communication(calls, GPUS["h100-80g"], FABRICS["dgx-h100-ndr"], interferes)
     return price_step(found["launches"], found["work"], MeasuredPrices("NVIDIA H100", found["launches"]), communication)

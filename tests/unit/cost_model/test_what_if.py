@@ -60,7 +60,7 @@ def end_us(
     launches = pd.DataFrame(rows, columns=COLUMNS).assign(num_operations=0, graph=0, device=0)
     table = pd.DataFrame(CALLS, columns=["call", "kind", "queue", "time_us"]).set_index("call")
     table = table.assign(low_us=table["time_us"], high_us=table["time_us"], num_nodes=1, moved_bytes=0.0)
-    table = table.assign(link_share=0.0 if link_share is None else link_share, algorithm="ring")
+    table = table.assign(link_share=0.0 if link_share is None else link_share, algorithm="ring", sms=-1)
     communication = Communication(table, GPUS["h100-80g"], NDR, link_share is not None)
     if what_if:
         launches, communication = changed_launches(read_what_if(what_if), launches, communication, {"groups": GROUPS})

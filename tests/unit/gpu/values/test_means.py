@@ -178,3 +178,13 @@ def test_what_is_positive_is_above_zero(means: Means, name: str) -> None:
     means.follow(name, (X,), positive)
     for compare, mean in (("gt", 1.0), ("ne", 1.0), ("le", 0.0), ("eq", 0.0), ("lt", 0.0), ("ge", 1.0)):
         assert means.follow(compare, (positive, 0), torch.empty(4, dtype=torch.bool)) == mean
+
+
+def test_marking_elements_one_by_one_raises_the_mean() -> None:
+    means = Means(lambda tensor: tensor if tensor.numel() == 1 else None, Storages(Watch()))
+    zeros, one = torch.empty(8, 4, dtype=torch.int64), torch.tensor(1)
+    means.know(zeros, 0.0)
+    picked, rows = torch.empty(6, dtype=torch.int64), torch.empty(8, dtype=torch.bool)
+    assert means.follow("index_put_", (zeros, [picked, picked], one), torch.empty(8, 4)) == 6 / 32
+    for unknown in ((zeros, [picked], one), (zeros, [rows, picked], one), (zeros, [picked, picked], one, True)):
+        assert means.follow("index_put_", unknown, torch.empty(8, 4)) is None

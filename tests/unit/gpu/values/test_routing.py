@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import comb
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.nn.functional import one_hot
 
 from fakedist.gpu.values.means import spread
 from fakedist.gpu.values.operators import Operator
-from fakedist.gpu.values.routing import choose
+from fakedist.gpu.values.routing import choose, spread_over_experts
 from fakedist.rundir.sources import ROUTED
 from tests.support.idle_device import IdleDevice
 
@@ -129,3 +130,17 @@ def test_a_mask_that_a_fused_router_writes_has_its_mean(
     with device.on():
         mask = forward(2, logits(num_experts), lambda: torch.empty(64, 8, dtype=torch.bool))
     assert device.host.means.of(mask) == mean
+
+
+def test_a_token_has_experts_on_as_many_ranks_as_random_choices() -> None:
+    chosen = spread_over_experts(torch.Size([4096, 8]), 256)
+    assert torch.bincount(chosen.flatten()).tolist() == [128] * 256
+    assert all(len(set(row)) == 8 for row in chosen.tolist())
+    ranks = sum(len(set(row)) for row in (chosen // 32).tolist()) / 4096
+    assert ranks == pytest.approx(8 * (1 - comb(224, 8) / comb(256, 8)), rel=0.02)
+
+
+def test_a_row_has_no_expert_twice_where_experts_are_no_multiple() -> None:
+    chosen = spread_over_experts(torch.Size([300, 4]), 6)
+    assert all(len(set(row)) == 4 for row in chosen.tolist())
+    assert torch.bincount(chosen.flatten()).tolist() == [200] * 6
