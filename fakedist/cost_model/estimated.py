@@ -119,8 +119,8 @@ def recorded_models(recording: Recording, launches: pd.DataFrame, job: Job | Non
     network = network_of(gpu, job, nccl=None if loaded is None else Nccl(loaded.environment, loaded.version))
     if source is not None:
         return Models(gpu, MeasuredPrices(source.gpu, launches), network), []
-    machine_us = None if recording.machine is None else recording.machine.linear_us
-    chosen = host_model(gpu, None if job is None else job.host, machine_us, _clock_of(recording, launches))
+    clock = _clock_of(recording, launches)
+    chosen = host_model(gpu, None if job is None else job.host, _machine_us(recording, clock), clock)
     if job is None or not job.times:
         return Models(gpu, prices_of(gpu), network, chosen), []
     try:
@@ -136,6 +136,13 @@ def _clock_of(recording: Recording, launches: pd.DataFrame) -> ClockSteadiness |
         return None
     bound = clock.bound_us / clock.step_us if clock.step_us else 0.0
     return ClockSteadiness(clock.num_repeats, clock.spread, bound)
+
+
+def _machine_us(recording: Recording, clock: ClockSteadiness | None) -> float | None:
+    """The machine's score: that around the clock's own steps if it has one, else the one at the run's end."""
+    if clock is not None and recording.host_clock is not None and recording.host_clock.linear_us:
+        return recording.host_clock.linear_us
+    return None if recording.machine is None else recording.machine.linear_us
 
 
 def recorded_gpu(recording: Recording) -> GpuSpec | None:

@@ -10,6 +10,7 @@ import ctypes
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -127,6 +128,8 @@ _LAUNCH = struct.Struct("<QQqqQQ4q3I3I3i4i2i4BQ")
 assert _LAUNCH.size == ctypes.sizeof(Launch)
 #: Calls of which the clock's own cost is the mean, and launches that show how far it is off.
 _NUM_STOPS, _NUM_LAUNCHES, _NUM_ROUNDS = 10_000, 2_000, 5
+#: What launches that are not the script's are tagged with: any collective's number.
+_BESIDE = 0
 
 
 class BareGpu:
@@ -202,6 +205,15 @@ class BareGpu:
         self._log.tag_call(sequence)
         if sequence >= 0:
             self._log.collective(torch.cuda.current_stream().cuda_stream)
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Launches of this thread have no key meanwhile."""
+        self._log.tag_call(_BESIDE)
+        try:
+            yield
+        finally:
+            self._log.tag_call(-1)
 
     def end(self) -> tuple[list[object], list[float]]:
         """Stop the clock. Returns the key of each launch since it was started, and the time on the host's clock."""

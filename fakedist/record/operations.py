@@ -26,6 +26,8 @@ _GEMMS = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "_scaled_mm", "
 
 #: The name under which runs of Inductor's compiled graphs are recorded among the operations.
 GRAPH = "inductor::graph"
+#: The same of waits outside of torch's operations.
+WAIT = "cuda::synchronize"
 
 
 class _Kind:
@@ -188,6 +190,19 @@ class Operations:
     def unseen(self) -> AbstractContextManager[object]:
         """The context for what is not the job's: it reaches torch's kernels alone."""
         return nullcontext() if self._interception is None else self._interception.unseen()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Number a wait for the GPU that the script itself asks for: its line is known by its number."""
+        tracer = self.tracer
+        if tracer is None or not self._records:
+            yield
+            return
+        scope = self._scope_now()
+        op = self._number_next((self._kinds.get(WAIT) or self._new_kind(WAIT)).number, scope)
+        self._note_stack(op)
+        with tracer.waiting(op, self._position.places[scope]):
+            yield
 
     def position_in_graph(self) -> Location | None:
         """The position of what a compiled graph launches now in this thread. None outside one."""

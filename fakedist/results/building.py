@@ -95,7 +95,8 @@ def _step_times(
             return None
         times, clock = estimate_times(tables, folds, models, traced=recording.kernel_source), recording.host_clock
         if clock is not None and times.summary is not None:
-            times = replace(times, summary=replace(times.summary, loading_us=clock.loading_us))
+            measured = replace(times.summary, loading_us=clock.loading_us, collector_us=clock.collector_us)
+            times = replace(times, summary=measured)
         return _with_outlook(times, tables, models, job, notes)
 
     times = estimate_or_note("the step's time", estimate, notes)

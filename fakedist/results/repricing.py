@@ -86,8 +86,10 @@ def price_again(manifest: Manifest, summary: Summary, table: ReadTable, models: 
     if times.summary is None or job is None:
         return times
     done = rank_throughput(tables, times.summary, job.rank, job.world_size)
-    loading_us = 0.0 if summary.time is None else summary.time.loading_us
-    return replace(times, summary=replace(times.summary, throughput=done, loading_us=loading_us))
+    measured = replace(times.summary, throughput=done)
+    if summary.time is not None:
+        measured = replace(measured, loading_us=summary.time.loading_us, collector_us=summary.time.collector_us)
+    return replace(times, summary=measured)
 
 
 def find_gains_again(manifest: Manifest, table: ReadTable, models: Models, priced: Summary) -> list[TimeGain]:

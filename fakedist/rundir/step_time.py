@@ -520,6 +520,7 @@ class StepTime:
         late_launches: The lines whose operations the host launches too late, most idle time of the GPU first.
         loading_us: How long the main thread is in DataLoaders' iterators, by the clock of the machine that recorded;
             a part of the host's time. 0 if that was not measured.
+        collector_us: How long Python's garbage collector pauses a step, by the same clock; no part of any other time.
     """
 
     step_us: float
@@ -556,3 +557,4 @@ class StepTime:
     host_waits: list[HostWait] = field(default_factory=list)
     late_launches: list[LateLaunches] = field(default_factory=list)
     loading_us: float = 0.0
+    collector_us: float = 0.0

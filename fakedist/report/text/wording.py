@@ -492,6 +492,17 @@ def wait_word(wait: HostWait) -> str:
     return ".item()" if name == "_local_scalar_dense" else name
 
 
+def collector_text(time: StepTime) -> str:
+    """Advice against pauses of Python's garbage collector that are worth it; else empty."""
+    if time.collector_us < MIN_SHARE * time.step_us or not time.collector_us:
+        return ""
+    return (
+        f"up to {format_us(time.collector_us)} ({time.collector_us / time.step_us:.1%}) that the step's time leaves out: "
+        "no pauses for garbage collection, by gc.freeze() once the model is built or gc.disable() and a gc.collect() "
+        "every so many steps"
+    )
+
+
 def clock_text(source: KernelSource) -> str:
     """The clock that a GPU's power limit leaves to a step; empty if it is the full one, or not known."""
     if source.clock is None or source.clock > _FULL_CLOCK:
