@@ -17,7 +17,7 @@ from fakedist.cost_model.accuracy import closest
 from fakedist.cost_model.breakdown import break_down, uncertain_parts
 from fakedist.cost_model.collectives.communication import Communication, communication_of
 from fakedist.cost_model.collectives.fabric import Fabric, default_fabric, find_fabric
-from fakedist.cost_model.hosts import HostModel, host_model
+from fakedist.cost_model.hosts import HostModel, host_model, queue_depth
 from fakedist.cost_model.kernels.calibrated_prices import calibrated_prices_of
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.nccl.settings import TIME_VARIABLES, Nccl, read_settings
@@ -120,7 +120,8 @@ def recorded_models(recording: Recording, launches: pd.DataFrame, job: Job | Non
     if source is not None:
         return Models(gpu, MeasuredPrices(source.gpu, launches), network), []
     clock = _clock_of(recording, launches)
-    chosen = host_model(gpu, None if job is None else job.host, _machine_us(recording, clock), clock)
+    depth = queue_depth("" if recording.gpu is None else recording.gpu.launch_queues)
+    chosen = host_model(gpu, None if job is None else job.host, _machine_us(recording, clock), clock, depth=depth)
     if job is None or not job.times:
         return Models(gpu, prices_of(gpu), network, chosen), []
     try:

@@ -191,18 +191,15 @@ class Operations:
         """The context for what is not the job's: it reaches torch's kernels alone."""
         return nullcontext() if self._interception is None else self._interception.unseen()
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Number a wait for the GPU that the script itself asks for: its line is known by its number."""
+    def waiting(self) -> AbstractContextManager[None]:
+        """The context for a wait that the script itself asks for. It is numbered, so its line is known."""
         tracer = self.tracer
         if tracer is None or not self._records:
-            yield
-            return
+            return nullcontext()
         scope = self._scope_now()
         op = self._number_next((self._kinds.get(WAIT) or self._new_kind(WAIT)).number, scope)
         self._note_stack(op)
-        with tracer.waiting(op, self._position.places[scope]):
-            yield
+        return tracer.waiting(op, self._position.places[scope])
 
     def position_in_graph(self) -> Location | None:
         """The position of what a compiled graph launches now in this thread. None outside one."""

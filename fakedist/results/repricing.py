@@ -87,8 +87,11 @@ def price_again(manifest: Manifest, summary: Summary, table: ReadTable, models: 
         return times
     done = rank_throughput(tables, times.summary, job.rank, job.world_size)
     measured = replace(times.summary, throughput=done)
-    if summary.time is not None:
-        measured = replace(measured, loading_us=summary.time.loading_us, collector_us=summary.time.collector_us)
+    if summary.timed and (recorded := summary.timed[1].host) is not None:
+        before, scale = summary.timed[0], models.host.time.scale / recorded.scale
+        measured = replace(
+            measured, loading_us=before.loading_us * scale, collector_us=before.collector_us * scale
+        )
     return replace(times, summary=measured)
 
 
@@ -174,4 +177,4 @@ def host_of(pricing: Pricing, gpu: GpuSpec, manifest: Manifest, summary: Summary
     recorded = None if summary.kernels is None else summary.kernels.host
     if recorded is None:
         return host_model(gpu, chosen)
-    return host_model(gpu, chosen, recorded.machine_us, recorded.clock)
+    return host_model(gpu, chosen, recorded.machine_us, recorded.clock, depth=recorded.queue_depth)

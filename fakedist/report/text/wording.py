@@ -497,9 +497,9 @@ def collector_text(time: StepTime) -> str:
     if time.collector_us < MIN_SHARE * time.step_us or not time.collector_us:
         return ""
     return (
-        f"up to {format_us(time.collector_us)} ({time.collector_us / time.step_us:.1%}) that the step's time leaves out: "
-        "no pauses for garbage collection, by gc.freeze() once the model is built or gc.disable() and a gc.collect() "
-        "every so many steps"
+        f"without garbage collection: {format_us(time.collector_us)} a step ({time.collector_us / time.step_us:.1%}), "
+        "which its time leaves out; by gc.freeze() once the model is built, or gc.disable() and a gc.collect() now and "
+        "then"
     )
 
 

@@ -51,7 +51,7 @@ def test_waits_and_late_launches_are_told_with_their_lines_and_layers(time: Step
 def test_data_loading_is_a_line_of_its_own(time: StepTime) -> None:
     host = host_sheets(replace(time, loading_us=2e5), "/job", "estimated")[0]
     assert [column.cells[-1] for column in host.columns] == ["of these, data loading", "200.0 ms", "20.0%"]
-    assert "recording machine" in host.remarks[0]
+    assert "iterators" in host.remarks[0]
 
 
 def test_a_gpu_that_hardly_waits_for_the_host_needs_no_tables_of_it(time: StepTime) -> None:
