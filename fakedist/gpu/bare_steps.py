@@ -124,7 +124,7 @@ class _Answer(ctypes.Structure):
     _fields_ = [("size", ctypes.c_uint64), ("bytes", ctypes.c_void_p)]
 
 
-_LAUNCH = struct.Struct("<QQqqQQ4q3I3I3i4i2i4BQ")
+_LAUNCH = struct.Struct("<QQqqQQ4q3I3I3i4i3i4B4xQ")
 assert _LAUNCH.size == ctypes.sizeof(Launch)
 #: Calls of which the clock's own cost is the mean, and launches that show how far it is off.
 _NUM_STOPS, _NUM_LAUNCHES, _NUM_ROUNDS = 10_000, 2_000, 5

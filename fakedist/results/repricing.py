@@ -89,9 +89,7 @@ def price_again(manifest: Manifest, summary: Summary, table: ReadTable, models: 
     measured = replace(times.summary, throughput=done)
     if summary.timed and (recorded := summary.timed[1].host) is not None:
         before, scale = summary.timed[0], models.host.time.scale / recorded.scale
-        measured = replace(
-            measured, loading_us=before.loading_us * scale, collector_us=before.collector_us * scale
-        )
+        measured = replace(measured, loading_us=before.loading_us * scale, collector_us=before.collector_us * scale)
     return replace(times, summary=measured)
 
 

@@ -158,6 +158,7 @@ class LaunchesRecord(Record):
         recompute: Whether backward ran a forward again.
         layer: Row of ``layers``.
         call: Sequence number of the collective that it stands for; -1 otherwise.
+        thread: The host's thread that launched it: 0 for the main one. Empty in journals of earlier versions.
     """
 
     step: int
@@ -177,6 +178,7 @@ class LaunchesRecord(Record):
     recompute: U8
     layer: I32
     call: I64
+    thread: U8 = b""
     ranges: list[RangeRow] = field(default_factory=list)
 
 
