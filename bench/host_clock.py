@@ -201,6 +201,12 @@ def main() -> None:
         if arguments.only not in job.name:
             continue
         python = arguments.megatron_python if "megatron" in job.script else sys.executable
+        if (
+            "megatron" in job.script
+            and subprocess.run([python, "-c", "import megatron.core"], capture_output=True).returncode
+        ):
+            print(f"{job.name:<22} not run: {python} has none (make frameworks, or --megatron-python)", flush=True)
+            continue
         rounds = [(bare(python, job), profiled(python, job)) for _ in range(arguments.rounds)]
         own, clock = (min(sides, key=lambda side: side.for_score) for sides in zip(*rounds, strict=True))
         print(

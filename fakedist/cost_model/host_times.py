@@ -90,8 +90,8 @@ def layers_host_us(host: pd.DataFrame, launches: pd.DataFrame, num_layers: int) 
 def host_bars(host: pd.DataFrame, launches: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
     """The host over time in the form of the table ``kernels``: operations that launch, and waits.
 
-    Columns start_us, known_us, stream (the host's thread; 0 where none is known), name, layer, kind (index in ``KINDS``), is_compute (false while it waits),
-    is_known, num_launches. Launches of one operation in a row are one bar.
+    Columns start_us, known_us, stream (the host's thread), name, layer, kind (index in ``KINDS``), is_compute (false
+    while it waits), is_known, num_launches. Launches of one operation in a row are one bar.
     """
     rows = launches.iloc[: len(host)].reset_index(drop=True)
     phase = rows["phase"].astype(str)

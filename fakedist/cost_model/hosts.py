@@ -30,8 +30,8 @@ from fakedist.rundir.step_time import ClockSteadiness, HostTime
 CONSTANT_RANGE = (0.5, 6.5)
 
 #: Launches of one stream that may wait for the GPU. The host stops at the next one: with three streams, each takes some
-#: 1,000 before that (stackoverflow.com/questions/53970187; about 1,000, and 1,024 is taken). A CUDA graph's launch counts
-#: nothing, and neither do events: no figure is published.
+#: 1,000 before that (stackoverflow.com/questions/53970187; about 1,000, and 1,024 is taken). The launch of a CUDA graph
+#: counts nothing, and neither do events: no figure is published.
 QUEUE_DEPTH = 1024
 #: What scales it: CUDA_SCALE_LAUNCH_QUEUES (CUDA Programming Guide, 5.2.3.4). CUDA takes any other value for 1x.
 _QUEUE_SCALES = {"0.25x": 0.25, "0.5x": 0.5, "2x": 2.0, "4x": 4.0}

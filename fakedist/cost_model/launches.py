@@ -261,7 +261,8 @@ def _tables(rows: pd.DataFrame, step: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     of_row = np.full(len(rows), -1)
     of_row[has_work] = number
     launches = rows.assign(
-        work=of_row, host_us=_host_us(rows), dispatch_us=np.nan, thread=np.nan, num_operations=0, graph=0, device=0, step=step,
+        work=of_row, host_us=_host_us(rows), dispatch_us=np.nan, thread=np.nan, num_operations=0, graph=0, device=0,
+        step=step,
         what=pd.Categorical(rows["what"], categories=list(LAUNCH_KINDS)),
         phase=pd.Categorical(rows["phase"].astype(str), categories=list(PHASES)),
         grid=pd.Categorical(rows["grid"].astype(str)), block=pd.Categorical(rows["block"].astype(str)),

@@ -56,6 +56,8 @@ _LEAST_MATCHED = 0.9
 _LOOK_AHEAD, _AGREE = 64, 3
 #: The wall time of a step over its CPU time, from which on other processes were in the way.
 _DISTURBED = 1.5
+#: Bare steps may take so many times as long in all where they were.
+_DISTURBED_BUDGET = 2
 #: A launch that takes so many times its least, and so many us more, was pre-empted: time slices are 0.7 ms and longer.
 _PREEMPTED, _PREEMPTED_US = 1.5, 300.0
 
@@ -358,7 +360,13 @@ class HostClock:
         self._told.set()
         num_steps = len(self._marks) - _WARM_UP
         used_s = now_s - self._begin_s
-        self._is_over = num_steps >= _MOST_STEPS or (num_steps > 0 and used_s + took_s > self._budget_s)
+        # With one disturbed step alone, nothing would tell what the others had in the way.
+        budget_s = self._budget_s * (_DISTURBED_BUDGET if num_steps and self._was_disturbed() else 1)
+        self._is_over = num_steps >= _MOST_STEPS or (num_steps > 0 and used_s + took_s > budget_s)
+
+    def _was_disturbed(self) -> bool:
+        before, after = self._marks[-2:]
+        return after.wall_us - before.wall_us > _DISTURBED * (after.cpu_us - before.cpu_us)
 
     def _score(self, gpu: ClockedGpu) -> float:
         """The machine's score now; NaN inside a CUDA graph's capture, or without memory for it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,11 @@ def test_a_script_that_ends_in_a_bare_step_was_stopped_all_the_same(profile_once
 
 
 @pytest.fixture(scope="module")
-def waiting(profile_once: ProfileOnce) -> Profiled:
-    options = ("--json", "--steps", str(RECORDED))
-    return profile_once(WAITS, options=options, env={"CUDA_SCALE_LAUNCH_QUEUES": "4x"})
+def waiting(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> Profiled:
+    path = tmp_path_factory.mktemp("waiting") / "run"
+    options = ("--world-size", "8", "--rank", "0", "--device", "virtual", "--json", "--steps", str(RECORDED))
+    scaled = {"CUDA_SCALE_LAUNCH_QUEUES": "4x"}
+    return Profiled(path, run_fakedist("profile", *options, "-o", path, WAITS, page=True, env=scaled))
 
 
 def test_each_synchronize_outside_of_operations_has_its_line(waiting: Profiled) -> None:
@@ -103,6 +106,24 @@ def test_garbage_and_batches_of_a_real_run_are_told_apart(waiting: Profiled, run
         assert "of these, data loading" in text
         assert "without garbage collection: " in text
     assert waiting.summary["kernels"]["host"]["queue_depth"] == 4096
+
+
+def test_each_thread_of_the_host_has_a_lane(waiting: Profiled) -> None:
+    launches = waiting.table("launches")
+    threads = launches.groupby("phase", observed=True)["thread"].unique().map(sorted).to_dict()
+    assert threads["forward"] == threads["optimizer"] == [0.0]
+    (backward,) = threads["backward"]
+    assert backward > 0
+    events = json.loads(gzip.decompress((waiting.path / "trace.json.gz").read_bytes()))["traceEvents"]
+    lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    phases: dict[str, set[str]] = {}
+    for event in events:
+        if event.get("cat") == "host":
+            phases.setdefault(lanes[event["tid"]], set()).add(event["args"]["phase"])
+    assert phases == {
+        "host: operations and waits": {"forward", "optimizer", "other"},
+        f"host, thread {backward:.0f}: operations and waits": {"backward"},
+    }
 
 
 def test_the_hosts_own_times_are_scaled_again_for_another_host(waiting: Profiled, run_fakedist: RunFakedist) -> None:

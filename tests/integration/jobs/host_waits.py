@@ -1,4 +1,4 @@
-"""A step whose host takes batches, makes garbage, and waits for a device, a stream and an event, as line numbers say."""
+"""A step whose host takes batches, makes garbage, and waits for a device, an event and a stream."""
 
 import torch
 from torch import nn
