@@ -63,7 +63,8 @@ export class KernelChart extends ZoomChart {
   }
 
   get margin() {
-    const letters = this.data.meta.streams.reduce((most, title) => Math.max(most, title.length), 0);
+    const { streams, threads } = this.data.meta;
+    const letters = [...streams, ...threads].reduce((most, title) => Math.max(most, title.length), 0);
     return Math.min(Math.max(MARGIN, 14 + letters * PER_LETTER), WIDEST_MARGIN, this.width / 4);
   }
 
