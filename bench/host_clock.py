@@ -59,7 +59,7 @@ JOBS = [
         "Megatron-core", 8, "examples/megatron_gpt.py",
         "--tensor-model-parallel-size 2 --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 "
         "--max-position-embeddings 512 --lr 1e-4 --micro-batch-size 1 --global-batch-size 4 --train-iters 1000 --bf16 "
-        "--use-distributed-optimizer",
+        "--use-distributed-optimizer --no-check-for-nan-in-loss-and-grad",
     ),
     Example("compiled GPT", 1, "bench/jobs/compiled_gpt.py"),
 ]  # fmt: skip
@@ -107,7 +107,10 @@ def profiled(python: str, job: Example) -> Side:
 def bare(python: str, job: Example) -> Side:
     """The least step of a bare run: CPU time, without the groups' calls, the driver's, and collections."""
     command = [python, __file__, "--bare", str(job.world_size), str(ROOT / job.script), *job.flags.split()]
-    steps = json.loads(next(line for line in _run(command).splitlines() if line.startswith("[[")))
+    lines = [line for line in _run(command).splitlines() if line.startswith("[[")]
+    if not lines:
+        raise SystemExit(f"{job.name}: the bare run ended before it had {WARM_UP + STEPS} steps of an optimizer")
+    steps = json.loads(lines[0])
     return min((Side(*step) for step in steps), key=lambda side: side.for_score)
 
 
@@ -117,6 +120,36 @@ def _run(command: list[str]) -> str:
     if done.returncode:
         raise SystemExit(f"exit {done.returncode}: {' '.join(command)}\n{done.stderr[-2000:]}")
     return done.stdout
+
+
+class Stopwatch:
+    """CPU time of the process without the driver's. It stands still from ``stop`` to ``go``, which may nest."""
+
+    def __init__(self, library: ctypes.PyDLL) -> None:
+        self._library = library
+        self._left_out_ns = self._begun_ns = self._depth = 0
+
+    def _now_ns(self) -> int:
+        return time.process_time_ns() - (time.monotonic_ns() - int(self._library.fakedist_clock_ns()))
+
+    @property
+    def read_ns(self) -> int:
+        """The time at which it was stopped."""
+        return self._begun_ns - self._left_out_ns
+
+    def stop(self) -> None:
+        """Stand still."""
+        self._depth += 1
+        self._begun_ns = self._now_ns() if self._depth == 1 else self._begun_ns
+
+    def go(self, _: int) -> None:
+        """Go on."""
+        self._depth -= 1
+        self._left_out_ns += 0 if self._depth else self._now_ns() - self._begun_ns
+
+    def collects(self, phase: str, _: object) -> None:
+        """Stand still while Python collects garbage: a function for ``gc.callbacks``."""
+        self.stop() if phase == "start" else self.go(0)
 
 
 def run_bare(world_size: int, script: str, flags: list[str]) -> None:
@@ -141,41 +174,23 @@ def run_bare(world_size: int, script: str, flags: list[str]) -> None:
         answers = (ctypes.c_uint64 * 4)(
             *(word for one in ones for word in (one.nbytes, one.data_ptr()))
         )  # each read: 1
-        left_out_ns, ends = 0, list[tuple[int, float]]()
-        begun_ns, depth = 0, 0
-
-        def now_ns() -> int:
-            """CPU time of the process without the driver's."""
-            return time.process_time_ns() - (time.monotonic_ns() - int(library.fakedist_clock_ns()))
-
-        def stop() -> None:
-            nonlocal begun_ns, depth
-            depth += 1
-            begun_ns = now_ns() if depth == 1 else begun_ns
-
-        def go(counted: int) -> None:
-            nonlocal left_out_ns, depth
-            depth -= 1
-            left_out_ns += 0 if depth else now_ns() - begun_ns
-
-        def collects(phase: str, _: object) -> None:
-            stop() if phase == "start" else go(0)
+        watch, ends = Stopwatch(library), list[tuple[int, float]]()
 
         def stepped(*_: object) -> None:
-            stop()
+            watch.stop()
             if not ends:
                 set_up.close()
-                calls.enter_context(still_calls(stop, go))
-                gc.callbacks.append(collects)
+                calls.enter_context(still_calls(watch.stop, watch.go))
+                gc.callbacks.append(watch.collects)
                 library.fakedist_answer_reads(answers, len(ones))
                 library.fakedist_clock(1, ctypes.c_uint64(0))
-            ends.append((begun_ns - left_out_ns, linear_us()))
+            ends.append((watch.read_ns, linear_us()))
             if len(ends) > WARM_UP + STEPS:
                 pairs = itertools.pairwise(ends[WARM_UP:])
                 steps = [((end - begin) / 1e6, min(score, later)) for (begin, score), (end, later) in pairs]
-                print(json.dumps(steps), flush=True)
+                print("\n" + json.dumps(steps), flush=True)  # Megatron's own lines may be open
                 os._exit(0)
-            go(0)
+            watch.go(0)
 
         register_optimizer_step_post_hook(stepped)
         sys.argv = [script, *flags]

@@ -129,7 +129,7 @@ assert _LAUNCH.size == ctypes.sizeof(Launch)
 #: Calls of which the clock's own cost is the mean, and launches that show how far it is off.
 _NUM_STOPS, _NUM_LAUNCHES, _NUM_ROUNDS = 10_000, 2_000, 5
 #: What launches that are not the script's are tagged with: any collective's number.
-_BESIDE = 0
+_LEFT_OUT = 0
 
 
 class BareGpu:
@@ -207,9 +207,9 @@ class BareGpu:
             self._log.collective(torch.cuda.current_stream().cuda_stream)
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def left_out(self) -> Iterator[None]:
         """Launches of this thread have no key meanwhile."""
-        self._log.tag_call(_BESIDE)
+        self._log.tag_call(_LEFT_OUT)
         try:
             yield
         finally:

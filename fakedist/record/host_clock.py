@@ -92,7 +92,7 @@ class ClockedGpu(Protocol):
     def collective(self, sequence: int) -> None:
         """A collective begins on the current stream; -1: it ended."""
 
-    def beside(self) -> AbstractContextManager[None]:
+    def left_out(self) -> AbstractContextManager[None]:
         """Launches of this thread have no key meanwhile."""
 
     def end(self) -> tuple[list[Key | None], list[float]]:
@@ -208,7 +208,7 @@ def _undisturbed(time: float, least_time: float) -> float:
 def scores(marks: Sequence[Mark]) -> list[float]:
     """The machine's score of each step between marks: the lesser of those before and after. Empty if any has none.
 
-    With the lesser, a step in which the core got slower counts as longer than it was, so that another one is the least.
+    With the lesser, a step in which the core got slower counts as longer than it was, and is not the least one.
     """
     pairs = pairwise([mark.linear_us for mark in marks])
     found = [min((score for score in pair if not isnan(score)), default=nan) for pair in pairs]
@@ -372,7 +372,7 @@ class HostClock:
         """The machine's score now; NaN inside a CUDA graph's capture, or without memory for it."""
         if torch.cuda.is_current_stream_capturing():
             return nan
-        with suppress(RuntimeError), gpu.beside():
+        with suppress(RuntimeError), gpu.left_out():
             return linear_us()
         return nan
 

@@ -144,7 +144,7 @@ def test_the_clock_is_for_the_score_of_the_least_step_whichever_ran_on_the_faste
     assert record.spread == pytest.approx(12 / 7 / (20 / 14) - 1)
 
 
-def test_one_score_beside_a_step_is_enough_and_with_none_the_steps_count_alike() -> None:
+def test_one_score_next_to_a_step_is_enough_and_with_none_the_steps_count_alike() -> None:
     marks = [mark(1, 0, score=7.0), mark(2, 20), mark(3, 44, score=14.0)]
     record = clocked("a", 1, "aaa", [0, 20, 44], marks)
     assert (times(record), record.linear_us) == ([pytest.approx(24)], 14.0)
