@@ -58,8 +58,8 @@ JOBS = [
     Example(
         "Megatron-core", 8, "examples/megatron_gpt.py",
         "--tensor-model-parallel-size 2 --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 "
-        "--max-position-embeddings 512 --lr 1e-4 --micro-batch-size 1 --global-batch-size 4 --train-iters 1000 --exit-interval 1000 --bf16 "
-        "--use-distributed-optimizer --no-check-for-nan-in-loss-and-grad",
+        "--max-position-embeddings 512 --lr 1e-4 --micro-batch-size 1 --global-batch-size 4 --train-iters 1000 "
+        "--exit-interval 1000 --bf16 --use-distributed-optimizer --no-check-for-nan-in-loss-and-grad",
     ),
     Example("compiled GPT", 1, "bench/jobs/compiled_gpt.py"),
 ]  # fmt: skip
