@@ -471,7 +471,11 @@ export class KernelChart extends ZoomChart {
     return [
       make('p', { class: 'head' }, make('b', {}, num > 1 ? `${countText(num)} operations` : name), `, ${long}`),
       num > 1 ? make('p', {}, `the longest: ${name}`) : null,
-      make('p', {}, `${meta.threads[lane]}, ${meta.kinds[data.hosts_kind[of]]}, at ${usText(this.us(data.host_start[bar]))}`),
+      make(
+        'p',
+        {},
+        `${meta.threads[lane]}, ${meta.kinds[data.hosts_kind[of]]}, at ${usText(this.us(data.host_start[bar]))}`,
+      ),
       make('p', {}, meta.layers[data.hosts_layer[of]] || '(outside of modules)'),
     ].filter(Boolean);
   }
