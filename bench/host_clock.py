@@ -1,22 +1,24 @@
 """The host's clock of a run against a run without fakedist's recorder: the host's time of a step.
 
-    python bench/host_clock.py [--rounds 3] [--only NAME] [--megatron-python PYTHON]
+    python bench/host_clock.py [--rounds 1] [--only NAME] [--megatron-python PYTHON]
 
-Five jobs, both sides in turns, in processes of their own. A profiled run gives the sum over the timed step's launches,
-as the table ``launches`` has them. The bare run has the virtual GPU and the faked groups alone; an optimizer hook reads
-the CPU time of the process. The time in the groups' calls is left out, and that in the driver's. Each figure is the
-least: of a bare run's steps, and of the rounds.
+Five jobs, both sides in turns, in processes of their own; on two quiet cores a round takes under five minutes. A
+profiled run gives the sum over the timed step's launches, as the table ``launches`` has them. The bare run has the
+virtual GPU and the faked groups alone; an optimizer hook reads the CPU time of the process. The time in the groups'
+calls is left out, and that in the driver's, and pauses for garbage collection, as on the clock. Each figure has the
+machine's score around it, because a core's speed changes from process to process; the ratio is of figures over scores.
+Each is the least over its score: of a bare run's steps, and of the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import itertools
 import json
 import os
 import runpy
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -56,15 +58,29 @@ JOBS = [
     Example(
         "Megatron-core", 8, "examples/megatron_gpt.py",
         "--tensor-model-parallel-size 2 --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 "
-        "--max-position-embeddings 512 --micro-batch-size 1 --global-batch-size 4 --train-iters 1000 --bf16 "
-        "--use-distributed-optimizer",
+        "--max-position-embeddings 512 --lr 1e-4 --micro-batch-size 1 --global-batch-size 4 --train-iters 1000 "
+        "--exit-interval 1000 --bf16 --use-distributed-optimizer --no-check-for-nan-in-loss-and-grad",
     ),
     Example("compiled GPT", 1, "bench/jobs/compiled_gpt.py"),
 ]  # fmt: skip
 
 
-def profiled_ms(python: str, job: Example) -> tuple[float, float]:
-    """The sum of a profiled run's launches, and its bound, in milliseconds."""
+@dataclass(frozen=True)
+class Side:
+    """A step of the host in milliseconds, the machine's score around it in microseconds, and the clock's bound."""
+
+    ms: float
+    score_us: float
+    bound_ms: float = 0.0
+
+    @property
+    def for_score(self) -> float:
+        """The step in forwards of ``Linear``."""
+        return self.ms * 1e3 / self.score_us
+
+
+def profiled(python: str, job: Example) -> Side:
+    """The sum of a profiled run's launches."""
     with tempfile.TemporaryDirectory() as directory:
         options = [
             "--world-size",
@@ -82,17 +98,20 @@ def profiled_ms(python: str, job: Example) -> tuple[float, float]:
             "import sys, json, array; from pathlib import Path\n"
             "from fakedist.analysis.recording import read_recording\n"
             "clock = read_recording(Path(sys.argv[1])).host_clock\n"
-            "print(json.dumps([sum(t for t in array.array('d', clock.dispatch_us) if t == t), clock.bound_us]))"
+            "us = sum(t for t in array.array('d', clock.dispatch_us) if t == t)\n"
+            "print(json.dumps([us / 1e3, clock.linear_us, clock.bound_us / 1e3]))"
         )
-        sum_us, bound_us = json.loads(_run([python, "-c", read, f"{directory}/run"]).splitlines()[-1])
-    return sum_us / 1e3, bound_us / 1e3
+        return Side(*json.loads(_run([python, "-c", read, f"{directory}/run"]).splitlines()[-1]))
 
 
-def bare_ms(python: str, job: Example) -> float:
-    """The least step of a bare run in milliseconds of CPU time, without the groups' calls and the driver's."""
+def bare(python: str, job: Example) -> Side:
+    """The least step of a bare run: CPU time, without the groups' calls, the driver's, and collections."""
     command = [python, __file__, "--bare", str(job.world_size), str(ROOT / job.script), *job.flags.split()]
-    step_ms, driver_ms = json.loads(next(line for line in _run(command).splitlines() if line.startswith("[")))
-    return float(step_ms - driver_ms)
+    lines = [line for line in _run(command).splitlines() if line.startswith("[[")]
+    if not lines:
+        raise SystemExit(f"{job.name}: the bare run ended before it had {WARM_UP + STEPS} steps of an optimizer")
+    steps = json.loads(lines[0])
+    return min((Side(*step) for step in steps), key=lambda side: side.for_score)
 
 
 def _run(command: list[str]) -> str:
@@ -103,8 +122,38 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
+class Stopwatch:
+    """CPU time of the process without the driver's. It stands still from ``stop`` to ``go``, which may nest."""
+
+    def __init__(self, library: ctypes.PyDLL) -> None:
+        self._library = library
+        self._left_out_ns = self._begun_ns = self._depth = 0
+
+    def _now_ns(self) -> int:
+        return time.process_time_ns() - (time.monotonic_ns() - int(self._library.fakedist_clock_ns()))
+
+    @property
+    def read_ns(self) -> int:
+        """The time at which it was stopped."""
+        return self._begun_ns - self._left_out_ns
+
+    def stop(self) -> None:
+        """Stand still."""
+        self._depth += 1
+        self._begun_ns = self._now_ns() if self._depth == 1 else self._begun_ns
+
+    def go(self, _: int) -> None:
+        """Go on."""
+        self._depth -= 1
+        self._left_out_ns += 0 if self._depth else self._now_ns() - self._begun_ns
+
+    def collects(self, phase: str, _: object) -> None:
+        """Stand still while Python collects garbage: a function for ``gc.callbacks``."""
+        self.stop() if phase == "start" else self.go(0)
+
+
 def run_bare(world_size: int, script: str, flags: list[str]) -> None:
-    """Run a script on the virtual GPU among faked ranks, and print the CPU time of its steady steps."""
+    """Run a script on the virtual GPU among faked ranks, and print its steady steps: milliseconds, and the score."""
     with virtual_gpu(find_gpu("h100-80g"), min(world_size, 8), UNLIMITED_BYTES):
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -112,47 +161,42 @@ def run_bare(world_size: int, script: str, flags: list[str]) -> None:
         from fakedist.gpu.values.engine import ValueEngine
         from fakedist.rank.frameworks.adapting import adapted_frameworks
         from fakedist.record.dispatch import every_operation
+        from fakedist.record.machine_score import linear_us
         from fakedist.world.environ import rank_environment
         from fakedist.world.process_group import still_calls
         from fakedist.world.reroute import fake_world
 
         job = Job(world_size=world_size, rank=0, target=script)
         os.environ.update(rank_environment(job))
-        engine, set_up = ValueEngine(0), ExitStack()
+        engine, set_up, calls = ValueEngine(0), ExitStack(), ExitStack()
         library, ones = ctypes.PyDLL(None), [torch.ones((), dtype=dtype) for dtype in (torch.float32, torch.bool)]
         library.fakedist_clock_ns.restype = ctypes.c_uint64
         answers = (ctypes.c_uint64 * 4)(
             *(word for one in ones for word in (one.nbytes, one.data_ptr()))
         )  # each read: 1
-        in_calls, ends = 0, list[tuple[int, int]]()
-        begun, depth = 0, 0
-
-        def stop() -> None:
-            nonlocal begun, depth
-            depth += 1
-            begun = time.process_time_ns() if depth == 1 else begun
-
-        def go(counted: int) -> None:
-            nonlocal in_calls, depth
-            depth -= 1
-            in_calls += 0 if depth else time.process_time_ns() - begun
+        watch, ends = Stopwatch(library), list[tuple[int, float]]()
 
         def stepped(*_: object) -> None:
+            watch.stop()
             if not ends:
                 set_up.close()
+                calls.enter_context(still_calls(watch.stop, watch.go))
+                gc.callbacks.append(watch.collects)
                 library.fakedist_answer_reads(answers, len(ones))
                 library.fakedist_clock(1, ctypes.c_uint64(0))
-            ends.append((time.process_time_ns() - in_calls, time.monotonic_ns() - library.fakedist_clock_ns()))
+            ends.append((watch.read_ns, linear_us()))
             if len(ends) > WARM_UP + STEPS:
-                pairs = list(itertools.pairwise(ends[WARM_UP:]))
-                steps, in_driver = ([(after[part] - before[part]) / 1e6 for before, after in pairs] for part in (0, 1))
-                print(json.dumps([min(steps), min(in_driver)]), flush=True)
+                pairs = itertools.pairwise(ends[WARM_UP:])
+                steps = [((end - begin) / 1e6, min(score, later)) for (begin, score), (end, later) in pairs]
+                print("\n" + json.dumps(steps), flush=True)  # Megatron's own lines may be open
                 os._exit(0)
+            watch.go(0)
 
         register_optimizer_step_post_hook(stepped)
         sys.argv = [script, *flags]
-        sys.path.insert(0, str(Path(script).parent))
-        with fake_world(job, None, engine.is_undefined), adapted_frameworks(), still_calls(stop, go):
+        # Not beside the script: this folder has a megatron.py and an html.py.
+        sys.path[:] = [str(Path(script).parent), *(path for path in sys.path if Path(path) != Path(__file__).parent)]
+        with fake_world(job, None, engine.is_undefined), adapted_frameworks(), calls:
             set_up.enter_context(engine.below_dispatch())  # models compare what they read in their first step
             set_up.enter_context(every_operation(engine.execute))
             runpy.run_path(script, run_name="__main__")
@@ -164,22 +208,29 @@ def main() -> None:
         run_bare(int(sys.argv[2]), sys.argv[3], sys.argv[4:])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", default="", help="jobs with this in their name")
     parser.add_argument("--megatron-python", default=sys.executable, help="a Python that has megatron-core")
     arguments = parser.parse_args()
-    print(f"{'job':<24} {'bare':>10} {'clock':>10} {'ratio':>7} {'bound':>9}")
+    print(f"{'job':<22} {'bare':>10} {'score':>9} {'clock':>11} {'score':>9} {'ratio':>6} {'bound':>10}")
     for job in JOBS:
         if arguments.only not in job.name:
             continue
         python = arguments.megatron_python if "megatron" in job.script else sys.executable
-        rounds = [(bare_ms(python, job), *profiled_ms(python, job)) for _ in range(arguments.rounds)]
-        bare, clock, bound = (min(figures) for figures in zip(*rounds, strict=True))
-        middle = statistics.median(clock / bare for bare, clock, _ in rounds)
+        if (
+            "megatron" in job.script
+            and subprocess.run([python, "-c", "import megatron.core"], capture_output=True).returncode
+        ):
+            print(f"{job.name:<22} not run: {python} has none (make frameworks, or --megatron-python)", flush=True)
+            continue
+        rounds = [(bare(python, job), profiled(python, job)) for _ in range(arguments.rounds)]
+        own, clock = (min(sides, key=lambda side: side.for_score) for sides in zip(*rounds, strict=True))
         print(
-            f"{job.name:<24} {bare:7.2f} ms {clock:7.2f} ms {clock / bare:7.2f} {bound:6.3f} ms, median {middle:.2f}",
+            f"{job.name:<22} {own.ms:7.2f} ms {own.score_us:6.2f} us {clock.ms:8.2f} ms {clock.score_us:6.2f} us "
+            f"{clock.for_score / own.for_score:6.2f} {clock.bound_ms:7.3f} ms",
             flush=True,
         )
+    print("load average of the last minute, at the end: " + f"{os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

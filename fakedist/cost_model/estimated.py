@@ -17,7 +17,7 @@ from fakedist.cost_model.accuracy import closest
 from fakedist.cost_model.breakdown import break_down, uncertain_parts
 from fakedist.cost_model.collectives.communication import Communication, communication_of
 from fakedist.cost_model.collectives.fabric import Fabric, default_fabric, find_fabric
-from fakedist.cost_model.hosts import HostModel, host_model
+from fakedist.cost_model.hosts import HostModel, host_model, queue_depth
 from fakedist.cost_model.kernels.calibrated_prices import calibrated_prices_of
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.nccl.settings import TIME_VARIABLES, Nccl, read_settings
@@ -119,8 +119,9 @@ def recorded_models(recording: Recording, launches: pd.DataFrame, job: Job | Non
     network = network_of(gpu, job, nccl=None if loaded is None else Nccl(loaded.environment, loaded.version))
     if source is not None:
         return Models(gpu, MeasuredPrices(source.gpu, launches), network), []
-    machine_us = None if recording.machine is None else recording.machine.linear_us
-    chosen = host_model(gpu, None if job is None else job.host, machine_us, _clock_of(recording, launches))
+    clock = _clock_of(recording, launches)
+    depth = queue_depth("" if recording.gpu is None else recording.gpu.launch_queues)
+    chosen = host_model(gpu, None if job is None else job.host, _machine_us(recording, clock), clock, depth=depth)
     if job is None or not job.times:
         return Models(gpu, prices_of(gpu), network, chosen), []
     try:
@@ -136,6 +137,13 @@ def _clock_of(recording: Recording, launches: pd.DataFrame) -> ClockSteadiness |
         return None
     bound = clock.bound_us / clock.step_us if clock.step_us else 0.0
     return ClockSteadiness(clock.num_repeats, clock.spread, bound)
+
+
+def _machine_us(recording: Recording, clock: ClockSteadiness | None) -> float | None:
+    """The machine's score: that around the clock's own steps if it has one, else the one at the run's end."""
+    if clock is not None and recording.host_clock is not None and recording.host_clock.linear_us:
+        return recording.host_clock.linear_us
+    return None if recording.machine is None else recording.machine.linear_us
 
 
 def recorded_gpu(recording: Recording) -> GpuSpec | None:

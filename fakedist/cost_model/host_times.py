@@ -90,8 +90,8 @@ def layers_host_us(host: pd.DataFrame, launches: pd.DataFrame, num_layers: int) 
 def host_bars(host: pd.DataFrame, launches: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
     """The host over time in the form of the table ``kernels``: operations that launch, and waits.
 
-    Columns start_us, known_us, stream (0), name, layer, kind (index in ``KINDS``), is_compute (false while it waits),
-    is_known, num_launches. Launches of one operation in a row are one bar.
+    Columns start_us, known_us, stream (the host's thread), name, layer, kind (index in ``KINDS``), is_compute (false
+    while it waits), is_known, num_launches. Launches of one operation in a row are one bar.
     """
     rows = launches.iloc[: len(host)].reset_index(drop=True)
     phase = rows["phase"].astype(str)
@@ -101,7 +101,9 @@ def host_bars(host: pd.DataFrame, launches: pd.DataFrame, work: pd.DataFrame) ->
     begin, reached, passed = (host[name].to_numpy("f8") for name in HOST_MOMENTS)
     own, waits = np.flatnonzero(reached > begin), np.flatnonzero(passed - reached > _LEAST_US)
     op = rows["op"].to_numpy("i8")[own]
+    thread = host_threads(rows)
     follows = (begin[own][1:] == reached[own][:-1]) & (op[1:] == op[:-1]) & (op[1:] >= 0)
+    follows &= np.diff(thread[own]) == 0
     first = np.flatnonzero(np.concatenate([[True], ~follows])[: len(own)])
     last = np.append(first[1:], len(own))[: len(first)] - 1
     at = np.concatenate([own[first], waits])
@@ -114,7 +116,7 @@ def host_bars(host: pd.DataFrame, launches: pd.DataFrame, work: pd.DataFrame) ->
         {
             "start_us": start,
             "known_us": until - start,
-            "stream": np.zeros(len(at), "u8"),
+            "stream": thread[at],
             "name": np.where(
                 is_own, operations[at], np.where(_waits(rows)[at], _WAITS + ": " + operations[at], _QUEUE)
             ),
@@ -126,6 +128,18 @@ def host_bars(host: pd.DataFrame, launches: pd.DataFrame, work: pd.DataFrame) ->
         }
     )
     return table.sort_values("start_us", kind="stable").reset_index(drop=True)
+
+
+def host_threads(launches: pd.DataFrame) -> npt.NDArray[np.uint64]:
+    """The host's thread of each launch; 0, the main one, where it is not known."""
+    if "thread" not in launches:
+        return np.zeros(len(launches), "u8")
+    return launches["thread"].fillna(0.0).to_numpy().astype("u8")
+
+
+def thread_titles(threads: npt.NDArray[np.uint64]) -> dict[int, str]:
+    """By thread of the host, in order: "host" for the main one, "host, thread 1" for others."""
+    return {int(thread): f"host, thread {thread}" if thread else "host" for thread in np.unique(threads)}
 
 
 def host_parts(host: pd.DataFrame, launches: pd.DataFrame) -> list[HostPart]:

@@ -29,6 +29,18 @@ from fakedist.rundir.step_time import ClockSteadiness, HostTime
 #: is counted (docs/accuracy/results.md).
 CONSTANT_RANGE = (0.5, 6.5)
 
+#: Launches of one stream that may wait for the GPU. The host stops at the next one: with three streams, each takes some
+#: 1,000 before that (stackoverflow.com/questions/53970187; about 1,000, and 1,024 is taken). The launch of a CUDA graph
+#: counts nothing, and neither do events: no figure is published.
+QUEUE_DEPTH = 1024
+#: What scales it: CUDA_SCALE_LAUNCH_QUEUES (CUDA Programming Guide, 5.2.3.4). CUDA takes any other value for 1x.
+_QUEUE_SCALES = {"0.25x": 0.25, "0.5x": 0.5, "2x": 2.0, "4x": 4.0}
+
+
+def queue_depth(scale: str) -> int:
+    """The depth of a launch queue with a value of CUDA_SCALE_LAUNCH_QUEUES."""
+    return round(QUEUE_DEPTH * _QUEUE_SCALES.get(scale, 1.0))
+
 
 @dataclass(frozen=True)
 class CallCosts:
@@ -65,6 +77,7 @@ class HostCosts:
         dispatch: What the host clock measured takes this many times as long on the host.
         calls: CUDA's own calls, in a step with a host clock.
         range: The host's time, least and most, over the estimate (90 % interval).
+        queue_depth: Launches by which it can be ahead of a stream.
     """
 
     operation_us: float = 4.0
@@ -73,6 +86,7 @@ class HostCosts:
     dispatch: float = 1.0
     calls: CallCosts = field(default_factory=CallCosts)
     range: tuple[float, float] = CONSTANT_RANGE
+    queue_depth: int = QUEUE_DEPTH
 
 
 def scaled(host: HostCosts, factor: float) -> HostCosts:
@@ -254,11 +268,16 @@ class HostModel:
 
     def next_to(self, gpu: GpuSpec) -> HostModel:
         """The host next to another GPU: the same choice for the same run, or that GPU's usual host."""
-        return host_model(gpu, self.chosen, self.time.machine_us, self.time.clock)
+        return host_model(gpu, self.chosen, self.time.machine_us, self.time.clock, depth=self.time.queue_depth)
 
 
 def host_model(
-    gpu: GpuSpec, chosen: str | None = None, machine_us: float | None = None, clock: ClockSteadiness | None = None
+    gpu: GpuSpec,
+    chosen: str | None = None,
+    machine_us: float | None = None,
+    clock: ClockSteadiness | None = None,
+    *,
+    depth: int = QUEUE_DEPTH,
 ) -> HostModel:
     """The host of a step: the user's choice, else the GPU model's usual one.
 
@@ -266,6 +285,7 @@ def host_model(
         chosen: As :func:`find_host` reads it.
         machine_us: As for :func:`find_host`.
         clock: How steady the host clock was; None for a step without one, whose host takes a constant time.
+        depth: Launches by which the host can be ahead of a stream.
 
     Raises:
         JobError: There is no such host.
@@ -274,11 +294,13 @@ def host_model(
     slowness = spec.dispatch_us / HOSTS[REFERENCE].dispatch_us
     if clock is None:
         name, slowness = (REFERENCE, 1.0) if chosen is None else (spec.name, slowness)
-        costs = scaled(HostCosts(), slowness)
-        return HostModel(costs, HostTime("constant", name, slowness, *costs.range, machine_us=machine_us), chosen)
+        costs = scaled(HostCosts(queue_depth=depth), slowness)
+        time = HostTime("constant", name, slowness, *costs.range, machine_us=machine_us, queue_depth=depth)
+        return HostModel(costs, time, chosen)
     dispatch = spec.of_machine or (1.0 if machine_us is None else spec.dispatch_us / machine_us)
-    costs = replace(scaled(HostCosts(), slowness), dispatch=dispatch, calls=spec.calls, range=widened(spec, clock))
-    time = HostTime("measured", spec.name, dispatch, *costs.range, machine_us, spec.dispatch_us, clock)
+    own = HostCosts(queue_depth=depth)
+    costs = replace(scaled(own, slowness), dispatch=dispatch, calls=spec.calls, range=widened(spec, clock))
+    time = HostTime("measured", spec.name, dispatch, *costs.range, machine_us, spec.dispatch_us, clock, depth)
     return HostModel(costs, time, chosen)
 
 

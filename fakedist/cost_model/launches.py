@@ -43,6 +43,8 @@ def launch_table(record: LaunchesRecord | None, clock: HostClockRecord | None = 
     else:
         codes = columns_of(LaunchesRecord)
         columns = {name: np.frombuffer(getattr(record, name), NUMPY_TYPES[code]) for name, code in codes.items()}
+    threads = columns["thread"].astype("f8")
+    columns["thread"] = threads if len(threads) else np.full(len(columns["what"]), np.nan)
     shapes = [""] if record is None else record.texts
     known = {"what": list(LAUNCH_KINDS), "phase": list(PHASES), "grid": shapes, "block": shapes}
     texts = {name: pd.Categorical.from_codes(columns[name].astype(np.int32), pd.Index(known[name])) for name in known}
@@ -259,7 +261,8 @@ def _tables(rows: pd.DataFrame, step: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     of_row = np.full(len(rows), -1)
     of_row[has_work] = number
     launches = rows.assign(
-        work=of_row, host_us=_host_us(rows), dispatch_us=np.nan, num_operations=0, graph=0, device=0, step=step,
+        work=of_row, host_us=_host_us(rows), dispatch_us=np.nan, thread=np.nan, num_operations=0, graph=0, device=0,
+        step=step,
         what=pd.Categorical(rows["what"], categories=list(LAUNCH_KINDS)),
         phase=pd.Categorical(rows["phase"].astype(str), categories=list(PHASES)),
         grid=pd.Categorical(rows["grid"].astype(str)), block=pd.Categorical(rows["block"].astype(str)),

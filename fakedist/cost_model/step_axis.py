@@ -18,7 +18,7 @@ import pandas as pd
 
 from fakedist.analysis.recording import Array
 from fakedist.cost_model.breakdown import exposed_parts, timed
-from fakedist.cost_model.host_times import host_bars
+from fakedist.cost_model.host_times import host_bars, host_threads, thread_titles
 from fakedist.cost_model.overlap import shared_us, union
 from fakedist.options import Job
 from fakedist.rundir import notes
@@ -217,7 +217,7 @@ MOST_POINTS = 20_000
 _GPU, _HOST = 1, 2
 #: Events that are compressed together: a megabyte.
 _MOST_TOGETHER = 10_000
-_PHASES, _LAYERS, _EXPOSED, _HOST_LAYERS, _HOST_OPERATIONS, _FIRST_STREAM = 1, 2, 3, 4, 5, 10
+_PHASES, _LAYERS, _EXPOSED, _HOST_LAYERS, _FIRST_HOST, _FIRST_STREAM = 1, 2, 3, 4, 5, 1_000
 #: Limit for the arrows from launches to kernels: beyond it, none is drawn.
 _MOST_ARROWS = 50_000
 #: Tracks of the script's ranges: one a thread, behind those of the streams.
@@ -271,7 +271,7 @@ def trace_events(
         yield from _exposed(ready, calls)
         yield from _streams(ready, merged_bars, names, calls)
         if len(merged_bars) == len(ready):
-            yield from _arrows(tables["host"], ready)
+            yield from _arrows(tables["host"], host_threads(tables["launches"]), ready)
         yield from range_events(tables["ranges"])
         yield from _memory(_GPU, *_memory_on_gpu(ready, tables["events"]))
     events = tables["events"]
@@ -357,19 +357,20 @@ def _host_lanes(tables: dict[str, pd.DataFrame], layers: list[str], most: int) -
     runs = runs_of(done[done["is_compute"]], tables["layers"]["parent"].to_numpy())
     runs = longest_runs(runs, most).rename(columns={"layer": "row"})
     yield from _slices(_GPU, _HOST_LAYERS, "host: layers that it launches for", runs, layers)
-    yield _name("thread_name", _GPU, _HOST_OPERATIONS, "host: operations and waits")
+    for thread, title in thread_titles(done["stream"].to_numpy("u8")).items():
+        yield _name("thread_name", _GPU, _FIRST_HOST + thread, f"{title}: operations and waits")
     shown = bars(done, most)
     rows = done.iloc[shown["first"].to_numpy("i8")]
     texts, layer_texts = {name: json.dumps(name) for name in rows["name"].unique()}, [*map(json.dumps, layers)]
     columns = [rows[name].tolist() for name in ("name", "layer", "kind", "num_launches")]
-    columns += [shown[name].tolist() for name in ("start_us", "end_us", "num_kernels")]
-    for name, layer, kind, launches, begin, until, num in zip(*columns, strict=True):
+    columns += [shown[name].tolist() for name in ("start_us", "end_us", "num_kernels", "stream")]
+    for name, layer, kind, launches, begin, until, num, thread in zip(*columns, strict=True):
         text = texts[name] if num == 1 else json.dumps(f"{num} operations, the longest {name}")
         more = f',"cat":"host","args":{{"phase":"{KINDS[kind]}","layer":{layer_texts[layer]},"launches":{launches}}}'
-        yield _slice(text, _GPU, _HOST_OPERATIONS, begin, until, more=more)
+        yield _slice(text, _GPU, _FIRST_HOST + thread, begin, until, more=more)
 
 
-def _arrows(host: pd.DataFrame, kernels: pd.DataFrame) -> Iterator[str]:
+def _arrows(host: pd.DataFrame, threads: Array, kernels: pd.DataFrame) -> Iterator[str]:
     """An arrow from each launch to what it launched."""
     known = kernels[kernels["is_known"]]
     if not len(host) or len(known) > _MOST_ARROWS:
@@ -380,10 +381,10 @@ def _arrows(host: pd.DataFrame, kernels: pd.DataFrame) -> Iterator[str]:
     # An arrow belongs to the slice around its end, so it leaves a nanosecond before the slice of the launch is over.
     leaves = np.round(np.maximum(reached * 1e3 - 1, begin * 1e3)).astype("i8")
     arrives = np.round(known["start_us"].to_numpy("f8") * 1e3).astype("i8")
-    rows = (leaves.tolist(), arrives.tolist(), known["stream"].tolist())
-    for number, (leave, arrive, stream) in enumerate(zip(*rows, strict=True)):
+    rows = (leaves.tolist(), arrives.tolist(), known["stream"].tolist(), threads[launch].tolist())
+    for number, (leave, arrive, stream, thread) in enumerate(zip(*rows, strict=True)):
         more = f'"name":"launch","cat":"launch","id":{number},"pid":{_GPU}'
-        yield f'{{"ph":"s",{more},"tid":{_HOST_OPERATIONS},"ts":{_us(leave)}}}'
+        yield f'{{"ph":"s",{more},"tid":{_FIRST_HOST + thread},"ts":{_us(leave)}}}'
         yield f'{{"ph":"f","bp":"e",{more},"tid":{streams[stream]},"ts":{_us(arrive)}}}'
 
 

@@ -39,12 +39,6 @@ _COLLECTIVE, _RECORDS, _WAITS, _HOST_WAITS, _HOST_WAITS_FOR_DEVICE, _READS = map
 EVENTS = (_RECORDS, _WAITS)
 
 
-#: Launches of one stream that may wait for the GPU. The host stops at the next one: with three streams, each takes some
-#: 1,000 before that (stackoverflow.com/questions/53970187; about 1,000, and 1,024 is taken). CUDA_SCALE_LAUNCH_QUEUES,
-#: which changes it, is not read. A CUDA graph's launch counts nothing, and neither do events: no figure is published.
-QUEUE_DEPTH = 1024
-
-
 @dataclass(frozen=True)
 class Placed:
     """The starts and ends of the launches with work, and the end of the host and all streams.
@@ -158,7 +152,7 @@ class Timeline:
         queues = np.full(len(launches), -1) if queues is None else queues
         self._queues: Array = np.where(queues >= 0, self._num_streams + queues, self._streams)
         is_apart = launches["is_apart"].to_numpy(bool) & (queues >= 0) if "is_apart" in launches else False
-        self._full_behind = self._behind_in_launch_queue()
+        self._full_behind = dict[int, list[int]]()
         #: The lane besides its queue that waits for the end of each row.
         self._lanes_after: Array = np.where(is_apart, self._queues, self._streams)
 
@@ -250,7 +244,8 @@ class Timeline:
             duration_us = np.where(first_rows < 0, duration_us, 0.0)
             firsts = typing.cast(list[int], first_rows.tolist())
         lanes = (self._streams.tolist(), self._lanes_after.tolist(), self._queues.tolist())
-        columns = (self.what.tolist(), *lanes, self._events, self._full_behind)
+        full_behind = self._behind_in_launch_queue(host.queue_depth)
+        columns = (self.what.tolist(), *lanes, self._events, full_behind)
         return zip(*columns, self._host_us(host).tolist(), duration_us.tolist(), firsts, strict=True)
 
     def streams_and_queues(self) -> tuple[Array, Array]:
@@ -269,19 +264,22 @@ class Timeline:
         grown: Array = (reached - np.where(at >= 0, reached[at], 0.0))[self.has_work]
         return grown
 
-    def _behind_in_launch_queue(self) -> list[int]:
-        """For each row, the launch QUEUE_DEPTH before it on its stream, counted among those with work; -1 without one.
+    def _behind_in_launch_queue(self, depth: int) -> list[int]:
+        """For each row, the launch ``depth`` before it on its stream, counted among those with work; -1 without one.
 
         Launches inside CUDA graphs are not in the queue.
         """
+        if depth in self._full_behind:
+            return self._full_behind[depth]
         behind = np.full(len(self.what), -1)
         slot = np.cumsum(self.has_work) - 1
         rows = np.flatnonzero(self.has_work & (self._graph == 0))
         order = rows[np.argsort(self._streams[rows], kind="stable")]
-        before, after = order[:-QUEUE_DEPTH], order[QUEUE_DEPTH:]
+        before, after = order[:-depth], order[depth:]
         same = self._streams[before] == self._streams[after]
         behind[after[same]] = slot[before[same]]
         places: list[int] = behind.tolist()
+        self._full_behind[depth] = places
         return places
 
     def _host_us(self, host: HostCosts) -> Array:

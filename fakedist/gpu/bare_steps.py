@@ -10,6 +10,7 @@ import ctypes
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -123,10 +124,12 @@ class _Answer(ctypes.Structure):
     _fields_ = [("size", ctypes.c_uint64), ("bytes", ctypes.c_void_p)]
 
 
-_LAUNCH = struct.Struct("<QQqqQQ4q3I3I3i4i2i4BQ")
+_LAUNCH = struct.Struct("<QQqqQQ4q3I3I3i4i3i4B4xQ")
 assert _LAUNCH.size == ctypes.sizeof(Launch)
 #: Calls of which the clock's own cost is the mean, and launches that show how far it is off.
 _NUM_STOPS, _NUM_LAUNCHES, _NUM_ROUNDS = 10_000, 2_000, 5
+#: What launches that are not the script's are tagged with: any collective's number.
+_LEFT_OUT = 0
 
 
 class BareGpu:
@@ -202,6 +205,15 @@ class BareGpu:
         self._log.tag_call(sequence)
         if sequence >= 0:
             self._log.collective(torch.cuda.current_stream().cuda_stream)
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Launches of this thread have no key meanwhile."""
+        self._log.tag_call(_LEFT_OUT)
+        try:
+            yield
+        finally:
+            self._log.tag_call(-1)
 
     def end(self) -> tuple[list[object], list[float]]:
         """Stop the clock. Returns the key of each launch since it was started, and the time on the host's clock."""

@@ -44,7 +44,7 @@ class Launch(ctypes.Structure):
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
         *((name, ctypes.c_int32) for name in ("kind", "device", "direction")),
-        *((name, ctypes.c_int32) for name in ("a_type", "b_type", "d_type", "compute", "graph", "pinned")),
+        *((name, ctypes.c_int32) for name in ("a_type", "b_type", "d_type", "compute", "graph", "pinned", "thread")),
         *((name, ctypes.c_uint8) for name in ("transposed_a", "transposed_b", "accumulates", "scaling")),
         ("at_ns", ctypes.c_uint64),
     ]

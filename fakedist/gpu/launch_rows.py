@@ -124,6 +124,8 @@ class StepRanges:
 
 _PHASES = {name: code for code, name in enumerate(PHASES)}
 _Shape = tuple[int, ...]
+#: Threads beyond these are one.
+_MOST_THREADS = 255
 
 
 class LaunchRows:
@@ -201,6 +203,7 @@ class LaunchRows:
             location.recompute,
             location.layer,
             launch.call if kind == LaunchKind.COLLECTIVE else -1,
+            min(launch.thread, _MOST_THREADS),
         )
 
     def _shape(self, sizes: _Shape) -> int:

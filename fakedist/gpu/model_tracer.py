@@ -187,6 +187,15 @@ class ModelTracer:
             self._log.tag_call(-1)
             self._log.tag(self._outside())
 
+    @contextmanager
+    def waiting(self, op: int, location: Location) -> Iterator[None]:
+        """The script waits for the GPU."""
+        self._log.tag(self._tag(Tagged(op, "", location, counts=False)))
+        try:
+            yield
+        finally:
+            self._log.tag(self._outside())
+
     def range_begins(self, name: str) -> int:
         """The script opens a range in this thread. Return its number."""
         return self._ranges.begins(name)

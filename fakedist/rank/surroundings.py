@@ -310,6 +310,7 @@ class Surroundings:
             python=platform.python_version(),
             device_index=self._device_index(),
             alloc_conf=self._settings,
+            launch_queues=os.environ.get("CUDA_SCALE_LAUNCH_QUEUES", ""),
         )
         if self._gpu is not None:
             spec = find_gpu(job.gpu, job.gpu_power_watts)

@@ -6,21 +6,23 @@ faked ranks, but without the recorder and the value engine. The driver's log has
 stands still in our own code. The launches of a bare step are matched with those of the timed step.
 
 That clock is the monotonic one, not a thread's CPU time: a read of the latter takes a microsecond, as long as some
-launches. A thread that was pre-empted, or collected garbage, shows in one of the steps: the least counts, launch by
-launch. Forward and backward, which run in two threads, alternate, so one clock serves both.
+launches. A thread that was pre-empted shows in one of the steps: the least counts, launch by launch, and a factor for
+all makes their sum the least whole step. Forward and backward, which run in two threads, alternate, so one clock serves
+both. A core's speed changes by half within minutes, so each step counts for the machine's score just before and after.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import pairwise
-from math import inf, nan
+from math import inf, isnan, nan
 from statistics import median
 from typing import NamedTuple, Protocol
 
@@ -32,6 +34,7 @@ from fakedist.patch import patched
 from fakedist.record.dispatch import no_operation
 from fakedist.record.ledger import Ledger
 from fakedist.record.loading import Loading
+from fakedist.record.machine_score import linear_us
 from fakedist.record.steps import SAVES
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.launch_records import HostClockRecord
@@ -53,6 +56,10 @@ _LEAST_MATCHED = 0.9
 _LOOK_AHEAD, _AGREE = 64, 3
 #: The wall time of a step over its CPU time, from which on other processes were in the way.
 _DISTURBED = 1.5
+#: Bare steps may take so many times as long in all where they were.
+_DISTURBED_BUDGET = 2
+#: A launch that takes so many times its least, and so many us more, was pre-empted: time slices are 0.7 ms and longer.
+_PREEMPTED, _PREEMPTED_US = 1.5, 300.0
 
 
 class ClockedGpu(Protocol):
@@ -85,18 +92,26 @@ class ClockedGpu(Protocol):
     def collective(self, sequence: int) -> None:
         """A collective begins on the current stream; -1: it ended."""
 
+    def left_out(self) -> AbstractContextManager[None]:
+        """Launches of this thread have no key meanwhile."""
+
     def end(self) -> tuple[list[Key | None], list[float]]:
-        """End the log. Returns the keys of its launches, None for those of a collective, and the clock at each."""
+        """End the log. Returns the keys of its launches, None for those of no script's, and the clock at each."""
 
 
 class Mark(NamedTuple):
-    """Where one bare step ended and the next one began: launches in the log, and several clocks in microseconds."""
+    """Where one bare step ended and the next one began: launches in the log, and several clocks in microseconds.
+
+    ``linear_us`` is the machine's score there; NaN without one.
+    """
 
     position: int
     host_us: float
     wall_us: float
     cpu_us: float
     loading_us: float
+    collector_us: float
+    linear_us: float
 
 
 # ---- arithmetic on logs
@@ -167,9 +182,37 @@ def times_of_rows(matched: Sequence[int], at_us: Sequence[float], before_us: flo
 
 
 def least(repeats: Sequence[Sequence[float]]) -> list[float]:
-    """The least time of each row in all steps, at least 0; NaN if none has it."""
+    """The least time of each row in all steps, at least 0, times what makes their sum the least whole step.
+
+    NaN for a row that no step has. In a whole step, which lacks the fewest rows, one that was pre-empted counts as its
+    least.
+    """
     rows = [min((time for time in times if time == time), default=nan) for times in zip(*repeats, strict=True)]
-    return [max(time, 0.0) if time == time else nan for time in rows]
+    rows = [max(time, 0.0) if time == time else nan for time in rows]
+    lacking = [sum(map(isnan, times)) for times in repeats]
+    whole = min(
+        sum(map(_undisturbed, times, rows))
+        for times, number in zip(repeats, lacking, strict=True)
+        if number == min(lacking)
+    )
+    total = sum(row for row in rows if row == row)
+    return [row * (whole / total) for row in rows] if total else rows
+
+
+def _undisturbed(time: float, least_time: float) -> float:
+    if isnan(time):
+        return 0.0
+    return least_time if time > _PREEMPTED * least_time + _PREEMPTED_US else time
+
+
+def scores(marks: Sequence[Mark]) -> list[float]:
+    """The machine's score of each step between marks: the lesser of those before and after. Empty if any has none.
+
+    With the lesser, a step in which the core got slower counts as longer than it was, and is not the least one.
+    """
+    pairs = pairwise([mark.linear_us for mark in marks])
+    found = [min((score for score in pair if not isnan(score)), default=nan) for pair in pairs]
+    return [] if any(map(isnan, found)) else found
 
 
 def clock_record(
@@ -186,12 +229,13 @@ def clock_record(
     """
     recorded, split = rows
     turned = [*recorded[split:], *recorded[:split]]
-    (keys, at_us), repeats, num_matched = log, [], 0
+    (keys, at_us), repeats, num_matched, num_launches = log, [], 0, 0
     pairs = list(pairwise(marks))
     for before, after in pairs:
         positions = [at for at in range(before.position, after.position) if keys[at] is not None]
         matched = align(turned, [keys[at] for at in positions])
         num_matched = max(num_matched, len(matched) - matched.count(-1))
+        num_launches = max(num_launches, len(positions))
         # The time between the mark and the last launch before it belongs to the first launch after it.
         begin_us = at_us[before.position - 1] if before.position else before.host_us
         times = times_of_rows(matched, [at_us[at] for at in positions], begin_us)
@@ -199,17 +243,23 @@ def clock_record(
     if num_matched < _LEAST_MATCHED * len(recorded):
         return f"only {num_matched:,} of its {len(recorded):,} launches were those of step {step}"
     steps_us = [after.host_us - before.host_us for before, after in pairs]
-    num_launches = max(after.position - before.position for before, after in pairs)
+    of_steps = (scored := scores(marks)) or [1.0] * len(pairs)
+    for_score = [us / score for us, score in zip(steps_us, of_steps, strict=True)]
+    linear = of_steps[for_score.index(min(for_score))]
+    # As if the machine had been as fast in all steps as in the least one.
+    alike = [[time * linear / score for time in times] for times, score in zip(repeats, of_steps, strict=True)]
     return HostClockRecord(
         step=step,
-        dispatch_us=array("d", least(repeats)).tobytes(),
+        dispatch_us=array("d", least(alike)).tobytes(),
         num_repeats=len(pairs),
         step_us=median(steps_us),
         wall_us=median([after.wall_us - before.wall_us for before, after in pairs]),
         cpu_us=median([after.cpu_us - before.cpu_us for before, after in pairs]),
         loading_us=median([after.loading_us - before.loading_us for before, after in pairs]),
         bound_us=launch_bound_us * num_launches,
-        spread=max(steps_us) / max(min(steps_us), 1e-9) - 1,
+        spread=max(for_score) / max(min(for_score), 1e-9) - 1,
+        linear_us=linear if scored else 0.0,
+        collector_us=(marks[-1].collector_us - marks[0].collector_us) / len(pairs),
     )
 
 
@@ -236,7 +286,7 @@ class HostClock:
         self._marks: list[Mark] = []
         self._is_over = False
         self._num_optimizer_steps = 0
-        self._launch_bound_us = self._loading_us = 0.0
+        self._launch_bound_us = self._loading_us = self._collector_us = self._collects_at_us = 0.0
         self._begin_s = self._last_s = time.monotonic()
         self._budget_s = self._limit_s = inf
         self._inside = ExitStack()
@@ -264,6 +314,8 @@ class HostClock:
         self._launch_bound_us = gpu.begin()
         self._inside.enter_context(no_operation(gpu.operators()))
         self._inside.enter_context(_no_saves(stop))
+        self._inside.callback(gc.callbacks.remove, self._collects)
+        gc.callbacks.append(self._collects)
         ledger.around = self._around
         self._loading.clock = self._load
         self._begin_s = self._last_s = time.monotonic()
@@ -302,13 +354,38 @@ class HostClock:
     def _mark(self, gpu: ClockedGpu) -> None:
         position, host_us = gpu.now()
         now_s = time.monotonic()
-        clocks = (host_us, now_s * 1e6, time.process_time() * 1e6, self._loading_us)
-        self._marks.append(Mark(position, *clocks))
+        clocks = (host_us, now_s * 1e6, time.process_time() * 1e6, self._loading_us, self._collector_us)
+        self._marks.append(Mark(position, *clocks, self._score(gpu)))
         took_s, self._last_s = now_s - self._last_s, now_s
         self._told.set()
         num_steps = len(self._marks) - _WARM_UP
         used_s = now_s - self._begin_s
-        self._is_over = num_steps >= _MOST_STEPS or (num_steps > 0 and used_s + took_s > self._budget_s)
+        # With one disturbed step alone, nothing would tell what the others had in the way.
+        budget_s = self._budget_s * (_DISTURBED_BUDGET if num_steps and self._was_disturbed() else 1)
+        self._is_over = num_steps >= _MOST_STEPS or (num_steps > 0 and used_s + took_s > budget_s)
+
+    def _was_disturbed(self) -> bool:
+        before, after = self._marks[-2:]
+        return after.wall_us - before.wall_us > _DISTURBED * (after.cpu_us - before.cpu_us)
+
+    def _score(self, gpu: ClockedGpu) -> float:
+        """The machine's score now; NaN inside a CUDA graph's capture, or without memory for it."""
+        if torch.cuda.is_current_stream_capturing():
+            return nan
+        with suppress(RuntimeError), gpu.left_out():
+            return linear_us()
+        return nan
+
+    def _collects(self, phase: str, _: Mapping[str, int]) -> None:
+        """Have the clock stand still while Python collects garbage."""
+        gpu = self._gpu
+        assert gpu is not None
+        if phase == "start":
+            gpu.stop()
+            self._collects_at_us = time.monotonic() * 1e6
+        else:
+            self._collector_us += time.monotonic() * 1e6 - self._collects_at_us
+            gpu.go(0)
 
     def records(self, how: str) -> list[Record]:
         """End the bare steps. Returns their record, or a note; ``how`` is how the script ended."""

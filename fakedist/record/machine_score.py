@@ -1,4 +1,4 @@
-"""A score of the machine that records: what it takes for what a host does, measured in about 30 ms of the rank's run.
+"""A score of the machine that records: what it takes for what a host does, measured in the rank's run.
 
 The job ran elsewhere: its hosts' times are scaled by the published time of the same operation there
 (:mod:`fakedist.cost_model.hosts`). So the operation is one that was published, a forward of torch's ``Linear``, in the
@@ -12,14 +12,18 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import empty
 
 from fakedist.rundir.launch_records import MachineScoreRecord
 
+_Measured = TypeVar("_Measured")
 #: Repeats of each operation, and how often a repeat runs it: 20 us of Python and torch at most, so some 30 ms in all.
 _REPEATS = 15
+#: Repeats around a bare step: 5 to 10 ms.
+_FEW = 5
 _FORWARDS, _ADDITIONS, _CALLS = 100, 100, 2000
 _ROWS, _WIDTH = 8, 64
 
@@ -28,19 +32,43 @@ def machine_score() -> MachineScoreRecord:
     """Measure this machine: CPU time of this thread, the least of the repeats, so that a busy machine seems no slower.
 
     Call it when nothing is recorded any more, and no hook of fakedist's is left in torch. It draws no random number.
-    Its tensors have a segment of their own: in one that holds known values, the virtual GPU takes up to 30 us for a
-    launch, to find out what that makes unknown.
     """
-    pool = torch.cuda.MemPool()
-    with _as_in_training(), torch.cuda.use_mem_pool(pool), torch.no_grad():
-        linear = torch.nn.utils.skip_init(torch.nn.Linear, _WIDTH, _WIDTH, bias=False, device="cuda")
-        x = empty(_ROWS, _WIDTH, device="cuda", dtype=linear.weight.dtype)
-    with _as_in_training(), torch.cuda.use_mem_pool(pool):
-        forward = _times_us(lambda: linear(x), _FORWARDS)
-        addition = _times_us(lambda: x + x, _ADDITIONS)
-        call = _times_us(_through_another, _CALLS)
+    return _in_own_segment(_score)
+
+
+def linear_us() -> float:
+    """``linear_us`` of :func:`machine_score` alone, in a third of the time."""
+    return _in_own_segment(lambda: min(_forward_times_us(*_linear(), _FEW)))
+
+
+def _score() -> MachineScoreRecord:
+    linear, x = _linear()
+    forward = _forward_times_us(linear, x, _REPEATS)
+    addition = _times_us(lambda: x + x, _ADDITIONS, _REPEATS)
+    call = _times_us(_through_another, _CALLS, _REPEATS)
     least = min(forward)
     return MachineScoreRecord(least, min(addition), min(call), statistics.median(forward) / least - 1)
+
+
+def _forward_times_us(linear: torch.nn.Module, x: torch.Tensor, repeats: int) -> list[float]:
+    return _times_us(lambda: linear(x), _FORWARDS, repeats)
+
+
+def _linear() -> tuple[torch.nn.Module, torch.Tensor]:
+    with torch.no_grad():
+        linear = torch.nn.utils.skip_init(torch.nn.Linear, _WIDTH, _WIDTH, bias=False, device="cuda")
+        return linear, empty(_ROWS, _WIDTH, device="cuda", dtype=linear.weight.dtype)
+
+
+def _in_own_segment(measure: Callable[[], _Measured]) -> _Measured:
+    """Call ``measure`` with a segment of its own for its tensors.
+
+    In one that holds known values, the virtual GPU takes up to 30 us for a launch, to find out what that makes unknown.
+    The segment goes with the pool, after the tensors.
+    """
+    pool = torch.cuda.MemPool()
+    with _as_in_training(), torch.cuda.use_mem_pool(pool):
+        return measure()
 
 
 @contextmanager
@@ -49,18 +77,18 @@ def _as_in_training() -> Iterator[None]:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        with torch.enable_grad(), torch.autocast("cuda", enabled=False):
+        with torch.enable_grad(), torch.autocast("cuda", enabled=False), torch._C.DisableTorchFunction():
             yield
     finally:
         if was_enabled:
             gc.enable()
 
 
-def _times_us(operation: Callable[[], object], number: int) -> list[float]:
+def _times_us(operation: Callable[[], object], number: int, repeats: int) -> list[float]:
     """The time of one operation in each of the repeats."""
     operation()
     times = []
-    for _ in range(_REPEATS):
+    for _ in range(repeats):
         begin = time.thread_time_ns()
         for _ in range(number):
             operation()

@@ -26,6 +26,8 @@ _GEMMS = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "_scaled_mm", "
 
 #: The name under which runs of Inductor's compiled graphs are recorded among the operations.
 GRAPH = "inductor::graph"
+#: The same of waits outside of torch's operations.
+WAIT = "cuda::synchronize"
 
 
 class _Kind:
@@ -188,6 +190,16 @@ class Operations:
     def unseen(self) -> AbstractContextManager[object]:
         """The context for what is not the job's: it reaches torch's kernels alone."""
         return nullcontext() if self._interception is None else self._interception.unseen()
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """The context for a wait that the script itself asks for. It is numbered, so its line is known."""
+        tracer = self.tracer
+        if tracer is None or not self._records:
+            return nullcontext()
+        scope = self._scope_now()
+        op = self._number_next((self._kinds.get(WAIT) or self._new_kind(WAIT)).number, scope)
+        self._note_stack(op)
+        return tracer.waiting(op, self._position.places[scope])
 
     def position_in_graph(self) -> Location | None:
         """The position of what a compiled graph launches now in this thread. None outside one."""

@@ -134,6 +134,36 @@ def _begin(tracer: RangeTracer, name: str, frame: FrameType | None) -> int | Non
     return tracer.range_begins(name)
 
 
+#: Where Python waits for a device, a stream and an event.
+_WAITS = (
+    (torch._C, "_cuda_synchronize"),
+    (torch._C, "_accelerator_synchronizeDevice"),
+    (torch.cuda.Stream, "synchronize"),
+    (torch.cuda.Event, "synchronize"),
+)
+
+
+@contextmanager
+def _waits(operations: Operations) -> Iterator[None]:
+    """Number the waits that the script asks for.
+
+    Raises:
+        RecordingError: This version of torch waits in another way.
+    """
+
+    def numbered(original: Callable[..., object]) -> Callable[..., object]:
+        def synchronize(*args: object, **kwargs: object) -> object:
+            with operations.waiting():
+                return original(*args, **kwargs)
+
+        return synchronize
+
+    with contextlib.ExitStack() as stack:
+        for owner, name in _WAITS:
+            stack.enter_context(patched(owner, name, numbered(present(owner, name))))
+        yield
+
+
 #: One step warms up, one is timed.
 _NUM_STEPS = 2
 #: Torch's fast record_function: an event for torch's observers, and nothing without observers.
@@ -303,11 +333,11 @@ class RecordedStep(GraphObserver):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow the script's ranges."""
+        """Follow the script's ranges and its waits for the GPU."""
         if self._tracer is None:
             yield
             return
-        with script_ranges(self._tracer):
+        with script_ranges(self._tracer), _waits(self._operations):
             yield
 
     def follow(self) -> None:

@@ -68,6 +68,9 @@ class OperationTracer(Tracer, Protocol):
     def collective(self, sequence: int, op: int, operation: str, location: Location) -> AbstractContextManager[None]:
         """The context for a collective, on its stream."""
 
+    def waiting(self, op: int, location: Location) -> AbstractContextManager[None]:
+        """The context for a wait that the script asks for."""
+
     def range_begins(self, name: str) -> int:
         """The script opens a range in this thread. Returns its number."""
 

@@ -95,7 +95,9 @@ def _step_times(
             return None
         times, clock = estimate_times(tables, folds, models, traced=recording.kernel_source), recording.host_clock
         if clock is not None and times.summary is not None:
-            times = replace(times, summary=replace(times.summary, loading_us=clock.loading_us))
+            scale = models.host.costs.dispatch
+            loading_us, collector_us = clock.loading_us * scale, clock.collector_us * scale
+            times = replace(times, summary=replace(times.summary, loading_us=loading_us, collector_us=collector_us))
         return _with_outlook(times, tables, models, job, notes)
 
     times = estimate_or_note("the step's time", estimate, notes)

@@ -86,8 +86,11 @@ def price_again(manifest: Manifest, summary: Summary, table: ReadTable, models: 
     if times.summary is None or job is None:
         return times
     done = rank_throughput(tables, times.summary, job.rank, job.world_size)
-    loading_us = 0.0 if summary.time is None else summary.time.loading_us
-    return replace(times, summary=replace(times.summary, throughput=done, loading_us=loading_us))
+    measured = replace(times.summary, throughput=done)
+    if summary.timed and (recorded := summary.timed[1].host) is not None:
+        before, scale = summary.timed[0], models.host.time.scale / recorded.scale
+        measured = replace(measured, loading_us=before.loading_us * scale, collector_us=before.collector_us * scale)
+    return replace(times, summary=measured)
 
 
 def find_gains_again(manifest: Manifest, table: ReadTable, models: Models, priced: Summary) -> list[TimeGain]:
@@ -172,4 +175,4 @@ def host_of(pricing: Pricing, gpu: GpuSpec, manifest: Manifest, summary: Summary
     recorded = None if summary.kernels is None else summary.kernels.host
     if recorded is None:
         return host_model(gpu, chosen)
-    return host_model(gpu, chosen, recorded.machine_us, recorded.clock)
+    return host_model(gpu, chosen, recorded.machine_us, recorded.clock, depth=recorded.queue_depth)

@@ -114,7 +114,7 @@ def _decoded(kind: type[T], plain: Mapping[str, object]) -> T:
     if missing := [name for name in codec.required if name not in plain]:
         raise ValueError(f"it has no {missing[0]}")
     values = {name: get(plain[name], name) for name, get in codec.decoders if name in plain}
-    if len({_num_rows(plain[name], code) for name, code in codec.columns.items()}) > 1:
+    if len({_num_rows(plain[name], code) for name, code in codec.columns.items() if name in plain}) > 1:
         raise ValueError("its columns differ in length")
     return kind(**values)
 

@@ -158,6 +158,7 @@ class LaunchesRecord(Record):
         recompute: Whether backward ran a forward again.
         layer: Row of ``layers``.
         call: Sequence number of the collective that it stands for; -1 otherwise.
+        thread: The host's thread that launched it: 0 for the main one. Empty in journals of earlier versions.
     """
 
     step: int
@@ -177,6 +178,7 @@ class LaunchesRecord(Record):
     recompute: U8
     layer: I32
     call: I64
+    thread: U8 = b""
     ranges: list[RangeRow] = field(default_factory=list)
 
 
@@ -189,9 +191,10 @@ class HostClockRecord(Record):
 
     Attributes:
         step: The recorded step whose launches the rows are.
-        dispatch_us: For each row of that step's :class:`LaunchesRecord`: the time from the row before it to this one,
-            the least of all repeats; NaN where no step had such a launch. Rows of one CUDA graph's launch but for the
-            first have 0. The first row's includes what follows the last launch of the step before.
+        dispatch_us: For each row of that step's :class:`LaunchesRecord`: the time from the row before it to this one;
+            NaN where no step had such a launch. Rows of one CUDA graph's launch but for the first have 0. The first
+            row's includes what follows the last launch of the step before. Of all repeats, the least of each row for
+            its step's score, times what makes their sum that of the least whole step.
         num_repeats: Steps that were measured.
         step_us: The time of a whole step, the median.
         wall_us: The same with our own code and with waits for DataLoaders.
@@ -199,7 +202,10 @@ class HostClockRecord(Record):
         loading_us: The part of ``step_us`` in DataLoaders' iterators, in the main thread.
         bound_us: By how much our own code may have put ``step_us`` off: the error of the clock for each launch, from a
             job of tiny operations, for all of them.
-        spread: The longest of the steps, over the shortest, less 1.
+        spread: The longest of the steps, over the shortest, less 1, each for its own score.
+        linear_us: The machine's score (``MachineScoreRecord.linear_us``) that ``dispatch_us`` are for: the least around
+            the least step. 0 if none was taken around the steps, as in earlier versions.
+        collector_us: Pauses of Python's garbage collector in such a step, the mean; no other time includes them.
     """
 
     step: int
@@ -211,13 +217,16 @@ class HostClockRecord(Record):
     loading_us: float
     bound_us: float
     spread: float
+    linear_us: float = 0.0
+    collector_us: float = 0.0
 
 
 @record_kind("machine_score")
 class MachineScoreRecord(Record):
     """How fast the machine that recorded the run is at what a host does. CPU time of one thread, least of repeats.
 
-    Taken on the virtual GPU, where CUDA's own calls take nothing, once nothing more is recorded.
+    Taken on the virtual GPU, where CUDA's own calls take nothing, once nothing more is recorded. It scales what no
+    :class:`HostClockRecord` with a score of its own has.
 
     Attributes:
         linear_us: A forward of torch's Linear with a graph, in the main thread.

@@ -48,6 +48,7 @@ class GpuRecord(Record):
         python: Version of Python.
         device_index: Index of the rank's device.
         alloc_conf: The allocator's settings, as in PYTORCH_ALLOC_CONF.
+        launch_queues: CUDA_SCALE_LAUNCH_QUEUES when CUDA began; empty without it.
     """
 
     gpu_name: str = ""
@@ -61,6 +62,7 @@ class GpuRecord(Record):
     python: str = ""
     device_index: int = 0
     alloc_conf: str = ""
+    launch_queues: str = ""
 
 
 @record_kind("nccl")

@@ -110,6 +110,12 @@ LAUNCHES = Table(
             "Time of Python, torch's dispatcher and autograd before it, measured on the virtual GPU in steps without "
             "the recorder; without what a real CUDA library takes. NaN where it was not measured.",
         ),
+        Column(
+            "thread",
+            "double",
+            "The host's thread that launched it: 0 for the main one, others as they come; NaN where it is not known.",
+            is_newer=True,
+        ),
     ),
 )
 

@@ -106,6 +106,7 @@ class HostTime:
             nothing; None if it was not measured.
         host_us: The same on the host, from published figures; None for the constant.
         clock: How steady the clock was; None for the constant.
+        queue_depth: Launches by which the host can be ahead of a stream.
     """
 
     source: Literal["measured", "constant"]
@@ -116,6 +117,7 @@ class HostTime:
     machine_us: float | None = None
     host_us: float | None = None
     clock: ClockSteadiness | None = None
+    queue_depth: int = 1024
 
 
 @dataclass(frozen=True)
@@ -518,8 +520,9 @@ class StepTime:
         host: The host's time by what it launches for, and its waits; empty if it is not known.
         host_waits: Where the host waits for the GPU, most idle time of the GPU first.
         late_launches: The lines whose operations the host launches too late, most idle time of the GPU first.
-        loading_us: How long the main thread is in DataLoaders' iterators, by the clock of the machine that recorded;
-            a part of the host's time. 0 if that was not measured.
+        loading_us: How long the main thread is in DataLoaders' iterators, measured and scaled as the rest of the host's
+            time, of which it is a part. 0 if that was not measured.
+        collector_us: How long Python's garbage collector pauses a step, likewise; no part of any other time.
     """
 
     step_us: float
@@ -556,3 +559,4 @@ class StepTime:
     host_waits: list[HostWait] = field(default_factory=list)
     late_launches: list[LateLaunches] = field(default_factory=list)
     loading_us: float = 0.0
+    collector_us: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 from fakedist.analysis.recording import read_recording
+from tests.conftest import RunFakedist
 from tests.support.runs import Profiled, ProfileOnce
 
 JOB = Path(__file__).parent / "jobs" / "host_clock.py"
+WAITS = JOB.with_name("host_waits.py")
 RECORDED, BARE = 2, 4
 
 
@@ -35,6 +38,9 @@ def test_a_run_has_the_hosts_time_of_each_launch(clocked: Profiled) -> None:
     assert (launches["dispatch_us"][is_timed] >= 0).all()
     assert 0 < launches["dispatch_us"].sum() <= clock.step_us * (1 + clock.spread)
     assert 0 < clock.loading_us < clock.step_us <= clock.wall_us
+    assert clock.linear_us > 0
+    kernels = clocked.summary["kernels"]
+    assert kernels["host"]["machine_us"] == clock.linear_us, "the score is that around the steps"
 
 
 def test_bare_steps_see_what_the_recorded_step_saw(clocked: Profiled) -> None:
@@ -67,3 +73,63 @@ def test_a_script_that_ends_in_a_bare_step_was_stopped_all_the_same(profile_once
     assert run.finished.code == 0
     assert json.loads((run.path / "run.json").read_text())["exit"]["outcome"] == "stopped"
     assert run.note("host_not_measured").endswith("the script ended before such a step did")
+
+
+@pytest.fixture(scope="module")
+def waiting(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> Profiled:
+    path = tmp_path_factory.mktemp("waiting") / "run"
+    options = ("--world-size", "8", "--rank", "0", "--device", "virtual", "--json", "--steps", str(RECORDED))
+    scaled = {"CUDA_SCALE_LAUNCH_QUEUES": "4x"}
+    return Profiled(path, run_fakedist("profile", *options, "-o", path, WAITS, page=True, env=scaled))
+
+
+def test_each_synchronize_outside_of_operations_has_its_line(waiting: Profiled) -> None:
+    marked = {
+        f"synchronize ({line.rpartition('# ')[2]})": number
+        for number, line in enumerate(WAITS.read_text().splitlines(), 1)
+        if line.endswith(("# device", "# event", "# stream"))
+    }
+    assert len(marked) == 3
+    waits = [wait for wait in waiting.summary["time"]["host_waits"] if wait["kind"] == "synchronize"]
+    assert {wait["operation"]: int(wait["line"].partition(" (")[0].rpartition(":")[2]) for wait in waits} == marked
+    assert not any(wait["is_after"] for wait in waits)
+
+
+def test_garbage_and_batches_of_a_real_run_are_told_apart(waiting: Profiled, run_fakedist: RunFakedist) -> None:
+    clock, time = read_recording(waiting.path).host_clock, waiting.summary["time"]
+    assert clock is not None
+    scale = waiting.summary["kernels"]["host"]["scale"]
+    assert 0 < time["collector_us"] == pytest.approx(clock.collector_us * scale)
+    assert 0 < time["loading_us"] == pytest.approx(clock.loading_us * scale)
+    shown = run_fakedist("report", waiting.path, "--section", "time").stdout
+    for text in (shown, (waiting.path / "report.html").read_text()):
+        assert "of these, data loading" in text
+        assert "without garbage collection: " in text
+    assert waiting.summary["kernels"]["host"]["queue_depth"] == 4096
+
+
+def test_each_thread_of_the_host_has_a_lane(waiting: Profiled) -> None:
+    launches = waiting.table("launches")
+    threads = launches.groupby("phase", observed=True)["thread"].unique().map(sorted).to_dict()
+    assert threads["forward"] == threads["optimizer"] == [0.0]
+    (backward,) = threads["backward"]
+    assert backward > 0
+    events = json.loads(gzip.decompress((waiting.path / "trace.json.gz").read_bytes()))["traceEvents"]
+    lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    phases: dict[str, set[str]] = {}
+    for event in events:
+        if event.get("cat") == "host":
+            phases.setdefault(lanes[event["tid"]], set()).add(event["args"]["phase"])
+    assert phases == {
+        "host: operations and waits": {"forward", "optimizer", "other"},
+        f"host, thread {backward:.0f}: operations and waits": {"backward"},
+    }
+
+
+def test_the_hosts_own_times_are_scaled_again_for_another_host(waiting: Profiled, run_fakedist: RunFakedist) -> None:
+    priced = run_fakedist("time", waiting.path, "--host", "2", "--json").json()
+    clock = read_recording(waiting.path).host_clock
+    assert clock is not None
+    for name in ("collector_us", "loading_us"):
+        assert priced["time"][name] == pytest.approx(2 * getattr(clock, name))
+    assert priced["kernels"]["host"]["queue_depth"] == 4096

@@ -13,15 +13,15 @@ def test_the_score_draws_no_number_and_leaves_memory_as_it_was() -> None:
     """With known values in the default segment, where the virtual GPU takes ten times as long for a launch."""
     found = on_virtual_gpu(
         """
-        from fakedist.record.machine_score import machine_score
+        from fakedist.record.machine_score import linear_us, machine_score
         import dataclasses, random
         kept = torch.ones(1, device="cuda")
         def states():
-            memory = torch.cuda.memory_allocated()
+            memory = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
             return [torch.get_rng_state().tolist(), torch.cuda.get_rng_state().tolist(), random.getstate(), memory]
         torch.set_grad_enabled(False)
         before = states()
-        score = machine_score()
+        score, found["linear_us"] = machine_score(), linear_us()
         found["same"] = before == states() and not torch.is_grad_enabled()
         found["score"] = dataclasses.asdict(score)
         """
@@ -30,3 +30,4 @@ def test_the_score_draws_no_number_and_leaves_memory_as_it_was() -> None:
     score = found["score"]
     assert 0 < score["python_us"] < score["operator_us"] < score["linear_us"]
     assert score["spread"] >= 0
+    assert score["python_us"] < found["linear_us"]

@@ -40,6 +40,5 @@ SMALL_FOR_A_REASON = {
     **dict.fromkeys(("rank/frameworks/dynamo", "rank/frameworks/safetensors"), "one module a framework"),
     "gpu/smi/offer": "the rank's environment; the program next to it runs alone",
     "gpu/fast_path/event_tracker": "torch 2.8 and 2.9 alone need it: it goes with them",
-    "record/machine_score": "the one place of the recording half that measures time: a subject of its own",
     "record/generation": "which forwards generate tokens: a subject of its own",
 }

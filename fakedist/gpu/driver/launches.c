@@ -5,7 +5,9 @@
 #include "devices.h"
 
 #include <stdlib.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct launch *written;
@@ -100,11 +102,19 @@ void launch_append(const struct launch *made) {
     pthread_mutex_unlock(&lock);
 }
 
+int32_t launch_thread(void) {
+    static int32_t others;
+    static __thread int32_t number = -1;
+    if (number < 0) number = syscall(SYS_gettid) == getpid() ? 0 : __atomic_add_fetch(&others, 1, __ATOMIC_RELAXED);
+    return number;
+}
+
 struct launch launch_tagged(struct launch made, void *stream) {
     made.stream = (uintptr_t)stream;
     made.device = device_current();
     made.tag = thread_tag;
     made.call = thread_call;
+    made.thread = launch_thread();
     return made;
 }
 

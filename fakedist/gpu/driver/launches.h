@@ -30,12 +30,13 @@ struct launch {
     int32_t a_type, b_type, d_type, compute; /* cudaDataType_t, cublasComputeType_t; -1 if the call does not pass it */
     int32_t graph; /* number of the CUDA graph launch that it is part of; 0 for none */
     int32_t pinned; /* whether a copy's side on the host is pinned */
+    int32_t thread; /* the thread that launched it: 0 for the main one, others as they come */
     uint8_t transposed_a, transposed_b; /* of a product: whether it reads its operands transposed */
     uint8_t accumulates; /* whether it is added to what is in the result's place: beta is not 0 */
     uint8_t scaling; /* enum product_scaling */
     uint64_t at_ns; /* the host's clock at the call; 0 while it is off */
 };
-_Static_assert(sizeof(struct launch) == 152, "Launch in gpu/launch_log.py has the same size");
+_Static_assert(sizeof(struct launch) == 160, "Launch in gpu/launch_log.py has the same size");
 
 /* Whether a product is added to what is in the result's place: its beta, which is on the host, is not 0. */
 static inline int launch_accumulates(const void *beta, size_t size) {
@@ -63,6 +64,7 @@ static inline void launch_clock_goes(const int *stopped) {
 /* Until the end of the block, the host's clock stands still. */
 #define CLOCK_STANDS_STILL __attribute__((cleanup(launch_clock_goes))) int clock_was_stopped = launch_clock_stops()
 
+LOCAL int32_t launch_thread(void); /* the number of this thread */
 LOCAL struct launch launch_tagged(struct launch made,
                                   void *stream); /* with stream, device, this thread's tag and call */
 LOCAL void launch_append(const struct launch *made); /* to the log, if it is still on */

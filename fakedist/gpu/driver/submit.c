@@ -178,6 +178,7 @@ static void run(const struct graph *graph, void *stream, int number) {
         struct launch made = n->launch;
         made.stream = (uintptr_t)stream;
         made.graph = number;
+        made.thread = launch_thread();
         deliver(&made, stream, n->id);
     }
 }

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from fakedist.analysis.recording import Array
 from fakedist.cost_model.breakdown import range_lanes, timed
-from fakedist.cost_model.host_times import host_bars
+from fakedist.cost_model.host_times import host_bars, thread_titles
 from fakedist.cost_model.step_axis import (
     bars,
     call_texts,
@@ -231,13 +231,15 @@ def lanes_of(run: Run, kernels: pd.DataFrame, *, most: int) -> go.Figure:
     if num_lanes:
         _add_ranges(figure, ranges, first_row=1 + depth)
     host = drawn_host(run, most)
+    first_host = 1 + depth + num_lanes
     if len(host):
-        _add_host(figure, host, names=layers["name"].astype(str).tolist(), row=1 + depth + num_lanes)
-    first_row = 1 + depth + num_lanes + bool(len(host))
+        _add_host(figure, host, names=layers["name"].astype(str).tolist(), first_row=first_host)
+    threads = thread_titles(host["stream"].to_numpy("u8"))
+    first_row = first_host + len(threads)
     _add_bars(figure, run, kernels, first_row=first_row, most=most)
     _add_hidden(figure, kernels, first_row=first_row)
     titles = {0: "phase"} | ({1: "layers"} if depth else {}) | ({1 + depth: "ranges"} if num_lanes else {})
-    titles |= {first_row - 1: "host"} if len(host) else {}
+    titles |= {first_host + at: title for at, title in enumerate(threads.values())}
     streams = lane_titles(run, kernels)
     titles |= {first_row + at: shown(title) for at, title in enumerate(streams)}
     num_rows = first_row + len(streams)
@@ -287,18 +289,24 @@ def drawn_host(run: Run, most: int) -> pd.DataFrame:
     return rows.assign(start_us=drawn["start_us"], end_us=drawn["end_us"], num_parts=drawn["num_kernels"])
 
 
+def host_lanes(rows: pd.DataFrame) -> Array:
+    """The lane of each bar of the host: one for each thread, the main one first."""
+    lanes: Array = np.unique(rows["stream"].to_numpy("u8"), return_inverse=True)[1]
+    return lanes
+
+
 def host_text(name: str, num_parts: int) -> str:
     """The words for a bar of the host."""
     return f"{num_parts:,} operations, the longest {name}" if num_parts > 1 else name
 
 
-def _add_host(figure: go.Figure, rows: pd.DataFrame, *, names: list[str], row: int) -> None:
+def _add_host(figure: go.Figure, rows: pd.DataFrame, *, names: list[str], first_row: int) -> None:
     start, end = rows["start_us"].to_numpy("f8"), rows["end_us"].to_numpy("f8")
     kinds = [KINDS[kind] for kind in rows["kind"].tolist()]
     texts = map(host_text, rows["name"].tolist(), rows["num_parts"].tolist())
     layers = [names[layer] or "(outside of modules)" for layer in rows["layer"].tolist()]
     figure.add_bar(
-        **_places(start, end - start, np.full(len(rows), row, "f8")),
+        **_places(start, end - start, first_row + host_lanes(rows).astype("f8")),
         meta="host",
         name="host",
         marker={

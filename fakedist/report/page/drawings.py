@@ -19,10 +19,11 @@ import pandas as pd
 from fakedist.analysis.layer_table import Fold, fold_layers, owner_names, with_children
 from fakedist.analysis.recording import Array
 from fakedist.cost_model.breakdown import name_rows
+from fakedist.cost_model.host_times import thread_titles
 from fakedist.cost_model.step_axis import bars, hidden_us, kind_runs, layer_runs, longest_runs
 from fakedist.report.figures.memory_figures import MemoryCurve
 from fakedist.report.figures.run_figures import Calls
-from fakedist.report.figures.time_figures import bar_labels, drawn_host, drawn_ranges, lane_titles
+from fakedist.report.figures.time_figures import bar_labels, drawn_host, drawn_ranges, host_lanes, lane_titles
 from fakedist.report.text.wording import short_line, short_operation
 from fakedist.results.run import Run
 from fakedist.rundir.schema import CATEGORIES, FAMILIES, KINDS
@@ -427,6 +428,7 @@ def _add_host(pack: Pack, run: Run, tick: float) -> None:
         "kind": rows["kind"].to_numpy("i8"),
         "layer": rows["layer"].to_numpy("i8"),
         "waits": (~rows["is_compute"]).to_numpy("i8"),
+        "lane": host_lanes(rows),
     }
     of_row, first = kinds_of_rows(keys)
     pack.add("host_of", of_row)
@@ -435,6 +437,7 @@ def _add_host(pack: Pack, run: Run, tick: float) -> None:
     pack.add("host_num", rows["num_parts"].to_numpy("i8"))
     _add_times(pack, "host", rows, tick)
     pack.meta["host_names"] = [str(label) for label in names]
+    pack.meta["threads"] = [*thread_titles(rows["stream"].to_numpy("u8")).values()]
 
 
 def _add_times(pack: Pack, prefix: str, table: pd.DataFrame, tick: float) -> None:

@@ -26,6 +26,7 @@ from fakedist.report.text.wording import (
     accuracy_text,
     advice_text,
     broke_off,
+    collector_text,
     command_line,
     communication_word,
     ending,
@@ -123,7 +124,7 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
             (gain.title, (gain.step_us, format_us(gain.step_us)), _change(gain.step_us, time.step_us), gain.option)
             for gain in time.gains
         ],
-        "whys": [*dict.fromkeys(gain.why for gain in time.gains if gain.why)],
+        "whys": [*dict.fromkeys(filter(None, [*(gain.why for gain in time.gains), collector_text(time)]))],
         "host": host_sheets(time, run.manifest.cwd, step_word(source)),
         "ranges": _ranges(time),
         "num_more_ranges": max(len(time.ranges) - MOST_KERNEL_ROWS, 0),

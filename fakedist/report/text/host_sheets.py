@@ -39,7 +39,7 @@ def host_sheet(time: StepTime, word: str) -> Sheet:
             us_column("time", [row.time_us for row in rows], rank=KEY),
             _share("of the step", [row.time_us / step_us for row in rows], 1),
         ],
-        ["data loading: in DataLoaders' iterators, measured on the recording machine"] if time.loading_us else [],
+        ["data loading: in DataLoaders' iterators, in the main thread"] if time.loading_us else [],
     )
 
 

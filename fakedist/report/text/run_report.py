@@ -36,6 +36,7 @@ from fakedist.report.text.sheet import (
 from fakedist.report.text.time_sheets import print_time, time_markdown, time_sheets
 from fakedist.report.text.wording import (
     advice_text,
+    collector_text,
     ending,
     note_texts,
     peak_moment,
@@ -136,6 +137,7 @@ def _print_outlook(console: Console, summary: Summary) -> None:
         time = summary.timed[0]
         shorter = [gain for gain in time.gains if gain.step_us < time.step_us * (1 - _LEAST_GAIN)]
         lines += [f"step {relative_time(gain.step_us, time.step_us)}: {gain.title}" for gain in shorter[:_NUM_GAINS]]
+        lines += filter(None, [collector_text(time)])
     if lines:
         print_heading(console, "What would help, estimated, each on its own")
     for line in lines:

@@ -35,6 +35,7 @@ from fakedist.report.text.wording import (
     MIN_SHARE,
     accuracy_text,
     bytes_rate,
+    collector_text,
     communication_word,
     flops_rate,
     layer_label,
@@ -216,7 +217,7 @@ def gain_sheet(time: StepTime, most: int | None = None) -> Sheet:
             SheetColumn("changes by", [relative_time(gain.step_us, time.step_us) for gain in rows], rank=KEY),
             SheetColumn("fakedist time RUN ...", [gain.option for gain in rows], is_text=True, rank=2),
         ],
-        [*dict.fromkeys(gain.why for gain in rows if gain.why)],
+        [*dict.fromkeys(filter(None, [*(gain.why for gain in rows), collector_text(time)]))],
     )
 
 

@@ -492,6 +492,17 @@ def wait_word(wait: HostWait) -> str:
     return ".item()" if name == "_local_scalar_dense" else name
 
 
+def collector_text(time: StepTime) -> str:
+    """Advice against pauses of Python's garbage collector that are worth it; else empty."""
+    if time.collector_us < MIN_SHARE * time.step_us or not time.collector_us:
+        return ""
+    return (
+        f"without garbage collection: {format_us(time.collector_us)} a step ({time.collector_us / time.step_us:.1%}), "
+        "which its time leaves out; by gc.freeze() once the model is built, or gc.disable() and a gc.collect() now and "
+        "then"
+    )
+
+
 def clock_text(source: KernelSource) -> str:
     """The clock that a GPU's power limit leaves to a step; empty if it is the full one, or not known."""
     if source.clock is None or source.clock > _FULL_CLOCK:

@@ -14,6 +14,7 @@ from fakedist.cost_model.host_times import (
     host_waits,
     late_launches,
     layers_host_us,
+    thread_titles,
 )
 from fakedist.cost_model.launches import launch_table, work_table
 from fakedist.cost_model.placing import StepLaunches
@@ -233,3 +234,14 @@ def test_the_hosts_bars_are_operations_with_their_launches_and_waits() -> None:
         [26.0, 186.0, f"waits for the GPU: {item}", 0, False, 0],
     ]
     assert {KINDS[kind] for kind in bars["kind"]} == {"forward"}
+    assert bars["stream"].tolist() == [0, 0, 0]
+
+
+def test_each_thread_of_the_host_has_bars_of_its_own() -> None:
+    rows = [launch(COPY, op=1), launch(COPY, op=1, thread=3), launch(READ, op=2, thread=3)]
+    made = step_of(rows, TOOK)
+    bars = host_bars(made.host, made.tables["launches"], made.tables["work"])
+    assert bars[["stream", "is_compute"]].to_numpy().tolist() == [[0, True], [3, True], [3, True], [3, False]]
+    assert thread_titles(bars["stream"].to_numpy("u8")) == {0: "host", 3: "host, thread 3"}
+    earlier = made.tables["launches"].assign(thread=np.nan)
+    assert host_bars(made.host, earlier, made.tables["work"])["stream"].tolist() == [0, 0, 0]

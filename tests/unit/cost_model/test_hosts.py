@@ -13,16 +13,18 @@ import pytest
 from fakedist.cost_model.hosts import (
     CONSTANT_RANGE,
     HOSTS,
+    QUEUE_DEPTH,
     CallCosts,
     HostCosts,
     default_host,
     find_host,
     host_model,
+    queue_depth,
     read_host,
     scaled,
 )
 from fakedist.cost_model.launches import launch_table
-from fakedist.cost_model.timeline import IDLE, ON_GPU, QUEUE_DEPTH, Placed, Timeline, find_critical_path
+from fakedist.cost_model.timeline import IDLE, ON_GPU, Placed, Timeline, find_critical_path
 from fakedist.errors import JobError
 from fakedist.gpu.models import catalogue
 from fakedist.gpu.models.catalogue import GPUS
@@ -117,6 +119,19 @@ def test_the_host_stops_where_the_launch_queue_is_full() -> None:
     assert found.end_us == 10.0 * (QUEUE_DEPTH + 6)
     assert (found.queued_behind[:QUEUE_DEPTH] == -1).all()
     assert found.queued_behind[QUEUE_DEPTH:].tolist() == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("variable", "depth"), [("", 1024), ("4x", 4096), ("2x", 2048), ("0.5x", 512), ("0.25x", 256), ("3x", 1024)]
+)
+def test_the_depth_of_launch_queues_is_the_scripts_own(variable: str, depth: int) -> None:
+    assert queue_depth(variable) == depth
+    model = host_model(GPUS["h100-80g"], None, 12.96, STEADY, depth=depth)
+    assert model.next_to(GPUS["gb200"]).costs.queue_depth == model.time.queue_depth == depth
+    assert scaled(host_model(GPUS["gb200"], depth=depth).costs, 2.0).queue_depth == depth
+    timeline, _, duration = queued(depth, 10.0)
+    assert timeline.place(duration, Host(queue_depth=depth)).launch_us[-2:].tolist() == [0.0, 10.0]
+    assert timeline.place(duration, Host(queue_depth=depth + 1)).launch_us[-1] == 0.0
 
 
 def test_each_stream_has_a_launch_queue_and_the_host_stops_for_all_of_them() -> None:

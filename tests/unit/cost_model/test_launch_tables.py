@@ -1,9 +1,18 @@
+from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
+from fakedist.analysis.recording import Recording
+from fakedist.cost_model.estimated import recorded_models
+from fakedist.cost_model.host_times import host_threads
 from fakedist.cost_model.launches import launch_table, work_table
+from fakedist.gpu.models.catalogue import GPUS
 from fakedist.rundir.directory import TABLES_NAME
+from fakedist.rundir.encoding import RECORDS, decode, encode
+from fakedist.rundir.launch_records import HostClockRecord, LaunchesRecord, MachineScoreRecord
+from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.schema import LAUNCHES, WORK
 from fakedist.rundir.tables import write_table
 from tests.unit.analysis.recorded import HandMade
@@ -31,6 +40,35 @@ def test_launches_and_the_work_that_they_share_come_back_from_the_journal(tmp_pa
     product, copy, unknown = work_table(launches).to_dict("records")
     assert (product, copy) == (PRODUCT._asdict(), COPY._asdict())
     assert unknown["flops"] != unknown["flops"]
+
+
+def test_a_journal_of_an_earlier_version_says_nothing_of_threads() -> None:
+    earlier = encode(record(ROWS))
+    del earlier["thread"]
+    launches = decode(earlier, RECORDS)
+    assert isinstance(launches, LaunchesRecord)
+    table = launch_table(launches)
+    assert table["thread"].isna().all()
+    assert host_threads(table).tolist() == [0] * len(ROWS)
+
+
+def test_the_clocks_own_score_counts_before_that_at_the_end_of_the_run() -> None:
+    clock = HostClockRecord(2, array("d", [9.0] * len(ROWS)).tobytes(), 1, 9.0, 9.0, 9.0, 0.0, 0.0, 0.0, linear_us=7.0)
+    recording = Recording(machine=MachineScoreRecord(12.0, 2.0, 1.0, 0.0))
+    assert machine_us_of(recording, clock) == 7.0
+    earlier = encode(clock)
+    del earlier["linear_us"], earlier["collector_us"]
+    assert machine_us_of(recording, decode(earlier, RECORDS)) == 12.0
+    assert machine_us_of(Recording(), None) is None
+
+
+def machine_us_of(recording: Recording, clock: object) -> float | None:
+    """The machine's score that the host of a recorded step is scaled by."""
+    assert clock is None or isinstance(clock, HostClockRecord)
+    recording = replace(recording, host_clock=clock, gpu=GpuRecord(model=GPUS["h100-80g"]))
+    models, _ = recorded_models(recording, launch_table(record(ROWS), clock), None)
+    assert models is not None
+    return models.host.time.machine_us
 
 
 def test_both_tables_have_the_schemas_columns_with_rows_and_without(tmp_path: Path) -> None:

@@ -34,8 +34,10 @@ export class KernelChart extends ZoomChart {
     const { range_lane: rangeLanes } = data;
     this.ranges = Array.from({ length: rangeLanes.reduce((most, lane) => Math.max(most, lane + 1), 0) }, () => []);
     for (let range = 0; range < rangeLanes.length; range += 1) this.ranges[rangeLanes[range]].push(range);
-    this.host = [...data.host_start.keys()];
-    this.firstRange = this.firstLane - (this.host.length ? 1 : 0) - this.ranges.length;
+    this.host = data.meta.threads.map(() => []);
+    for (let bar = 0; bar < data.host_of.length; bar += 1) this.host[data.hosts_lane[data.host_of[bar]]].push(bar);
+    this.firstHost = this.firstLane - this.host.length;
+    this.firstRange = this.firstHost - this.ranges.length;
     this.layers = Array.from({ length: this.firstRange - 1 }, () => []);
     for (let run = 0; run < depths.length; run += 1) this.layers[depths[run]]?.push(run);
     this.calls = data.meta.families.indexOf('communication');
@@ -61,7 +63,8 @@ export class KernelChart extends ZoomChart {
   }
 
   get margin() {
-    const letters = this.data.meta.streams.reduce((most, title) => Math.max(most, title.length), 0);
+    const { streams, threads } = this.data.meta;
+    const letters = [...streams, ...threads].reduce((most, title) => Math.max(most, title.length), 0);
     return Math.min(Math.max(MARGIN, 14 + letters * PER_LETTER), WIDEST_MARGIN, this.width / 4);
   }
 
@@ -118,12 +121,15 @@ export class KernelChart extends ZoomChart {
         parts.get('ranges').push({ start, length, row, text: meta.ranges[data.range_name[range]] });
       }
     });
-    for (const [start, length, bar] of barsInView(data.host_start, data.host_length, this.host, view, perPixel)) {
-      const of = data.host_of[bar];
-      const colour = data.hosts_waits[of] ? colourOf('waiting') : kindColour(data.hosts_kind[of]);
-      const text = data.hosts_waits[of] ? '' : meta.host_names[data.hosts_name[of]];
-      parts.get('host').push({ start, length, row: this.firstLane - 1, text, colour });
-    }
+    this.host.forEach((bars, lane) => {
+      const row = this.firstHost + lane;
+      for (const [start, length, bar] of barsInView(data.host_start, data.host_length, bars, view, perPixel)) {
+        const of = data.host_of[bar];
+        const colour = data.hosts_waits[of] ? colourOf('waiting') : kindColour(data.hosts_kind[of]);
+        const text = data.hosts_waits[of] ? '' : meta.host_names[data.hosts_name[of]];
+        parts.get('host').push({ start, length, row, text, colour });
+      }
+    });
     this.lanes.forEach((bars, lane) => {
       const row = this.firstLane + lane;
       for (const isKnown of [1, 0]) {
@@ -449,14 +455,14 @@ export class KernelChart extends ZoomChart {
 
   about(row, tick) {
     if (row >= this.firstLane) return this.aboutBar(row - this.firstLane, tick);
-    if (this.host.length && row === this.firstLane - 1) return this.aboutHost(tick);
+    if (row >= this.firstHost) return this.aboutHost(row - this.firstHost, tick);
     return row < this.firstRange ? this.aboutLayer(row, tick) : this.aboutRange(row - this.firstRange, tick);
   }
 
-  aboutHost(tick) {
+  aboutHost(lane, tick) {
     const { data } = this;
     const { meta } = data;
-    const bar = nearest(data.host_start, data.host_length, this.host, tick, NEAR * this.perPixel);
+    const bar = nearest(data.host_start, data.host_length, this.host[lane], tick, NEAR * this.perPixel);
     if (bar < 0) return null;
     const of = data.host_of[bar];
     const name = meta.host_names[data.hosts_name[of]];
@@ -465,7 +471,11 @@ export class KernelChart extends ZoomChart {
     return [
       make('p', { class: 'head' }, make('b', {}, num > 1 ? `${countText(num)} operations` : name), `, ${long}`),
       num > 1 ? make('p', {}, `the longest: ${name}`) : null,
-      make('p', {}, `host, ${meta.kinds[data.hosts_kind[of]]}, at ${usText(this.us(data.host_start[bar]))}`),
+      make(
+        'p',
+        {},
+        `${meta.threads[lane]}, ${meta.kinds[data.hosts_kind[of]]}, at ${usText(this.us(data.host_start[bar]))}`,
+      ),
       make('p', {}, meta.layers[data.hosts_layer[of]] || '(outside of modules)'),
     ].filter(Boolean);
   }

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from fakedist.report.text.host_sheets import host_sheets
-from fakedist.report.text.wording import limit_text
+from fakedist.report.text.time_sheets import gain_sheet
+from fakedist.report.text.wording import collector_text, limit_text
 from fakedist.results.opening import open_run
 from fakedist.rundir.directory import TABLES_NAME
 from fakedist.rundir.step_time import HostPart, HostWait, LateLaunches, PathPart, StepTime, TimeGain
@@ -51,7 +52,15 @@ def test_waits_and_late_launches_are_told_with_their_lines_and_layers(time: Step
 def test_data_loading_is_a_line_of_its_own(time: StepTime) -> None:
     host = host_sheets(replace(time, loading_us=2e5), "/job", "estimated")[0]
     assert [column.cells[-1] for column in host.columns] == ["of these, data loading", "200.0 ms", "20.0%"]
-    assert "recording machine" in host.remarks[0]
+    assert "iterators" in host.remarks[0]
+
+
+def test_pauses_for_garbage_are_advice_that_the_steps_time_leaves_out(time: StepTime) -> None:
+    assert collector_text(replace(time, collector_us=2e4)).startswith(
+        "without garbage collection: 20.0 ms a step (2.0%), which its time leaves out; by gc.freeze() "
+    )
+    assert collector_text(time) == collector_text(replace(time, collector_us=900.0)) == ""
+    assert gain_sheet(replace(time, collector_us=2e4)).remarks == [collector_text(replace(time, collector_us=2e4))]
 
 
 def test_a_gpu_that_hardly_waits_for_the_host_needs_no_tables_of_it(time: StepTime) -> None:
