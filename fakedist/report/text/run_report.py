@@ -37,6 +37,7 @@ from fakedist.report.text.time_sheets import print_time, time_markdown, time_she
 from fakedist.report.text.wording import (
     advice_text,
     ending,
+    gives_alone,
     note_texts,
     peak_moment,
     peaks_text,
@@ -127,7 +128,7 @@ def render_short(run_directory: Path, console: Console) -> None:
 
 def _print_outlook(console: Console, summary: Summary) -> None:
     """One line for each change that would help most, of memory and of time."""
-    pieces = [advice_text(advice, summary) for advice in summary.advice[:_NUM_ADVICE]]
+    pieces = [advice_text(advice, summary) for advice in summary.advice if gives_alone(advice)][:_NUM_ADVICE]
     lines = [
         f"{piece['gives']} {piece['of']}: {piece['title']}" + (f"; {piece['then']}" if piece["then"] else "")
         for piece in pieces
