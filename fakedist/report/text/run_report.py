@@ -74,7 +74,7 @@ def summary_object(run_directory: Path, *, all_layers: bool = False) -> dict[str
 
 #: Parts of the report that can be printed alone.
 SECTIONS = ("memory", "time", "advice", "notes")
-_NUM_LAYERS, _NUM_LINES, _NUM_GAINS, _NUM_ADVICE = 5, 5, 3, 4
+_NUM_LAYERS, _NUM_LINES, _NUM_GAINS, _NUM_ADVICE = 5, 5, 3, 3
 
 
 def render(run_directory: Path, *, all_layers: bool, console: Console, section: str = "") -> None:
