@@ -148,8 +148,8 @@ def alternate(evidence: Evidence) -> Iterator[Change]:
         late[own] = ~in_time & (batch + width < number)
         of_block = np.searchsorted(next_back[:-1], made, "right")  # the backward during or before which it is made
         is_own = (made < begin[0]) | (evidence.phase("backward") & (made < freed[own].max()))
-        sent = np.flatnonzero(passed_on & is_own & (freed > next_back[of_block]) & (freed < freed[own].max()))
-        beside[sent], starts[sent], late[sent] = bytes_[sent], np.maximum(made, over[of_block])[sent], True
+        more = np.flatnonzero(passed_on & is_own & (freed > next_back[of_block]) & (freed < freed[own].max()))
+        beside[more], starts[more], late[more] = bytes_[more], np.maximum(made, over[of_block])[more], True
         of_step = kept[blocks["step"].to_numpy()[kept] == step]
         held[of_step], starts[of_step], ends[of_step] = bytes_[of_step], begin[width], all_forward
     calls = evidence.last_calls

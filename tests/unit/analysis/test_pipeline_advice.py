@@ -71,6 +71,11 @@ def piped(directory: Path, in_flight: int, **how: Any) -> tuple[dict[str, Advice
         passed_on(batch)
     made.op("optimizer", 1)
     made.free(6_000 * MIB, 4 * MIB)
+    return advised(made, directory, **how)
+
+
+def advised(made: HandMade, directory: Path, **how: Any) -> tuple[dict[str, Advice], int]:
+    """The advice on the step, and its peak."""
     made.record("step", step=1, start_us=0, end_us=900, samples=16, sample_shape=how.get("sample_shape", "128"))
     made.record("groups", rows=[(0, "0", "pp", (0, 1), 0, 0, "nccl")])
     made.record("calls", rows=[(0, "send", 0, MIB, 0, "bfloat16", True, 0, 0, 0, 1, 0, 0)])
