@@ -125,7 +125,7 @@ def alternate(evidence: Evidence) -> Iterator[Change]:
         return
     width, blocks = flow.least_in_flight, evidence.blocks
     made, freed, bytes_ = (blocks[name].to_numpy() for name in ("alloc_event", "free_event", "bytes"))
-    gone, held, beside = (np.zeros(len(blocks)) for _ in range(3))
+    gone, held, more = (np.zeros(len(blocks)) for _ in range(3))
     late, passed_on = np.zeros(len(blocks), bool), evidence.category("communication")
     starts, ends = made.copy(), made.copy()
     kept, _ = kept_gradients(evidence)
@@ -148,8 +148,8 @@ def alternate(evidence: Evidence) -> Iterator[Change]:
         late[own] = ~in_time & (batch + width < number)
         of_block = np.searchsorted(next_back[:-1], made, "right")  # the backward during or before which it is made
         is_own = (made < begin[0]) | (evidence.phase("backward") & (made < freed[own].max()))
-        more = np.flatnonzero(passed_on & is_own & (freed > next_back[of_block]) & (freed < freed[own].max()))
-        beside[more], starts[more], late[more] = bytes_[more], np.maximum(made, over[of_block])[more], True
+        other = np.flatnonzero(passed_on & is_own & (freed > next_back[of_block]) & (freed < freed[own].max()))
+        more[other], starts[other], late[other] = bytes_[other], np.maximum(made, over[of_block])[other], True
         of_step = kept[blocks["step"].to_numpy()[kept] == step]
         held[of_step], starts[of_step], ends[of_step] = bytes_[of_step], begin[width], all_forward
     calls = evidence.last_calls
@@ -161,7 +161,7 @@ def alternate(evidence: Evidence) -> Iterator[Change]:
         f"all {flow.number} micro-batches of a step are between forward and backward at once; with 1F1B, {width} are, "
         "one for each stage from this one to the last. Smaller micro-batches alone save little here, as all of them "
         "stay. The bubble is as long, but each micro-batch waits for its sends and receives",
-        Saving(gone + beside, starts, np.where(late, freed, ends)),
+        Saving(gone + more, starts, np.where(late, freed, ends)),
         Saving(gone - held, starts, ends),
         line=evidence.main_line(gone > 0),
         subjects=frozenset({"schedule"}),
