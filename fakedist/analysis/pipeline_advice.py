@@ -117,14 +117,16 @@ def alternate(evidence: Evidence) -> Iterator[Change]:
     """A pipeline that runs all forwards before the first backward: with 1F1B, fewer micro-batches are in flight.
 
     Forwards of the run at which the next micro-batches would not have begun yet, or their backwards would have ended,
-    lack what those saved. At least, the gradients of the first backwards are there during the later forwards.
+    lack what those saved. At least, the gradients of the first backwards are there during the later forwards. At most,
+    a script that held micro-batches beyond their backwards, with what it received and sent for them, no longer does.
     """
     flow = Flow.of(evidence)
     if flow is None or flow.number <= flow.least_in_flight:
         return
     width, blocks = flow.least_in_flight, evidence.blocks
     made, freed, bytes_ = (blocks[name].to_numpy() for name in ("alloc_event", "free_event", "bytes"))
-    gone, held, late = np.zeros(len(blocks)), np.zeros(len(blocks)), np.zeros(len(blocks), bool)
+    gone, held, more = (np.zeros(len(blocks)) for _ in range(3))
+    late, passed_on = np.zeros(len(blocks), bool), evidence.category("communication")
     starts, ends = made.copy(), made.copy()
     kept, _ = kept_gradients(evidence)
     for step in np.unique(flow.passes.step).tolist():
@@ -144,6 +146,10 @@ def alternate(evidence: Evidence) -> Iterator[Change]:
         returns = np.append(np.full(width, all_forward), over)[:number]
         gone[own], starts[own], ends[own] = bytes_[own], leaves[batch], returns[batch]
         late[own] = ~in_time & (batch + width < number)
+        of_block = np.searchsorted(next_back[:-1], made, "right")  # the backward during or before which it is made
+        is_own = (made < begin[0]) | (evidence.phase("backward") & (made < freed[own].max()))
+        other = np.flatnonzero(passed_on & is_own & (freed > next_back[of_block]) & (freed < freed[own].max()))
+        more[other], starts[other], late[other] = bytes_[other], np.maximum(made, over[of_block])[other], True
         of_step = kept[blocks["step"].to_numpy()[kept] == step]
         held[of_step], starts[of_step], ends[of_step] = bytes_[of_step], begin[width], all_forward
     calls = evidence.last_calls
@@ -155,7 +161,7 @@ def alternate(evidence: Evidence) -> Iterator[Change]:
         f"all {flow.number} micro-batches of a step are between forward and backward at once; with 1F1B, {width} are, "
         "one for each stage from this one to the last. Smaller micro-batches alone save little here, as all of them "
         "stay. The bubble is as long, but each micro-batch waits for its sends and receives",
-        Saving(gone, starts, np.where(late, freed, ends)),
+        Saving(gone + more, starts, np.where(late, freed, ends)),
         Saving(gone - held, starts, ends),
         line=evidence.main_line(gone > 0),
         subjects=frozenset({"schedule"}),

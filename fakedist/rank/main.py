@@ -172,12 +172,12 @@ class Rank:
                 self.give_up(error)
             except Exception as error:  # else the script's exit code would be blamed
                 traceback.print_exc()
-                said = f"{type(error).__name__} while the recording was closed: {error}"
-                _report_error(self._reporter, said, "this is a bug in fakedist", before_start=False)
+                text = f"{type(error).__name__} while the recording was closed: {error}"
+                _report_error(self._reporter, text, "this is a bug in fakedist", before_start=False)
             else:
-                if ending.ended_well and self._gpu is not None and self._gpu.is_beyond:
-                    ending = BEYOND_CAPACITY  # the records keep how the script ended
-                self._reporter.send(Ended(ending.outcome, ending.code or 0, ending.message, line))
+                is_beyond = self._gpu is not None and self._gpu.is_beyond
+                said = BEYOND_CAPACITY if ending.ended_well and is_beyond else ending  # the script ended as it did
+                self._reporter.send(Ended(said.outcome, said.code or 0, said.message, line))
         return ending
 
     def give_up(self, error: JournalFailed) -> None:

@@ -39,6 +39,7 @@ TITLE = "Points, fastest first: memory measured (NCCL and CUDA context estimated
 EFFECTS_TITLE = "How much each axis matters: points that differ in it alone, in the median"
 ON_FRONT = "*: no other point takes less memory and is faster"
 _NUM_ROWS = 20
+_LONGEST_WORD = 24
 _NUM_REASONS = 5
 
 
@@ -84,7 +85,7 @@ def columns_of(sweep: Sweep, rows: Sequence[Row]) -> list[SheetColumn]:
     return [
         SheetColumn("place", [place(row) for row in rows]),
         *(
-            SheetColumn(name, [text_of(dict(row.values)[name]) for row in rows], rank=KEY)
+            _values(name, [text_of(dict(row.values)[name]) for row in rows])
             for name, values in sweep.about.axes.items()
             if len(values) > 1
         ),
@@ -110,6 +111,11 @@ def columns_of(sweep: Sweep, rows: Sequence[Row]) -> list[SheetColumn]:
         us_column("exposed", [None if step is None else step.communication_us for step in steps], rank=2),
         SheetColumn("bubble", [_bubble(step) for step in steps], rank=2),
     ]
+
+
+def _values(axis: str, cells: list[str]) -> SheetColumn:
+    """The points' values on an axis; long ones fold."""
+    return SheetColumn(axis, cells, is_text=max(map(len, cells), default=0) > _LONGEST_WORD, rank=KEY)
 
 
 def effects_of(effects: Sequence[AxisEffect]) -> list[SheetColumn]:

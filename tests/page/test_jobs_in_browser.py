@@ -96,6 +96,20 @@ def test_the_winners_command_is_copied(reader: Reader, written: dict[str, Path])
     page.locator("button.copy", has_text="copied").wait_for()
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_long_and_turned_values_of_an_axis_stay_within_the_page(reader: Reader, tmp_path: Path, width: int) -> None:
+    points = [
+        row(1000 + at, 50, kind=kind) for at, kind in enumerate(("L" * 300, "\u202egnp.exe", "</script><img src=x>"))
+    ]
+    write_sweep_page(sweep(*points, path=tmp_path))
+    assert reader.width_on(tmp_path / "report.html", width) <= width
+    text = reader.page.locator("main").inner_text()
+    assert "\\u202egnp.exe" in text
+    assert "\u202e" not in text
+    assert reader.page.locator("img").count() == 0
+    assert reader.told == []
+
+
 #: Each page's charts that are saved as pictures, and a text or a mark of each.
 PICTURES = {
     "job": {

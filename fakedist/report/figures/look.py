@@ -8,6 +8,7 @@ from html import escape
 import plotly.graph_objects as go
 
 from fakedist.units import GIB, KIB, MIB, TIB
+from fakedist.visible import visible_lines
 
 #: The page's colours by category of memory.
 CATEGORY_COLOURS = {
@@ -93,8 +94,11 @@ _LONGEST_TEXT = 200
 
 
 def shown(text: object) -> str:
-    """Text as plotly shows it: plotly reads labels and hover text as a kind of HTML, so marks are escaped."""
-    whole = str(text)
+    """Text as plotly shows it: plotly reads labels and hover text as a kind of HTML, so marks are escaped.
+
+    Control characters are written out.
+    """
+    whole = visible_lines(str(text))
     return escape(whole if len(whole) <= _LONGEST_TEXT else whole[: _LONGEST_TEXT - 1] + "…", quote=False)
 
 

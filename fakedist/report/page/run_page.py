@@ -27,6 +27,7 @@ from fakedist.report.writing import replace_text
 from fakedist.results.run import Run
 from fakedist.rundir.schema import SCHEMA_VERSION
 from fakedist.rundir.step_time import StepTime
+from fakedist.visible import visible_lines
 
 _MINUS = re.compile(r"(?<![\w.)\]-])-(?=\d[\d,.]*(?: ?(?:[KMGT]?i?B|µs|ms|s|min|%))\b|\d[\d,.]*%)")
 _ARROWS = (("<-", "\u2190"), ("->", "\u2192"))
@@ -116,11 +117,17 @@ def template_text(
     return _environment().get_template(template).render(schema_version=SCHEMA_VERSION, **own, **context)
 
 
+def _in_its_own_direction(value: object) -> object:
+    """Text with its control characters written out: one that turns the direction would turn the sentence around it."""
+    return value if isinstance(value, Markup) or not isinstance(value, str) else visible_lines(value)
+
+
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
+        finalize=_in_its_own_direction,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -38,6 +38,7 @@ from fakedist.report.text.wording import (
     advice_text,
     collector_text,
     ending,
+    gives_alone,
     note_texts,
     peak_moment,
     peaks_text,
@@ -74,7 +75,7 @@ def summary_object(run_directory: Path, *, all_layers: bool = False) -> dict[str
 
 #: Parts of the report that can be printed alone.
 SECTIONS = ("memory", "time", "advice", "notes")
-_NUM_LAYERS, _NUM_LINES, _NUM_GAINS, _NUM_ADVICE = 5, 5, 3, 4
+_NUM_LAYERS, _NUM_LINES, _NUM_GAINS, _NUM_ADVICE = 5, 5, 3, 3
 
 
 def render(run_directory: Path, *, all_layers: bool, console: Console, section: str = "") -> None:
@@ -128,7 +129,7 @@ def render_short(run_directory: Path, console: Console) -> None:
 
 def _print_outlook(console: Console, summary: Summary) -> None:
     """One line for each change that would help most, of memory and of time."""
-    pieces = [advice_text(advice, summary) for advice in summary.advice[:_NUM_ADVICE]]
+    pieces = [advice_text(advice, summary) for advice in summary.advice if gives_alone(advice)][:_NUM_ADVICE]
     lines = [
         f"{piece['gives']} {piece['of']}: {piece['title']}" + (f"; {piece['then']}" if piece["then"] else "")
         for piece in pieces

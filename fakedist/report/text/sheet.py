@@ -29,6 +29,9 @@ _LEAST_TEXT = 14  # narrower text is hard to read: rather leave out a column of 
 _LEAST = 4
 _NARROW = 64  # below this, what is said about a figure goes on a line of its own
 _PIECES = re.compile(r"[^./_,]*[./_,]*")
+#: Between a number and its unit, which stay on one line, a blank is this private character until a line is printed.
+_NO_BREAK = "\ue000"
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]?i?B|m?s|µs|ns|GHz|W)\b)")
 KEY = -1
 
 #: The rank of an empty column, which is left out before all others.
@@ -128,7 +131,7 @@ def print_figures(console: Console, rows: Sequence[tuple[str, str, str]], *, is_
             line = Table.grid(padding=(0, 2))
             line.add_column(no_wrap=True)
             line.add_column(overflow="fold")
-            line.add_row(head, Text(more))
+            line.add_row(head, Text(_with_units(more)))
             print_lines(console, line)
 
 
@@ -146,7 +149,7 @@ def print_remark(console: Console, text: str) -> None:
 def print_words(console: Console, text: Text, indent: int) -> None:
     """Print a text that breaks between words, indented."""
     text.overflow = "fold"
-    text.plain = visible(text.plain.strip(), MOST_OF_A_TEXT)
+    text.plain = _with_units(visible(text.plain.strip(), MOST_OF_A_TEXT))
     print_lines(console, Padding(text, (0, 0, 0, indent)))
 
 
@@ -168,7 +171,7 @@ def print_items(console: Console, texts: Sequence[str]) -> None:
     items.add_column()
     items.add_column(overflow="fold")
     for text in texts:
-        items.add_row("  -", Text(visible(text, MOST_OF_A_TEXT)))
+        items.add_row("  -", Text(_with_units(visible(text, MOST_OF_A_TEXT))))
     print_lines(console, items)
 
 
@@ -176,9 +179,13 @@ def print_lines(console: Console, renderable: RenderableType, *, width: int | No
     """Print without padding each line to the full width, which may be more than the terminal's."""
     options = console.options if width is None else console.options.update(width=max(width, 1))
     for line in console.render_lines(renderable, options, pad=False):
-        text = Text.assemble(*((part.text, part.style or "") for part in line))
+        text = Text.assemble(*((part.text.replace(_NO_BREAK, " "), part.style or "") for part in line))
         text.rstrip()
         console.print(text, soft_wrap=True, highlight=False)
+
+
+def _with_units(text: str) -> str:
+    return _BEFORE_UNIT.sub(_NO_BREAK, text)
 
 
 def folded(text: str, width: int) -> str:

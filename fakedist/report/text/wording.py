@@ -243,7 +243,7 @@ def advice_text(advice: Advice, summary: Summary) -> dict[str, str]:
     """A piece of advice in words: rule, title, text, gives, of, then (its outcome if the rank does not fit; price)."""
     of = "reserved" if advice.of == "peak_reserved_bytes" else "allocated"
     gives = _gives(advice)
-    of_peak = f"less {of} at the peak"
+    of_peak = f"less {of} at the peak{'' if gives_alone(advice) else ' by itself'}"
     then = _price(advice) if summary.fits else outcome_text(advice)
     return {
         "rule": advice.rule,
@@ -253,6 +253,11 @@ def advice_text(advice: Advice, summary: Summary) -> dict[str, str]:
         "of": of_peak,
         "then": then,
     }
+
+
+def gives_alone(advice: Advice) -> bool:
+    """True for a change that lowers the peak by itself, not only once another has."""
+    return advice.gives_bytes > 0
 
 
 def outcome_text(advice: Advice | Remedy) -> str:
@@ -281,7 +286,9 @@ def remedy_text(summary: Summary) -> str:
         return ""
     known = replace(remedy, step_share=None) if len(remedy.unpriced) == len(remedy.rules) else remedy
     unknown = f"; the price of {' and '.join(remedy.unpriced)} is not known" if remedy.unpriced else ""
-    return f"{' and '.join(remedy.titles)}: {outcome_text(known)}{unknown}"
+    *others, last = remedy.titles
+    titles = f"{'; '.join(others)}{'; and' if others[1:] else ' and'} {last}" if others else last
+    return f"{titles}: {outcome_text(known)}{unknown}"
 
 
 def top_advice(summary: Summary, cwd: str) -> str:

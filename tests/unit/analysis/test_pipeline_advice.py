@@ -21,6 +21,7 @@ def piped(directory: Path, in_flight: int, **how: Any) -> tuple[dict[str, Advice
     """The advice on a step of the first of two stages that keeps so many micro-batches in flight, and its peak.
 
     A backward takes the oldest micro-batch, or with ``is_reversed`` the newest. The first leaves a gradient of 4 MiB.
+    With ``holds``, each has an input, 5 MiB, and sends its gradient, 3 MiB: freed at once, or after the last backward.
     """
     made = HandMade()
     container = made.layer("layers", "ModuleList", made.layer("(Net)", "Net"))
@@ -29,6 +30,10 @@ def piped(directory: Path, in_flight: int, **how: Any) -> tuple[dict[str, Advice
 
     def forward(batch: int) -> None:
         first = len(made.ops)
+        if "holds" in how:
+            made.op("forward" if batch else "other", 1)
+            made.alloc((8_000 + batch * 10) * MIB, 5 * MIB, mark=("communication",))
+            first += batch == 0
         for number, layer in enumerate(layers):
             for half in range(2):
                 made.op("forward", 1, layer, name="aten.gelu.default")
@@ -45,8 +50,16 @@ def piped(directory: Path, in_flight: int, **how: Any) -> tuple[dict[str, Advice
                 made.free(_at(batch, number, half), _SAVED // 2 * MIB)
         if batch == 0:
             made.alloc(6_000 * MIB, 4 * MIB, mark=("gradient", layers[0], 4 * MIB))
+        if "holds" in how:
+            made.alloc((7_000 + batch * 10) * MIB, 3 * MIB, mark=("communication",))
         made.free(5_000 * MIB, _AT_WORK * MIB)
         made.op("other", 1)
+        if how.get("holds") is False:
+            passed_on(batch)
+
+    def passed_on(batch: int) -> None:
+        made.free((7_000 + batch * 10) * MIB, 3 * MIB)
+        made.free((8_000 + batch * 10) * MIB, 5 * MIB)
 
     for batch in range(_BATCHES):
         if len(waiting) == in_flight:
@@ -54,8 +67,15 @@ def piped(directory: Path, in_flight: int, **how: Any) -> tuple[dict[str, Advice
         forward(batch)
     while waiting:
         backward()
+    for batch in range(_BATCHES if how.get("holds") else 0):
+        passed_on(batch)
     made.op("optimizer", 1)
     made.free(6_000 * MIB, 4 * MIB)
+    return advised(made, directory, **how)
+
+
+def advised(made: HandMade, directory: Path, **how: Any) -> tuple[dict[str, Advice], int]:
+    """The advice on the step, and its peak."""
     made.record("step", step=1, start_us=0, end_us=900, samples=16, sample_shape=how.get("sample_shape", "128"))
     made.record("groups", rows=[(0, "0", "pp", (0, 1), 0, 0, "nccl")])
     made.record("calls", rows=[(0, "send", 0, MIB, 0, "bfloat16", True, 0, 0, 0, 1, 0, 0)])
@@ -80,6 +100,11 @@ def test_one_forward_one_backward_holds_what_was_foretold(tmp_path: Path) -> Non
     assert piece.gives_bytes == piece.gives_low_bytes == all_forwards_first - alternating
     assert "with 1F1B, 2 are" in piece.text
     assert "micro-batch" not in pieces  # smaller ones would all be held, too
+
+
+def test_at_best_a_script_no_longer_holds_what_it_received_and_sent(tmp_path: Path) -> None:
+    piece = piped(tmp_path / "all", _BATCHES, holds=True)[0]["one-forward-one-backward"]
+    assert piece.needs_low_bytes == piped(tmp_path / "two", 2, holds=False)[1]
 
 
 @pytest.mark.parametrize(("in_flight", "is_reversed"), [(2, False), (_BATCHES, True)])

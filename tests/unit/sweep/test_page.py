@@ -53,7 +53,7 @@ def test_the_page_has_the_answer_every_point_and_the_reports(kept: Sweep) -> Non
 def test_text_of_a_sweep_file_stays_text() -> None:
     page = sweep_page(sweep(row(100, kind=HOSTILE), row(200, kind="b"), row(kind="c", status=Status.INVALID)))
     assert HOSTILE not in page
-    assert "&lt;/script&gt;" in page
+    assert "&lt;/script&gt;" in page.replace("<wbr>", "")
     figure = parallel_axes(sweep(row(100, kind=HOSTILE), row(200, kind="b")))
     assert HOSTILE not in str(figure.to_json())
 

@@ -2,8 +2,9 @@ import io
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
-from fakedist.report.text.sheet import KEY, SheetColumn, folded, print_table
+from fakedist.report.text.sheet import KEY, SheetColumn, folded, print_items, print_table, print_words
 
 COLUMNS = [
     SheetColumn("layer", ["mlp", "attention"], is_text=True),
@@ -104,3 +105,15 @@ def test_text_is_folded_and_figures_stay_whole_where_nothing_more_can_be_left_ou
         "  --json has",
         "  them)",
     ]
+
+
+@pytest.mark.parametrize("width", range(20, 60, 3))
+def test_a_number_and_its_unit_stay_on_one_line(width: int) -> None:
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
+    sentence = "then needs 49.62 to 50.49 GiB: it takes 12.1 s of copies, at most 1.47 ms of them at once"
+    print_words(console, Text(sentence), 0)
+    print_items(console, [sentence])
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert [line for line in lines if line.lstrip().startswith(("GiB", "s ", "ms"))] == []
+    assert " ".join(" ".join(lines).split()) == f"{sentence} - {sentence}"

@@ -7,15 +7,18 @@ import io
 import re
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from fakedist.errors import RunDirectoryError
-from fakedist.report.text.run_report import SECTIONS, render, render_short
+from fakedist.report.text.run_report import SECTIONS, _print_outlook, render, render_short
 from fakedist.results.building import build_tables
-from tests.unit.analysis.recorded import GIB, HandMade, new_run, wrote_nothing
+from fakedist.results.opening import open_run
+from fakedist.rundir.summary import Advice
+from tests.unit.analysis.recorded import GIB, MIB, HandMade, new_run, wrote_nothing
 from tests.unit.report.handmade import built, ended_well, measured, out_of_memory, timed
 
 EXPECTED = Path(__file__).parent / "expected"
@@ -151,3 +154,12 @@ def test_a_section_is_printed_alone_and_in_full(tmp_path: Path) -> None:
     assert "Peak memory" in headings["memory"]
     assert "Time by layer" not in headings["memory"]
     assert "Notes" in headings["notes"]
+
+
+def test_the_short_report_leaves_out_a_change_that_gives_nothing_by_itself(tmp_path: Path) -> None:
+    summary = open_run(out_of_memory(tmp_path / "run")).summary
+    pieces = [Advice("checkpoint", f"change {number}", "", number * MIB, gives_low_bytes=0) for number in range(6)]
+    console = Console(file=io.StringIO(), width=120, color_system=None, force_terminal=False)
+    _print_outlook(console, replace(summary, advice=pieces))
+    assert isinstance(console.file, io.StringIO)
+    assert re.findall(r"change \d", console.file.getvalue()) == [f"change {number}" for number in range(1, 4)]

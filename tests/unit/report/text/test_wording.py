@@ -2,9 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from fakedist.report.text.wording import limit_text, note_texts, relative_time, short_line
+from fakedist.report.text.wording import limit_text, note_texts, relative_time, remedy_text, short_line
 from fakedist.rundir.notes import Note
 from fakedist.rundir.step_time import GroupTime, PathPart, TimeGain
+from fakedist.rundir.summary import Remedy
+from tests.unit.report.handmade import summary_of_nothing
 from tests.unit.results.compare.test_changed_times import step
 
 
@@ -74,3 +76,12 @@ def test_what_limits_the_step_is_the_longest_part_of_its_path(path: list[tuple[s
 
 def test_a_change_that_rounds_to_nothing_has_no_sign() -> None:
     assert [relative_time(us, 100.0) for us in (93.2, 100.04, 99.96, 183.9)] == ["-6.8%", "0.0%", "0.0%", "+83.9%"]
+
+
+@pytest.mark.parametrize(
+    ("titles", "text"),
+    [(["A"], "A"), (["A", "B, and C"], "A and B, and C"), (["A", "B, and C", "D"], "A; B, and C; and D")],
+)
+def test_three_changes_that_make_a_rank_fit_are_told_apart(titles: list[str], text: str) -> None:
+    remedy = Remedy([], titles, 0, 1 << 30, 1 << 30, "fits", 0.0, None, [])
+    assert remedy_text(replace(summary_of_nothing(), remedy=remedy)) == f"{text}: then needs 1.00 GiB: fits"
