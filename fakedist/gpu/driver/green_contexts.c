@@ -99,8 +99,7 @@ API int cuCtxFromGreenCtx(void **out, const struct green_context *context) {
 }
 API int cuStreamGetGreenCtx(void *stream, void **out) { return (void)stream, *out = NULL, OK; }
 API int cuGreenCtxStreamCreate(void **out, const struct green_context *context, unsigned flags, int priority) {
-    int before = device_current(), status = device_set_current(context->device);
-    if (status) return QUIET(status);
-    status = cudaStreamCreateWithPriority(out, flags, priority);
-    return device_set_current(before), QUIET(status);
+    int current = device_current(), done = QUIET(device_set_current(context->device));
+    if (!done) done = QUIET(cudaStreamCreateWithPriority(out, flags, priority));
+    return device_set_current(current), done;
 }

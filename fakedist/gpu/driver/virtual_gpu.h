@@ -12,7 +12,7 @@
  * A module uses only modules of lower layers, through their headers. Its functions begin with its name, except those
  * marked API: they are CUDA's, or begin with fakedist_. tests/unit/gpu/test_driver_layers.py reads the drawing:
  *
- *   11 driver_api structs                         CUDA itself: second names, structs that differ between releases
+ *   11 driver_api green_contexts structs          CUDA itself: second names, structs that differ between releases
  *   11 products cudnn_backend cudnn_legacy cudnn_rnn nvml_sensors  parts of its libraries
  *   10 runtime events modules copies mapping ipc entry_points crash       CUDA itself
  *   10 blas blaslt cudnn plans fft solver sparse nvml  its libraries

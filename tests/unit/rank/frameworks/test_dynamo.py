@@ -74,7 +74,7 @@ GROUP_CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "shutdown": tuple,
 }
 #: Of torch: what a group is besides. Kernels of torch.ops.symm_mem call the last two, below all that Dynamo sees.
-NOT_CALLED = {"named", "rank", "size", "group_name", "group_desc", "symmetric", "symmetric_barrier"}
+NOT_CALLED = {"named", "rank", "size", "group_name", "group_desc", "symmetric", "symmetric_barrier", "dispatched"}
 WORK_CALLS = (
     "block_current_stream", "exception", "getFuture", "get_future", "is_completed", "is_success", "result",
     "source_rank", "synchronize", "wait",
