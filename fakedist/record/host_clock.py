@@ -34,7 +34,7 @@ from fakedist.patch import patched
 from fakedist.record.dispatch import no_operation
 from fakedist.record.ledger import Ledger
 from fakedist.record.loading import Loading
-from fakedist.record.machine_score import linear_us
+from fakedist.record.machine_score import ROOM_BYTES, linear_us
 from fakedist.record.steps import SAVES
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.launch_records import HostClockRecord
@@ -369,11 +369,12 @@ class HostClock:
         return after.wall_us - before.wall_us > _DISTURBED * (after.cpu_us - before.cpu_us)
 
     def _score(self, gpu: ClockedGpu) -> float:
-        """The machine's score now; NaN inside a CUDA graph's capture, or without memory for it."""
+        """The machine's score now; NaN inside a CUDA graph's capture, or where the GPU is nearly full."""
         if torch.cuda.is_current_stream_capturing():
             return nan
         with suppress(RuntimeError), gpu.left_out():
-            return linear_us()
+            if torch.cuda.mem_get_info()[0] >= ROOM_BYTES:  # else a step may lack what the score has taken
+                return linear_us()
         return nan
 
     def _collects(self, phase: str, _: Mapping[str, int]) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.runs import ProfileOnce
 
+pytestmark = pytest.mark.long
+
 JOB = Path(__file__).parent / "jobs" / "building.py"
 MIB = 1 << 20
 #: Each way, and the bytes of the weights that it allocates, in order of size.

@@ -21,6 +21,8 @@ _SCRIPT = """
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
+pytestmark = pytest.mark.long
+
 model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(3)]).cuda()
 optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 x = torch.randn(2048, 1024, device="cuda")

@@ -122,6 +122,7 @@ def test_the_same_commit_gives_the_same_bytes_in_another_directory(tmp_path: Pat
         assert sum(sum(held.values()) for held in rank["layers"].values()) == rank["peak_allocated_bytes"]
 
 
+@LONG
 def test_the_baseline_holds_without_a_change(tmp_path: Path, last: bytes) -> None:
     finished = checked(with_baseline(project(tmp_path / "p", LAST), last))
     assert finished.returncode == 0, finished.stderr

@@ -15,6 +15,8 @@ import pytest
 from tests.conftest import RunFakedist
 from tests.support.virtual import on_virtual_gpu
 
+pytestmark = pytest.mark.long
+
 JOB = Path(__file__).parent / "jobs" / "compiled_programs.py"
 #: What was seen of each program.
 Seen = dict[str, dict[str, Any]]
@@ -79,7 +81,7 @@ def test_torch_compiles_programs_as_it_does_without_fakedist(tmp_path: Path, run
     assert different == {}
 
 
-@pytest.mark.parametrize("kind", ["AdamW", pytest.param("Descent", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["AdamW", "Descent"])
 def test_compiled_steps_of_optimizers_are_recorded_as_steps(
     kind: str, tmp_path: Path, run_fakedist: RunFakedist
 ) -> None:

@@ -15,6 +15,8 @@ from tests.conftest import ROOT, RunFakedist
 from tests.integration.test_three_d import SIZES
 from tests.unit.export.test_chakra import attributes, read
 
+pytestmark = pytest.mark.long
+
 Exported = tuple[Path, dict[int, list[Any]]]
 
 

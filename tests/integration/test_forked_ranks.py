@@ -15,7 +15,7 @@ from fakedist.options import Job
 from fakedist.rundir.manifest import load_manifest
 from tests.conftest import ROOT, clean_environment
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.long
 
 JOBS = ROOT / "tests" / "integration" / "jobs"
 SAYS_HOW = JOBS / "says_how.py"
@@ -57,7 +57,7 @@ def assert_same_tables(one: Path, other: Path) -> None:
     [
         (JOBS / "sets_first.py", ()),
         pytest.param(JOBS / "lazy_cuda.py", (), marks=pytest.mark.nightly),
-        pytest.param(EXAMPLES / "llama_fsdp2.py", ("--num-layers=2", "--tp=4"), marks=pytest.mark.long),
+        (EXAMPLES / "llama_fsdp2.py", ("--num-layers=2", "--tp=4")),
     ],
     ids=["sets first", "lazy CUDA", "fsdp2"],
 )

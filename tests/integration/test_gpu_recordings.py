@@ -17,6 +17,8 @@ from tests.gpu.jobs.catalogue import JOBS
 from tests.gpu.record import DEFAULT_GPU, Way, like, record
 from tests.gpu.recording import JobRecord, Recording, load
 
+pytestmark = pytest.mark.long
+
 DATA = Path(__file__).parents[1] / "data" / "gpu"
 #: The allocator alone, autocast and attention, a world, values that are read back, gradients that meet.
 QUICK = ("allocations", "transformer_default", "fsdp2_8", "moe_dropless", "moe_capacity")

@@ -16,6 +16,8 @@ from fakedist.units import format_us
 from tests.conftest import ROOT, RunFakedist
 from tests.unit.report.reading import read_page
 
+pytestmark = pytest.mark.long
+
 SIZES = ("--layers", "4", "--hidden", "512", "--heads", "8", "--vocab", "512", "--seq-len", "1024", "--batch", "16")
 
 

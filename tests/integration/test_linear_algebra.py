@@ -14,6 +14,8 @@ from fakedist.cost_model.kernels.kernel_times import roofline_us
 from fakedist.gpu.models.catalogue import find_gpu
 from tests.conftest import RunFakedist
 
+pytestmark = pytest.mark.long
+
 JOB = Path(__file__).parent / "jobs" / "linear_algebra.py"
 SOLVERS = "cusolverDn|cublas.trsm"
 

@@ -18,6 +18,8 @@ from fakedist.torch_releases import PROFILER_METADATA
 from tests.conftest import RunFakedist
 from tests.support.runs import ProfileOnce
 
+pytestmark = pytest.mark.long
+
 JOBS = Path(__file__).parent / "jobs"
 with_metadata = pytest.mark.skipif(
     PROFILER_METADATA.is_missing(), reason="this torch's profiler has no metadata: no grids, no waits"

@@ -13,6 +13,8 @@ import pytest
 from fakedist.gpu.native import find_c_compiler
 from tests.conftest import RunFakedist
 
+pytestmark = pytest.mark.long
+
 JOB = Path(__file__).parent / "jobs" / "old_memory.py"
 _LIBRARY = """
 #include <dlfcn.h>

@@ -15,6 +15,8 @@ import pytest
 from tests.conftest import RunFakedist, clean_environment
 from tests.support.runs import Finished
 
+pytestmark = pytest.mark.long
+
 JOB = Path(__file__).parent / "jobs" / "sends_everything.py"
 
 
@@ -129,7 +131,6 @@ def test_a_flag_that_another_rank_should_have_sent_is_named_where_the_script_rea
     assert all(one["left_during_init"] is None for one in ranks)
 
 
-@pytest.mark.long
 def test_stages_that_wait_for_each_other_run_again_until_all_are_answered(
     run_fakedist: RunFakedist, tmp_path: Path
 ) -> None:

@@ -11,6 +11,8 @@ import pytest
 from tests.conftest import RunFakedist
 from tests.support.virtual import on_virtual_gpu
 
+pytestmark = pytest.mark.long
+
 JOB = Path(__file__).parent / "jobs" / "peaks.py"
 
 
