@@ -63,7 +63,7 @@ def rounded(num_bytes: int) -> int:
     return -(-num_bytes // 512) * 512
 
 
-@pytest.mark.long
+@pytest.mark.nightly  # `make budgets` holds the peaks of this job
 def test_a_70b_llama_at_world_1024_keeps_its_own_shard_to_the_byte(run_fakedist: RunFakedist) -> None:
     result = profile(run_fakedist, 1_024, 0, "llama_fsdp2.py", "--model", "70b", "--tp", "8", "--checkpoint", "full")
     layers = {layer["name"]: layer for layer in result["layers"]}
