@@ -26,7 +26,8 @@ _REPEATS = 15
 _FEW = 5
 _FORWARDS, _ADDITIONS, _CALLS = 100, 100, 2000
 _ROWS, _WIDTH = 8, 64
-#: Free memory from which on nobody misses what a score takes: a small segment, and cuBLAS's workspace, which stays.
+#: Free memory from which on the script has room for what a score takes: a small segment, and cuBLAS's workspace, which
+#: stays.
 ROOM_BYTES = 1 << 30
 
 

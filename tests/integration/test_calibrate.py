@@ -17,11 +17,10 @@ from fakedist.errors import SetupError
 from tests.conftest import RunFakedist
 from tests.gpu import calibrate
 
+pytestmark = pytest.mark.long
 _SCRIPT = """
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
-
-pytestmark = pytest.mark.long
 
 model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(3)]).cuda()
 optimizer = torch.optim.AdamW(model.parameters(), fused=True)
