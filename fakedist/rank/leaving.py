@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import sysconfig
 import threading
 from typing import Any
 
+from fakedist.rank.ending import LIBRARY
 from fakedist.rank.preloading import TORCH
 from fakedist.record.alive import alive
 
-_LIBRARY = sysconfig.get_path("stdlib")
 _BUFFERS = ("TextIOWrapper", "BufferedWriter", "BufferedRandom", "BufferedRWPair")
 #: Types whose objects hold code that runs at an end, and their attributes that lead to it.
 _HOLDERS = {
@@ -57,5 +56,5 @@ def _is_noticed(one: Any) -> bool:
 
 def _is_scripts(names: Any) -> bool:
     name, file = (str((names or {}).get(one) or "") for one in ("__name__", "__file__"))
-    is_library = "-packages/" in file or file.startswith(_LIBRARY) or name.startswith("fakedist.")
+    is_library = "-packages/" in file or file.startswith(LIBRARY) or name.startswith("fakedist.")
     return name == "__main__" or bool(file and not is_library)

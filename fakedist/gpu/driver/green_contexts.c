@@ -73,14 +73,16 @@ API int cuDevSmResourceSplitByCount(struct resource *groups, unsigned *num_group
 }
 
 API int cuDevResourceGenerateDesc(void **out, const struct resource *resources, unsigned count) {
-    struct green_context *made = gpu_new_handle(sizeof *made);
+    unsigned sms = 0;
     for (unsigned i = 0; i < count; i++) {
         if (resources[i].type != SMS) return INVALID_RESOURCE_TYPE;
         if (resources[i].device != resources[0].device) return INVALID_RESOURCE_CONFIGURATION;
-        made->sms += resources[i].sms;
+        sms += resources[i].sms;
     }
-    made->device = count ? resources[0].device : 0;
-    return *out = made, made->sms ? OK : INVALID_RESOURCE_CONFIGURATION;
+    if (!sms) return INVALID_RESOURCE_CONFIGURATION;
+    struct green_context *made = gpu_new_handle(sizeof *made);
+    *made = (struct green_context){resources[0].device, sms};
+    return *out = made, OK;
 }
 API int cuGreenCtxCreate(void **out, const struct green_context *descriptor, int device, unsigned flags) {
     (void)flags;
