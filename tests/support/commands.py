@@ -1,6 +1,7 @@
 """``fakedist ...`` in a process that forks from one with pandas, pyarrow and plotly imported: a second of CPU less.
 
-Sweeps run their jobs the same way (``fakedist.cli.task_program``). A rank starts in a new interpreter, as ever.
+Its ranks fork from a process with torch imported (``tests.support.rank_server``), which saves five more. Sweeps run
+their jobs the same way (``fakedist.cli.task_program``). With FAKEDIST_COLD=1 every process starts in a new interpreter.
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.rank_server import AnyScriptServer, fork_ranks
+
+#: Variables that no import reads.
+_READ_LATE = {"COLUMNS", "FAKEDIST_HOST_CLOCK"}
+
 
 class Commands:
     """Runs commands; from the second on, those without variables of their own fork."""
@@ -20,6 +26,8 @@ class Commands:
         from fakedist.launcher.fork_servers import TaskServer
 
         self._server = TaskServer()
+        self._ranks: AnyScriptServer | None = None
+        self._is_cold = bool(os.environ.get("FAKEDIST_COLD"))
 
     def run(
         self, arguments: Sequence[str], cwd: Path, environment: dict[str, str], variables: dict[str, str]
@@ -32,10 +40,14 @@ class Commands:
             environment: The environment of all commands.
             variables: Further ones of this command.
         """
-        task = {"arguments": [*arguments], "environment": {**environment}, "cwd": str(cwd), "ranks": ""}
+        task = {"arguments": [*arguments], "environment": {**environment}, "cwd": str(cwd), "variables": variables}
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr, open(os.devnull) as stdin:
             files = stdin.fileno(), stdout.fileno(), stderr.fileno()
-            if not variables and (forked := self._server.fork([sys.executable, __file__], task, files)):
+            may_fork = not self._is_cold and variables.keys() <= _READ_LATE
+            if may_fork and arguments[0] == "profile":
+                self._ranks = self._ranks or AnyScriptServer(environment)
+                files = (*files, *self._ranks.doors())
+            if may_fork and (forked := self._server.fork([sys.executable, __file__], task, files)):
                 code = forked.wait()
             else:
                 words = [sys.executable, "-m", "fakedist", *arguments]
@@ -46,8 +58,10 @@ class Commands:
             return code, stdout.read().decode(), stderr.read().decode()
 
     def close(self) -> None:
-        """End the process that they fork from."""
+        """End the processes that they fork from."""
         self._server.close()
+        if self._ranks is not None:
+            self._ranks.close()
 
 
 def _serve(door: str) -> int:
@@ -68,7 +82,10 @@ def _serve(door: str) -> int:
     import_ahead(page=True, gpu="h100-80g")  # of jobs without --gpu
     gc.collect()
     gc.freeze()
-    command, _ = serve(socket.socket(fileno=int(door)), serves=can_fork())
+    command, doors = serve(socket.socket(fileno=int(door)), serves=can_fork())
+    for descriptor in doors:
+        fork_ranks(descriptor)
+    os.environ.update(command["variables"])
     sys.path[0] = command["cwd"]
     sys.argv = [str(module.__file__), *command["arguments"]]
     return program.run(main)

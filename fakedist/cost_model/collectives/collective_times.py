@@ -125,11 +125,9 @@ class CollectiveTimes:
     ) -> None:
         self.fabric = fabric
         self._nccl = Settings() if nccl is None else nccl
-        logs = load_collectives() if logs is None else logs
-        own = logs[logs["nodes"] == 1]
-        name = _nearest(gpu, [str(product) for product in own["gpu"].unique()])
-        own = own[own["gpu"] == name]
-        self._curves = {str(operation): _MessageCurve(rows) for operation, rows in own.groupby("operation")}
+        table = load_collectives() if logs is None else logs
+        name = _nearest(gpu, [str(product) for product in table.loc[table["nodes"] == 1, "gpu"].unique()])
+        self._curves = _own_curves(name) if logs is None else _curves(logs, name)
         joined, measured = _interconnect(gpu, fabric.nvlink_bandwidth), _interconnect(GPUS[name])
         alike = gpu.compute_capability == GPUS[name].compute_capability and joined == measured
         self._is_own = alike and (name in (gpu.name, gpu.like) or joined.nvlink)
@@ -139,7 +137,12 @@ class CollectiveTimes:
         self._limited = Tuner(joined, network, self._nccl, counts_channels=True)
         self._free = Tuner(joined, network, Settings())
         self._measured = Tuner(measured, network, Settings())
-        self.dispatchers = DispatcherTimes(gpu, self._own_nic())
+        self._gpu = gpu
+
+    @cached_property
+    def dispatchers(self) -> DispatcherTimes:
+        """Times of DeepEP's kernels, next to NCCL's."""
+        return DispatcherTimes(self._gpu, self._own_nic())
 
     def time(self, operation: str, num_bytes: float, shape: GroupShape) -> CollectiveTime:
         """The time of one call.
@@ -349,6 +352,17 @@ class _MessageCurve:
             return float(times[-1] * num_bytes / sizes[-1])
         log_us = np.interp(math.log(num_bytes), np.log(sizes), np.log(times))
         return float(math.exp(log_us))
+
+
+@cache
+def _own_curves(gpu: str) -> dict[str, _MessageCurve]:
+    """The curves of the package's logs."""
+    return _curves(load_collectives(), gpu)
+
+
+def _curves(logs: pd.DataFrame, gpu: str) -> dict[str, _MessageCurve]:
+    own = logs[(logs["nodes"] == 1) & (logs["gpu"] == gpu)]
+    return {str(operation): _MessageCurve(rows) for operation, rows in own.groupby("operation")}
 
 
 def _rising(times: Floats) -> Floats:
