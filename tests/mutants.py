@@ -5,7 +5,7 @@
 
 The usual tools do not fit. mutmut wraps each function, and a wrapper keeps alive the arguments that the recording's
 tests watch being freed. cosmic-ray starts pytest, and with it torch, anew for each change. Here a process that has
-imported torch forks for each change, and runs the test files that cover its line.
+imported torch forks for each change, and runs the test files that cover its line, its own file's first.
 """
 
 from __future__ import annotations
@@ -255,10 +255,13 @@ def cover(tests: Sequence[str], written: Path) -> int:
     return code
 
 
-def covering_tests(by_line: dict[str, list[str]], line: int) -> list[str]:
-    """Test files that run a line or, where Python counts it to an earlier line of its statement, that one."""
-    before = [int(covered) for covered in by_line if int(covered) <= line]
-    return by_line[str(max(before))] if before else []
+def covering_tests(by_line: dict[str, list[str]], mutant: Mutant) -> list[str]:
+    """Test files that run a line or, where Python counts it to an earlier line of its statement, that one. The tests of
+    its own file, which notice most, are first.
+    """
+    before = [int(covered) for covered in by_line if int(covered) <= mutant.line]
+    own = f"/test_{Path(mutant.path).stem}.py"
+    return sorted(by_line[str(max(before))], key=lambda file: not file.endswith(own)) if before else []
 
 
 def survives(mutant: Mutant, tests: Sequence[str]) -> bool:
@@ -300,7 +303,7 @@ def main() -> int:
         covered = json.loads(written.read_text())
     results: dict[str, Counter[str]] = defaultdict(Counter)
     for mutant in sample:
-        tests = covering_tests(covered.get(mutant.path, {}), mutant.line)
+        tests = covering_tests(covered.get(mutant.path, {}), mutant)
         result = "not covered" if not tests else "survived" if survives(mutant, tests) else "noticed"
         results[room_of[mutant]][result] += 1
         with contextlib.suppress(BrokenPipeError):
