@@ -83,18 +83,31 @@ def run_once(job: object, script: Path, profile: Callable[[Path], Finished]) -> 
         profile: Profiles it into a directory.
     """
     own = sorted((name, value) for name, value in os.environ.items() if name.startswith(("FAKEDIST_", "PYTORCH_")))
-    digest = hashlib.sha256(json.dumps([job, own, sys.version, version("torch")]).encode())
+    digest = hashlib.sha256(json.dumps([job, own]).encode())
     for path in sorted(script.parent.glob("*.py")):
         digest.update(path.read_bytes())
-    folder = _KEPT / _digest_of_sources() / digest.hexdigest()[:16]
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        ended, path = folder / "finished.json", folder / "run"
-        if not ended.exists():
-            shutil.rmtree(path, ignore_errors=True)
-            ended.write_text(json.dumps(asdict(profile(path))))
-        return Profiled(path, Finished(**json.loads(ended.read_text())))
+
+    def make(folder: Path) -> None:
+        (folder / "finished.json").write_text(json.dumps(asdict(profile(folder / "run"))))
+
+    folder = made_once(digest.hexdigest(), make)
+    return Profiled(folder / "run", Finished(**json.loads((folder / "finished.json").read_text())))
+
+
+def made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """The folder that ``make`` fills, once for all workers and later test runs of the same sources and versions."""
+    versions = hashlib.sha256(f"{name} {sys.version} {version('torch')}".encode()).hexdigest()[:16]
+    folder = _KEPT / _digest_of_sources() / versions
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".made").open("a+") as made:
+        fcntl.flock(made, fcntl.LOCK_EX)
+        made.seek(0)
+        if not made.read():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            made.write("all of it")
+    return folder
 
 
 @functools.cache

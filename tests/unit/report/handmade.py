@@ -5,7 +5,7 @@ import os
 import shutil
 from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fakedist.gpu.models.catalogue import find_gpu
@@ -14,6 +14,7 @@ from fakedist.rundir.directory import JOURNAL_NAME
 from fakedist.rundir.launch_records import RangeRow
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.summary import Summary
+from tests.support.runs import made_once
 from tests.unit.analysis.recorded import GIB, GPU, KIB, MIB, HandMade, new_run
 from tests.unit.cost_model import launches_by_hand
 from tests.unit.cost_model.launches_by_hand import PRODUCT, launch
@@ -23,29 +24,32 @@ GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsiz
 GELU = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(at::TensorIteratorBase&)>"
 
 
-#: Built runs of the test file that runs now, by what they were made of.
-_built: dict[tuple[str, ...], Path] = {}
+#: Builds of a process of ``make mutants``, which asks which files run a line and changes what they run.
 _FOLDER = TemporaryDirectory(prefix="built-")
+_ANEW = "FAKEDIST_BUILD_ANEW"
 
 
 def built(made: HandMade, directory: Path, outcome: str = "stopped", **job: Any) -> Path:
     """The run directory of what was made, with its tables; further settings are the job's.
 
-    A file's tests that make the same run share one build. Other files build it again: ``make mutants`` asks which files
-    run a line.
+    Tests that make the same run share one build: all of them, or under ``make mutants`` those of a file.
     """
     run = made.write(new_run(directory, outcome, **job))
-    file = os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0]
     journal = sha256((run / JOURNAL_NAME).read_bytes()).hexdigest()
-    made_of = (file, str(Path.cwd()), outcome, repr(sorted(job.items())), journal)
-    if made_of in _built:
-        shutil.copytree(_built[made_of], run, dirs_exist_ok=True)
-        return run
-    build_tables(run)
-    if any(other != file for other, *_ in _built):
-        _built.clear()
-    _built[made_of] = Path(mkdtemp(dir=_FOLDER.name))
-    shutil.copytree(run, _built[made_of], dirs_exist_ok=True)
+    made_of = repr((str(Path.cwd()), outcome, sorted(job.items()), journal))
+
+    def build(folder: Path) -> None:
+        build_tables(run)
+        shutil.copytree(run, folder, dirs_exist_ok=True)
+
+    if _ANEW not in os.environ:
+        kept = made_once(made_of, build)
+    else:
+        file = os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0]
+        kept = Path(_FOLDER.name) / sha256(f"{file} {made_of}".encode()).hexdigest()
+        if not kept.exists():
+            build(kept)
+    shutil.copytree(kept, run, dirs_exist_ok=True)
     return run
 
 
