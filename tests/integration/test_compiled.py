@@ -41,8 +41,8 @@ def _recorded(run_fakedist: RunFakedist, run: Path, mode: str) -> Any:
     return json.loads(line.removeprefix("STATS "))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("mode", ["reduce-overhead", pytest.param("each-layer", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("mode", ["reduce-overhead", "each-layer"])
 def test_a_compiled_model_is_recorded_as_it_runs_and_where(
     mode: str, tmp_path: Path, run_fakedist: RunFakedist
 ) -> None:
@@ -102,7 +102,7 @@ def test_a_model_compiled_whole_and_cut_by_ddp_has_the_layers_of_the_eager_one_a
     pd.testing.assert_frame_equal(_layers(run_fakedist, tmp_path / "warm", "ddp-whole"), compiled)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_blocks_that_share_compiled_code_under_fsdp2_have_layers_of_their_own(
     tmp_path: Path, run_fakedist: RunFakedist
 ) -> None:

@@ -63,6 +63,7 @@ def test_attention_backward_takes_three_gradients_and_a_float32_accumulator_of_d
     assert _attention()["backward"] == [OUT_BYTES, OUT_BYTES, OUT_BYTES, 2 * OUT_BYTES + ROWS_BYTES + 256]
 
 
+@pytest.mark.nightly
 def test_a_plan_is_kept_for_later_processes_and_for_no_other_plan(tmp_path: Path) -> None:
     """cuDNN compiles a kernel for a plan, which takes it half a second."""
     body = f"from pathlib import Path\ngpu.keep_plans(Path({str(tmp_path)!r}))\n{ATTENTION}"

@@ -31,7 +31,7 @@ def stress(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made / "stress"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_sixteen_threads_leave_nothing_behind_and_touch_nothing_that_is_not_theirs(stress: Path) -> None:
     environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}  # ended captures are kept (streams.c)
     done = subprocess.run([stress], env=environment, capture_output=True, text=True)

@@ -33,17 +33,15 @@ def profile(run_fakedist: RunFakedist, world_size: int, rank: int, *script: str)
     return result
 
 
-#: Ranks of each script that `make test` runs, and further ones that every change runs.
-SHORT = {("llama", 8, "last"), ("gpt", 1_024, "first")}
-LONG = {("llama", 16_384, "middle"), ("gpt", 16_384, "last")}
+#: Ranks of each script that every change runs.
+EVERY_CHANGE = {("llama", 8, "last"), ("gpt", 16_384, "last")}
 
 
 def every_rank() -> Iterator[ParameterSet]:
     for (name, script), world_size, place in product(
         {"llama": SMALL_LLAMA, "gpt": SMALL_GPT}.items(), WORLDS, ("first", "middle", "last")
     ):
-        run = (name, world_size, place)
-        marks = () if run in SHORT else (pytest.mark.long if run in LONG else pytest.mark.nightly,)
+        marks = () if (name, world_size, place) in EVERY_CHANGE else (pytest.mark.nightly,)
         yield pytest.param(script, world_size, place, marks=marks, id=f"{name}-{world_size}-{place}")
 
 
@@ -118,6 +116,7 @@ def test_gpt2_xl_holds_four_copies_of_its_weights(run_fakedist: RunFakedist) -> 
     assert weights_bytes <= buckets <= 1.05 * weights_bytes  # the reducer's buckets, made in a forward and kept
 
 
+@pytest.mark.nightly
 def test_a_llama_that_does_not_fit_reports_it(run_fakedist: RunFakedist) -> None:
     place = ("--world-size", "8", "--rank", "3", "--device", "virtual", "--json")
     finished = run_fakedist("profile", *place, EXAMPLES / "llama_fsdp2.py", "--model", "70b", "--tp", "8")

@@ -57,7 +57,7 @@ def assert_same_tables(one: Path, other: Path) -> None:
     [
         (JOBS / "sets_first.py", ()),
         pytest.param(JOBS / "lazy_cuda.py", (), marks=pytest.mark.nightly),
-        (EXAMPLES / "llama_fsdp2.py", ("--num-layers=2", "--tp=4")),
+        pytest.param(EXAMPLES / "llama_fsdp2.py", ("--num-layers=2", "--tp=4"), marks=pytest.mark.nightly),
     ],
     ids=["sets first", "lazy CUDA", "fsdp2"],
 )

@@ -31,17 +31,13 @@ def recorded(job: str, *, profiled: bool = False, gpu: str = DEFAULT_GPU, memory
     return found
 
 
-#: Those that every change runs.
-SHORT = ("allocations", "fsdp2_8")
-PARAMETERS = [pytest.param(job, marks=() if job in SHORT else (pytest.mark.nightly,)) for job in QUICK]
-
-
 @cache
 def bare(job: str) -> JobRecord:
     return recorded(job)
 
 
-@pytest.mark.parametrize("job", PARAMETERS)
+@pytest.mark.nightly
+@pytest.mark.parametrize("job", QUICK)
 def test_two_recordings_are_the_same(job: str) -> None:
     assert bare(job).events.actions.count("a") > 50
     found = compare_job(job, bare(job), recorded(job), ("first", "second"))
@@ -50,7 +46,8 @@ def test_two_recordings_are_the_same(job: str) -> None:
         assert found.verdict == "same"
 
 
-@pytest.mark.parametrize("job", PARAMETERS)
+@pytest.mark.nightly
+@pytest.mark.parametrize("job", QUICK)
 def test_what_is_recorded_under_fakedist_is_what_happens_without_it(job: str) -> None:
     found = compare_job(job, bare(job), recorded(job, profiled=True), ("bare", "profiled"))
     assert found.is_same, "\n".join([found.reason, *found.lines])

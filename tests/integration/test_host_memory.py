@@ -35,7 +35,7 @@ def profiled(tmp_path: Path, steps: int) -> tuple[int, int]:
     return usage.ru_maxrss * 1024, int(float(reserved.split()[1]) * (1 << 30))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_fifty_steps_of_a_job_of_100_gib_stay_under_2_gb_of_host_memory(tmp_path: Path) -> None:
     short_bytes, reserved_bytes = profiled(tmp_path, 5)
     assert reserved_bytes > 100 << 30

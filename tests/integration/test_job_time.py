@@ -93,6 +93,7 @@ def pipelines(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactor
     return {number: [folder / str(number) / f"rank{rank}" for rank in (0, 1)] for number in (8, 12)}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [8, 12])
 def test_an_interleaved_pipeline_idles_as_the_formula_says(pipelines: dict[int, list[Path]], number: int) -> None:
     step = time_job(pipelines[number]).summary

@@ -11,7 +11,7 @@ from tests.support.runs import ProfileOnce
 JOB = Path(__file__).parent / "jobs" / "legal.py"
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rank", [0, pytest.param(5, marks=pytest.mark.nightly)])
 def test_they_run_to_the_end(profile_once: ProfileOnce, rank: int) -> None:
     ran = profile_once(JOB, rank=rank, options=("--json", "--until", "end"))
     summary = ran.summary

@@ -9,8 +9,8 @@ from tests.accuracy.many import Way, compare
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("job", "rank"), [("fsdp2", 1), pytest.param("pipeline_1f1b", 0, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize(("job", "rank"), [("fsdp2", 1), ("pipeline_1f1b", 0)])
 def test_a_faked_rank_allocates_what_a_rank_among_real_processes_does(job: str, rank: int) -> None:
     (row,) = compare(Way(job, 2, "virtual", "nccl"), [rank])
     assert row.real_allocated_bytes > 50 << 20

@@ -32,14 +32,14 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RealRun]:
     }
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_rank_that_is_not_needed_leaves_and_the_others_train(real: dict[str, RealRun]) -> None:
     assert real["split"].codes == [0] * 8
     assert sorted(real["split"].gradients) == [0, 1, 2, 3, 4, 5, 6]
     assert real["split"].losses == pytest.approx(real["alone"].losses, rel=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [range(4), range(4, 7)], ids=["healthy", "reduced"])
 def test_resharded_gradients_of_real_ranks_are_those_of_one(real: dict[str, RealRun], ranks: range) -> None:
     """Nonuniform degrees that do not divide each other: rows of one rank go to two, and back."""
@@ -71,7 +71,7 @@ def profiled(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory
     }
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_reduced_rank_holds_twice_the_matrices_of_a_healthy_one(profiled: dict[int, dict[str, Any]]) -> None:
     def matrices_bytes(rank: int) -> int:
         layers = {layer["name"]: layer["peak_bytes"] for layer in profiled[rank]["layers"]}
@@ -82,7 +82,7 @@ def test_a_reduced_rank_holds_twice_the_matrices_of_a_healthy_one(profiled: dict
     assert profiled[5]["peak_allocated_bytes"] > profiled[0]["peak_allocated_bytes"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_groups_of_replicas_are_of_unequal_size(profiled: dict[int, dict[str, Any]]) -> None:
     def calls(rank: int) -> set[tuple[str, int, str]]:
         return {(row["group"], row["group_size"], row["operation"]) for row in profiled[rank]["collectives"]}

@@ -102,6 +102,7 @@ def test_a_kernel_that_nothing_follows_takes_values_away(ran: Ran) -> None:
     assert ran.said["written by a compiled graph"] == [0, [5, 6]]
 
 
+@pytest.mark.nightly
 def test_what_memory_held_before_changes_nothing(
     ran: Ran, run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -168,6 +168,7 @@ def test_a_unit_that_does_not_exist_is_told_before_anything_runs(
     assert "must not run" not in shown
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "outcome"),
     [

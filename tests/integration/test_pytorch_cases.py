@@ -11,7 +11,7 @@ from tests.clients.pytorch_cases.run import PAGE, RESULTS, run_here, table
 FOUND = json.loads(RESULTS.read_text())
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_cases_pass_that_the_page_says_pass() -> None:
     found = run_here(8, 5)
     assert {name for name, error in found.items() if error} == {

@@ -26,7 +26,7 @@ class Recorded:
     is_whole: bool
 
 
-@pytest.fixture(scope="module", params=["few", pytest.param("all", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["few", pytest.param("all", marks=pytest.mark.nightly)])
 def recorded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, run_fakedist: RunFakedist
 ) -> Recorded:

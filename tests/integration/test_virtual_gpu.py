@@ -150,6 +150,7 @@ def test_an_unanswered_function_is_refused_by_name() -> None:
     assert found["refused"] == [["cuTexRefCreate", 1]]
 
 
+@pytest.mark.nightly
 def test_processes_that_build_the_driver_at_once_all_get_it(tmp_path: Path) -> None:
     code = "from fakedist.gpu.driver.build import ensure_driver; print(ensure_driver())"
     environment = {

@@ -137,12 +137,7 @@ class CollectiveTimes:
         self._limited = Tuner(joined, network, self._nccl, counts_channels=True)
         self._free = Tuner(joined, network, Settings())
         self._measured = Tuner(measured, network, Settings())
-        self._gpu = gpu
-
-    @cached_property
-    def dispatchers(self) -> DispatcherTimes:
-        """Times of DeepEP's kernels, next to NCCL's."""
-        return DispatcherTimes(self._gpu, self._own_nic())
+        self.dispatchers = DispatcherTimes(gpu, self._own_nic())
 
     def time(self, operation: str, num_bytes: float, shape: GroupShape) -> CollectiveTime:
         """The time of one call.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,9 +56,17 @@ class DispatcherTimes:
         name = next((name for name in (gpu.name, gpu.like) if name in known), "")
         self._is_own = bool(name)
         self._nic_bandwidth = nic_bandwidth
-        rows = table[table["gpu"] == (name or "h100-80g")]
-        self._curves = _curves(rows)
-        self._over_nodes = self._curves if _reaches_nodes(self._curves) else _curves(table[table["gpu"] == "h100-80g"])
+        self._table, self._name = table, name or "h100-80g"
+
+    @cached_property
+    def _curves(self) -> _Curves:
+        return _curves(self._table[self._table["gpu"] == self._name])
+
+    @cached_property
+    def _over_nodes(self) -> _Curves:
+        if _reaches_nodes(self._curves):
+            return self._curves
+        return _curves(self._table[self._table["gpu"] == "h100-80g"])
 
     def time(self, operation: str, num_bytes: float, num_ranks: int, *, is_over_nodes: bool) -> DispatcherTime | None:
         """The time of a call that sends so many bytes to other ranks, or nodes; None if it is not DeepEP's."""

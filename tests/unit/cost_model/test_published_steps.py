@@ -72,7 +72,7 @@ def test_the_recorded_launches_have_the_work_of_the_model_of_the_job(judge: Modu
     [
         pytest.param(lambda row: not row.is_host_bound, id="GPU"),
         pytest.param(lambda row: row.name.startswith("gpt-tiny-tp2"), id="host"),
-        pytest.param(lambda row: row.is_host_bound, id="every host", marks=pytest.mark.long),
+        pytest.param(lambda row: row.is_host_bound, id="every host", marks=pytest.mark.nightly),
     ],
 )
 def test_the_kept_estimates_are_those_of_the_model_today(
