@@ -8,7 +8,7 @@ run it again over the same memory. Values that the script reads but no kernel co
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -28,7 +28,7 @@ from fakedist.gpu.values.host import INDEXING, READS, Host, HostReads
 from fakedist.gpu.values.inventions import Randoms, SeedAndOffset, values_in
 from fakedist.gpu.values.no_data import NoData
 from fakedist.gpu.values.operators import LISTED, Method, Operator, Run
-from fakedist.gpu.values.routing import CHOOSING, Routing, choose, routed_fraction, spread_over_experts
+from fakedist.gpu.values.routing import CHOOSING, Routing, Whereabouts, routed_fraction, spread_over_experts
 from fakedist.gpu.values.sparse import Sparse, is_sparse
 from fakedist.gpu.values.tensors import (
     PLAIN,
@@ -45,6 +45,7 @@ from fakedist.gpu.values.tensors import (
     storage_of,
     tensor_at,
 )
+from fakedist.router_load import RouterLoad
 from fakedist.rundir.notes import Note
 from fakedist.rundir.rows import InventedRow
 
@@ -167,6 +168,21 @@ class ValueEngine:
         """As :meth:`known`, and the made-up values that the script has read: it knows them."""
         taint = self.host.taints.of(tensor) if tensor.is_cuda and self.host.holds(tensor) else None
         return host_view(tensor.detach()) if taint is not None and taint.first_reader else self.known(tensor)
+
+    def route_by(self, load: RouterLoad, rank: int, whereabouts: Callable[[], Whereabouts]) -> None:
+        """Let routers that pick by values that no kernel computed send a rank's tokens by a load."""
+        self._routing.load, self._routing.rank, self._routing.whereabouts = load, rank, whereabouts
+
+    def of_ranks(self, mine: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor] | None:
+        """What each rank holds instead of this tensor if it follows from the choices of a router, on the host."""
+        if self._routing.load.is_even or not mine.numel():
+            return None
+        values = host_view(mine.detach()) if self.host.holds(mine) else self._large.value(mine) if mine.is_cuda else mine
+        return None if values is None else self._routing.of_ranks(values, ranks)
+
+    def experts_of_ranks(self, experts: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor] | None:
+        """The experts of each rank's tokens, if this rank's are these ([tokens, top-k] on the host)."""
+        return self._routing.experts_of_ranks(experts, ranks)
 
     def invented(self) -> list[InventedRow]:
         """Values made up since the last call."""
@@ -417,7 +433,7 @@ class ValueEngine:
         if indices is result and operator.name not in ("argmax", "argmin", "argsort"):
             return  # max() of integers
         self.host.inventions.count(operator.full_name, indices.numel())
-        self.host.write(indices, choose(operator, args, kwargs, indices))
+        self.host.write(indices, self._routing.choose(operator, args, kwargs, indices))
         self._routing.picked(operator, args, kwargs, indices)
 
     def _dropped(self, operator: Operator, source: torch.Tensor, result: torch.Tensor) -> None:
