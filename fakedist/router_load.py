@@ -103,7 +103,8 @@ class RouterLoad:
     def received(self, of: RouterPass, ranks: Sequence[int]) -> Integers:
         """Tokens that each rank of a group gets for its experts: the first has the first ones, and so on."""
         sent: Integers = np.sum([self.counts(of, rank) for rank in ranks], axis=0)
-        return sent.reshape(len(ranks), -1).sum(axis=1)
+        received: Integers = sent.reshape(len(ranks), -1).sum(axis=1)
+        return received
 
     def layers_in_file(self) -> int | None:
         """The number of layers that the file has; None without a file."""
@@ -146,10 +147,12 @@ def _weights(text: str, seed: int, of: RouterPass) -> Floats:
         return _of_workload(name, of)
     draws = np.random.default_rng([seed, of.layer])
     if name == "zipf":
-        return draws.permutation(np.arange(1.0, of.num_experts + 1) ** -float(parameter))
-    if name == "lognormal":
-        return np.exp(float(parameter) * draws.standard_normal(of.num_experts))
-    return np.ones(of.num_experts)
+        weights: Floats = draws.permutation(np.arange(1.0, of.num_experts + 1) ** -float(parameter))
+    elif name == "lognormal":
+        weights = np.exp(float(parameter) * draws.standard_normal(of.num_experts))
+    else:
+        weights = np.ones(of.num_experts)
+    return weights
 
 
 def _of_workload(name: str, of: RouterPass) -> Floats:
@@ -167,12 +170,14 @@ def _of_workload(name: str, of: RouterPass) -> Floats:
         is_hot = (experts - of.step // 3 * hot) % of.num_experts < hot
     else:  # W0, W4, W7
         is_hot, part = experts < hot, 0.5 if name == "W7" and of.step % 4 == 3 else 0.0
-    return part * is_hot / is_hot.sum() + (1 - part) / of.num_experts
+    weights: Floats = part * is_hot / is_hot.sum() + (1 - part) / of.num_experts
+    return weights
 
 
 def _capped(weights: Floats, top_k: int) -> Floats:
     """Shares in proportion to weights, none larger than 1 / top-k."""
-    shares, most = weights / weights.sum(), 1 / top_k
+    shares: Floats = weights / weights.sum()
+    most = 1 / top_k
     while (over := shares > most * (1 + 1e-12)).any():
         shares[over] = most
         below = shares < most

@@ -167,8 +167,8 @@ ROUTER_LOAD = Option(
     name="router_load",
     kind=kinds.router_load(),
     group=OptionGroup.DEVICE,
-    help="Tokens that experts get where a router picks by generated values: even, zipf:S, lognormal:SIGMA, W0 to W7 or a "
-    "file of counts (counts.jsonl).",
+    help="Tokens that experts get where a router picks by generated values: even, zipf:S, lognormal:SIGMA, W0 to W7, "
+    "or a file of counts (counts.jsonl).",
     example="zipf:0.5",
 )
 _STEPS = Option(

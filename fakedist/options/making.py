@@ -22,11 +22,10 @@ from fakedist.options.definition import (
     Values,
 )
 from fakedist.options.option import Door, Option
+from fakedist.router_load import FILE_ENDING, check_file
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 _WORLD_SIZE, _GPUS_PER_NODE = _BY_NAME["world_size"], _BY_NAME["gpus_per_node"]
-
-from fakedist.router_load import FILE_ENDING, check_file
 
 
 class JobOptions(TypedDict, total=False):

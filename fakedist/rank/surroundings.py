@@ -50,7 +50,14 @@ from fakedist.rundir.encoding import Record
 from fakedist.rundir.launch_records import LaunchesRecord
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending, Outcome
-from fakedist.rundir.records import GpuRecord, InventedRecord, NoteRecord, TakenRecord, UnansweredRecord
+from fakedist.rundir.records import (
+    GpuRecord,
+    InventedRecord,
+    NoteRecord,
+    RouterLoadRecord,
+    TakenRecord,
+    UnansweredRecord,
+)
 from fakedist.rundir.rows import UnansweredRow
 from fakedist.rundir.step_time import Peaks
 from fakedist.rundir.tape import find_tapes, script_identity
@@ -209,6 +216,7 @@ class Surroundings:
             self._write_gpu()
         self._write_facts()
         self._write_branches()
+        self._write_routers()
         self._write_not_computed()
         self._write_about_the_world()
         self._write_likely_cause(ending.outcome)
@@ -370,6 +378,13 @@ class Surroundings:
     def _write_branches(self) -> None:
         if self._values is not None and (note := self._values.branches()):
             self._journal.append(NoteRecord(note))
+
+    def _write_routers(self) -> None:
+        facts = None if self._values is None else self._values.router_facts()
+        if facts is not None:
+            self._journal.append(RouterLoadRecord(facts))
+        elif not self._load.is_even:
+            self._journal.append(NoteRecord(notes.router_load_unused(self._load.text)))
 
     def _write_not_computed(self) -> None:
         operations, first = self._values.not_computed_on_host() if self._values is not None else (0, "")

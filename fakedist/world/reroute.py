@@ -59,11 +59,10 @@ def fake_world(
     """Make this process one rank of a job whose other ranks are faked. RecordingError if this torch lacks something.
 
     Yields a function that returns the report's notes, for the end. ``own``: ranks of an active :func:`own_ranks`;
-    ``is_undefined``, ``not_sent``, ``of_ranks``: as in :class:`Arrivals`; ``tell_peer_copies`` and ``device`` of the virtual GPU.
+    ``is_undefined``, ``not_sent``, ``of_ranks``: as in :class:`Arrivals`; ``tell_peer_copies`` and ``device`` of the
+    virtual GPU.
     """
-    arrivals = (Arrivals if job.collectives == "values" else Nothing)(
-        job.seed, is_undefined, tapes, not_sent, of_ranks
-    )
+    arrivals = (Arrivals if job.collectives == "values" else Nothing)(job.seed, is_undefined, tapes, not_sent, of_ranks)
     world = _World(job, ledger or NullLedger(), arrivals)
     hook = sys.excepthook  # init_process_group replaces it
     with ExitStack() as stack:

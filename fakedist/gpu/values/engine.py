@@ -25,7 +25,7 @@ from fakedist.gpu.values.contents import LIMIT_BYTES, Taint, host_view, is_large
 from fakedist.gpu.values.following import Following, Large
 from fakedist.gpu.values.graph_values import GraphValues
 from fakedist.gpu.values.host import INDEXING, READS, Host, HostReads
-from fakedist.gpu.values.inventions import Randoms, SeedAndOffset, values_in
+from fakedist.gpu.values.inventions import Randoms, SeedAndOffset, script_line, values_in
 from fakedist.gpu.values.no_data import NoData
 from fakedist.gpu.values.operators import LISTED, Method, Operator, Run
 from fakedist.gpu.values.routing import CHOOSING, Routing, Whereabouts, routed_fraction, spread_over_experts
@@ -48,6 +48,7 @@ from fakedist.gpu.values.tensors import (
 from fakedist.router_load import RouterLoad
 from fakedist.rundir.notes import Note
 from fakedist.rundir.rows import InventedRow
+from fakedist.rundir.summary import RouterLoadFacts
 
 #: The name in the report of reads that are not operations.
 _PAST = "cudaMemcpy"
@@ -177,12 +178,18 @@ class ValueEngine:
         """What each rank holds instead of this tensor if it follows from the choices of a router, on the host."""
         if self._routing.load.is_even or not mine.numel():
             return None
-        values = host_view(mine.detach()) if self.host.holds(mine) else self._large.value(mine) if mine.is_cuda else mine
+        values = (
+            host_view(mine.detach()) if self.host.holds(mine) else self._large.value(mine) if mine.is_cuda else mine
+        )
         return None if values is None else self._routing.of_ranks(values, ranks)
 
     def experts_of_ranks(self, experts: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor] | None:
         """The experts of each rank's tokens, if this rank's are these ([tokens, top-k] on the host)."""
         return self._routing.experts_of_ranks(experts, ranks)
+
+    def router_facts(self) -> RouterLoadFacts | None:
+        """The routers that picked experts by made-up values, and what their load sent to whom; None without any."""
+        return self._routing.facts()
 
     def invented(self) -> list[InventedRow]:
         """Values made up since the last call."""
@@ -228,6 +235,7 @@ class ValueEngine:
         result = operator.func(*args, **kwargs)
         if kwargs.get("dtype") is torch.bool and result.is_cuda and (mean := routed_fraction(result)) is not None:
             self.host.means.know(result, mean)
+            self._routing.fused.add(script_line())
         return result
 
     def _kernel(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:

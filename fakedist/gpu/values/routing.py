@@ -1,8 +1,8 @@
 """A router's choices of experts: indices picked by values that no kernel computed, as often as ``--router-load`` says.
 
-``topk`` of a router's logits picks experts. If the logits hold no values and the load is even, the rows pick the indices
-in turn, so all experts get the same number of tokens. The indices are shuffled after each turn, so the experts of a
-token are on as many ranks as those of random choices: dispatchers send it once to each rank, or node. With another
+``topk`` of a router's logits picks experts. If the logits hold no values and the load is even, the rows pick the
+indices in turn, so all experts get the same number of tokens. The indices are shuffled after each turn, so the experts
+of a token are on as many ranks as those of random choices: dispatchers send it once to each rank, or node. With another
 load, the choices are drawn for the layer, the micro-batch and the rank, and so are known of the other ranks too.
 
 A top-5 accuracy uses ``topk`` too, but compares indices with labels, where a router counts, sorts or scatters them into
@@ -31,6 +31,7 @@ from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.tensors import Arguments, Keywords, device_tensors, plain_tensors, tensor_at
 from fakedist.router_load import EVEN, RouterLoad, RouterPass
 from fakedist.rundir.sources import ROUTED
+from fakedist.rundir.summary import RouterLoadFacts
 
 #: Operators that return indices.
 CHOOSING = {"topk", "argmax", "argmin", "sort", "argsort", "max", "min", "median", "nanmedian", "kthvalue", "mode"}
@@ -89,6 +90,8 @@ def routed_fraction(mask: torch.Tensor) -> float | None:
 _ROUTING = {"topk", "argmax", "max"}
 #: Calls of routers among whose choices those that a rank sends are looked for.
 _RECENT = 4
+#: The most calls of a layer's router of which it is known what ranks received.
+_MOST_PASSES = 256
 
 #: Makes values of a rank's choices like the given ones; None if no such values are of that shape.
 _View = Callable[[RouterLoad, RouterPass, int, torch.Tensor], torch.Tensor | None]
@@ -104,9 +107,7 @@ def _counts(load: RouterLoad, router: RouterPass, rank: int, like: torch.Tensor)
     return counts.view(like.shape) if like.numel() == router.num_experts else None
 
 
-def _counts_up_to_capacity(
-    load: RouterLoad, router: RouterPass, rank: int, like: torch.Tensor
-) -> torch.Tensor | None:
+def _counts_up_to_capacity(load: RouterLoad, router: RouterPass, rank: int, like: torch.Tensor) -> torch.Tensor | None:
     counts = _counts(load, router, rank, like)
     return None if counts is None else counts.clamp(max=int(like.max()))
 
@@ -198,6 +199,7 @@ class Routing:
         whereabouts: Says where the running operation is.
         passes: The calls of each layer's router whose choices were drawn.
         groups: The ranks that exchange a layer's tokens, or their counts.
+        fused: Lines where a kernel of Transformer Engine's picked experts.
     """
 
     def __init__(self, host: Host) -> None:
@@ -212,7 +214,9 @@ class Routing:
         self._last_shape = torch.Size()
         self._lines: dict[tuple[int, int, int], tuple[str, int]] = {}
         self._groups: _Groups | None = None
+        self.fused: set[tuple[str, int]] = set()
         self.passes: dict[int, list[RouterPass]] = {}
+        self._line_of: dict[int, tuple[str, int]] = {}
         self.groups: dict[int, tuple[int, ...]] = {}
 
     def choose(self, operator: Operator, args: Arguments, kwargs: Keywords, indices: torch.Tensor) -> torch.Tensor:
@@ -224,11 +228,8 @@ class Routing:
         source, dim = tensor_at(args, 0), operator.argument("dim", args, kwargs)
         if not isinstance(dim, int) or not source.dim():
             return zeros(indices.shape, dtype=torch.int64)
-        if not self.load.is_even and operator.name in _ROUTING:
-            drawn = self._drawn(source.shape, dim % source.dim(), indices)
-            if drawn is not None:
-                return drawn
-        return _evenly(source.shape, dim, indices.shape)
+        drawn = self._drawn(source.shape, dim % source.dim(), indices) if operator.name in _ROUTING else None
+        return _evenly(source.shape, dim, indices.shape) if drawn is None or self.load.is_even else drawn
 
     def _drawn(self, source: torch.Size, dim: int, indices: torch.Tensor) -> torch.Tensor | None:
         num_choices = source[dim]
@@ -251,8 +252,9 @@ class Routing:
             return from_numpy(self.load.groups(router, self.rank)).reshape(indices.shape)
         router = self._in_groups(router)
         self._recent.append(router)
-        if not now.in_backward:
-            self.passes.setdefault(layer, []).append(router)
+        if not now.in_backward and len(passes := self.passes.setdefault(layer, [])) < _MOST_PASSES:
+            self._line_of[layer] = script_line()
+            passes.append(router)
         return from_numpy(self.load.experts(router, self.rank)).reshape(indices.shape)
 
     def _picked_before(self, source: torch.Size, picked: int) -> RouterPass | None:
@@ -276,6 +278,28 @@ class Routing:
         if not self._recent or source != (self._recent[-1].tokens, self._recent[-1].num_experts):
             return None
         return _mask(self.load, self._recent[-1], self.rank).argsort(dim=0, descending=True, stable=True)[:capacity]
+
+    def facts(self) -> RouterLoadFacts | None:
+        """What is known of the routers; None without any."""
+        lines = {(choice.filename, choice.line) for choice in self._routers}
+        layers = [layer for layer in self.passes if self._line_of[layer] in lines]
+        unknown = [] if self.load.is_even else [f"{name}:{line}" for name, line in sorted(self.fused)]
+        if not layers:
+            return RouterLoadFacts(self.load.text, 0, 0, 0, 0, unknown=unknown) if unknown else None
+        first = self.passes[layers[0]][0]
+        ranks = next((self.groups[layer] for layer in layers if layer in self.groups), ())
+        same = [layer for layer in layers if ranks and self.groups.get(layer) == ranks]
+        received = [self.load.received(router, ranks) for layer in same for router in self.passes[layer]]
+        return RouterLoadFacts(
+            self.load.text,
+            len(layers),
+            first.num_experts,
+            first.top_k,
+            first.tokens,
+            list(ranks),
+            [sum(column) for column in zip(*(tokens.tolist() for tokens in received), strict=True)],
+            unknown,
+        )
 
     def of_ranks(self, mine: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor] | None:
         """What each rank has instead of this rank's values on the host, if these follow from its choices of experts.
