@@ -238,7 +238,8 @@ def _group_choices(text: str, seed: int, of: RouterPass, rank: int) -> Integers:
 def _placed(order: np.random.Generator, counts: Integers, tokens: int) -> Integers:
     """Give each token as many different experts as it picks: an expert's tokens follow each other, over the end."""
     shuffled = order.permutation(len(counts))
-    return np.repeat(shuffled, counts[shuffled]).reshape(-1, max(tokens, 1))[:, :tokens].T
+    slots = np.repeat(shuffled, counts[shuffled]).reshape(-1, max(tokens, 1))[:, :tokens]
+    return np.ascontiguousarray(slots.T)
 
 
 # ---- files

@@ -26,7 +26,7 @@ from fakedist.gpu.native import cache_directory
 from fakedist.gpu.tuning import FirstConfigurations, event_times, kept_triton_key
 from fakedist.gpu.values.engine import ValueEngine
 from fakedist.gpu.values.inventions import Inventions
-from fakedist.gpu.values.routing import Whereabouts, spread_over_experts
+from fakedist.gpu.values.routing import RunningLayer, spread_over_experts
 from fakedist.gpu.virtual import VirtualGpu
 from fakedist.options import Job, profile_command
 from fakedist.rank.ending import line_now, uninterrupted
@@ -170,9 +170,9 @@ class Surroundings:
             recording.enter_context(self._recorder)
             self._world, self._recording = world.pop_all(), recording.pop_all()
 
-    def _whereabouts(self) -> Whereabouts:
+    def _whereabouts(self) -> RunningLayer:
         position = self._recorder.position
-        return Whereabouts(position.layer, position.in_backward(), position.step)
+        return RunningLayer(position.layer, position.in_backward(), position.step)
 
     def _routes(self, indices: torch.Tensor, num_experts: int) -> torch.Tensor:
         """The experts of each token. What the device holds is stale once the recording is over."""

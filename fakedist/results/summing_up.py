@@ -138,8 +138,7 @@ def summarize(
         has_steps: Steps, phases and layers are known, as they are not in a snapshot.
     """
     gpu = recording.gpu or GpuRecord()
-    is_unlimited = job is not None and job.gpu_memory_bytes == UNLIMITED_BYTES
-    capacity = (is_unlimited and gpu.spec_memory_bytes) or gpu.capacity_bytes
+    capacity = _capacity(gpu, job)
     notes, in_use = list(notes), (peak.reserved_bytes, capacity)
     outside = _outside(recording, tables, job, in_use, notes) if has_steps else None
     lacks_room = outside is not None and outside.beside_reserved == "does not fit"
@@ -177,6 +176,11 @@ def summarize(
         notes=notes,
         router_load=None if recording.routers is None else recording.routers.facts,
     )
+
+
+def _capacity(gpu: GpuRecord, job: Job | None) -> int:
+    is_unlimited = job is not None and job.gpu_memory_bytes == UNLIMITED_BYTES
+    return (is_unlimited and gpu.spec_memory_bytes) or gpu.capacity_bytes
 
 
 def room_of(

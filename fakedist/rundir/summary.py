@@ -99,6 +99,7 @@ class RouterLoadFacts:
         tokens: Tokens of a rank and a call of it.
         ranks: The ranks that exchange its tokens; empty if the load is even, or if none were seen to.
         received: What each of them received over all recorded calls of all layers: tokens, once for each expert.
+        hottest: What the rank that received most received, summed over these calls.
         unknown: Where a router picked experts that the load does not reach.
     """
 
@@ -109,6 +110,7 @@ class RouterLoadFacts:
     tokens: int
     ranks: list[int] = field(default_factory=list)
     received: list[int] = field(default_factory=list)
+    hottest: int = 0
     unknown: list[str] = field(default_factory=list)
 
     def by_load(self) -> list[int]:
@@ -118,7 +120,13 @@ class RouterLoadFacts:
 
     def share(self, rank: int) -> float:
         """What a rank received, in times the mean of all of them."""
-        return self.received[self.ranks.index(rank)] * len(self.ranks) / max(sum(self.received), 1)
+        if rank not in self.ranks or not sum(self.received):
+            return 1.0
+        return self.received[self.ranks.index(rank)] * len(self.ranks) / sum(self.received)
+
+    def busiest(self) -> float:
+        """What the busiest rank of each call received, in times the mean of all of them: all others wait for it."""
+        return self.hottest * len(self.ranks) / sum(self.received) if sum(self.received) else 1.0
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from fakedist.gpu.values.host import INDEXING, READS, Host, HostReads
 from fakedist.gpu.values.inventions import Randoms, SeedAndOffset, script_line, values_in
 from fakedist.gpu.values.no_data import NoData
 from fakedist.gpu.values.operators import LISTED, Method, Operator, Run
-from fakedist.gpu.values.routing import CHOOSING, Routing, Whereabouts, routed_fraction, spread_over_experts
+from fakedist.gpu.values.routing import CHOOSING, Routing, RunningLayer, routed_fraction, spread_over_experts
 from fakedist.gpu.values.sparse import Sparse, is_sparse
 from fakedist.gpu.values.tensors import (
     PLAIN,
@@ -170,7 +170,7 @@ class ValueEngine:
         taint = self.host.taints.of(tensor) if tensor.is_cuda and self.host.holds(tensor) else None
         return host_view(tensor.detach()) if taint is not None and taint.first_reader else self.known(tensor)
 
-    def route_by(self, load: RouterLoad, rank: int, whereabouts: Callable[[], Whereabouts]) -> None:
+    def route_by(self, load: RouterLoad, rank: int, whereabouts: Callable[[], RunningLayer]) -> None:
         """Let routers that pick by values that no kernel computed send a rank's tokens by a load."""
         self._routing.load, self._routing.rank, self._routing.whereabouts = load, rank, whereabouts
 
@@ -400,6 +400,10 @@ class ValueEngine:
             host_kwargs["generator"] = self._randoms.generator(drawn_at)
             drawn_at = None
         try:
+            if operator.name == "histc":  # the CPU's has no kernel for integers
+                values = tensor_at(args, 0)
+                counts = operator.func(host_view(values).double(), *host_args[1:], **host_kwargs)
+                return [counts.to(values.dtype)]
             if drawn_at is None:
                 return plain_tensors((operator.func(*host_args, **host_kwargs),))
             with self._randoms.as_default(drawn_at):

@@ -29,7 +29,7 @@ from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.inventions import script_line
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.tensors import Arguments, Keywords, device_tensors, plain_tensors, tensor_at
-from fakedist.router_load import EVEN, RouterLoad, RouterPass
+from fakedist.router_load import EVEN, RouterLoad, RouterLoadError, RouterPass
 from fakedist.rundir.sources import ROUTED
 from fakedist.rundir.summary import RouterLoadFacts
 
@@ -152,7 +152,7 @@ _ORDERING = {"lt", "le", "gt", "ge"}
 _COMPARING = {"eq", "ne", *_ORDERING}
 
 
-class Whereabouts(NamedTuple):
+class RunningLayer(NamedTuple):
     """Where an operation runs: the number of its layer (-1: outside of any), whether in a backward, and the step."""
 
     layer: int = -1
@@ -168,7 +168,7 @@ class _Calls:
     number: int = 0
     waiting: deque[int] = field(default_factory=deque)
 
-    def next(self, now: Whereabouts) -> int:
+    def next(self, now: RunningLayer) -> int:
         """The number of the call that runs. A backward repeats those of its step in their order (recomputation)."""
         if now.in_backward and self.number:
             return self.waiting.popleft() if self.waiting else self.number - 1
@@ -207,13 +207,14 @@ class Routing:
         self._routers: set[PickedIndices] = set()
         self.is_on = False
         self.load, self.rank = RouterLoad(EVEN), 0
-        self.whereabouts: Callable[[], Whereabouts] = Whereabouts
+        self.whereabouts: Callable[[], RunningLayer] = RunningLayer
         self._layers: dict[object, int] = {}
         self._calls: dict[tuple[int, int, int], _Calls] = {}
         self._recent: deque[RouterPass] = deque(maxlen=_RECENT)
         self._last_shape = torch.Size()
         self._lines: dict[tuple[int, int, int], tuple[str, int]] = {}
         self._groups: _Groups | None = None
+        self._is_checked = False
         self.fused: set[tuple[str, int]] = set()
         self.passes: dict[int, list[RouterPass]] = {}
         self._line_of: dict[int, tuple[str, int]] = {}
@@ -242,6 +243,7 @@ class Routing:
         if (again := self._picked_before(source, picked)) is not None:
             return from_numpy(self.load.experts(again, self.rank)).reshape(indices.shape)
         now = self.whereabouts()
+        self._check_layers(now)
         layer = self._layers.setdefault(now.layer if now.layer >= 0 else script_line(), len(self._layers))
         number = self._calls.setdefault((layer, len(source), num_choices), _Calls()).next(now)
         router = RouterPass(layer, number, max(now.step - 1, 0), tokens, num_choices, picked)
@@ -264,6 +266,21 @@ class Routing:
         if line == first or last is None or len(source) != 2 or (*source, picked) != last[3:6]:
             return None
         return last
+
+    def _check_layers(self, now: RunningLayer) -> None:
+        """Compare the layers with those of a file once the first step has ended.
+
+        Raises:
+            RouterLoadError: The file has others.
+        """
+        if now.step < 2 or self._is_checked or now.in_backward:
+            return
+        self._is_checked = True
+        in_file = self.load.layers_in_file()
+        if in_file not in (None, len(self._layers)):
+            raise RouterLoadError(
+                f"{self.load.text} has {in_file} layers of experts, and the rank runs {len(self._layers)}"
+            )
 
     def _in_groups(self, router: RouterPass) -> RouterPass:
         groups, self._groups = self._groups, None
@@ -298,6 +315,7 @@ class Routing:
             first.tokens,
             list(ranks),
             [sum(column) for column in zip(*(tokens.tolist() for tokens in received), strict=True)],
+            sum(int(tokens.max()) for tokens in received),
             unknown,
         )
 
