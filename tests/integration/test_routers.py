@@ -32,6 +32,8 @@ def test_every_way_of_counting_agrees_with_the_load(engine: ValueEngine) -> None
     counts.append(ends.diff(prepend=ends.new_zeros(1)))
     assert [found.tolist() for found in counts] == [expected] * len(counts)
     assert [len(mask[:, expert].nonzero()) for expert in range(EXPERTS)] == expected
+    again = torch.zeros_like(scores).scatter(1, experts, scores.gather(1, experts)).topk(2)[1]  # a dispatcher's
+    assert torch.bincount(again.view(-1), minlength=EXPERTS).tolist() == expected
 
 
 @on_virtual_gpu
