@@ -249,6 +249,7 @@ class Routing:
         router = RouterPass(layer, number, max(now.step - 1, 0), tokens, num_choices, picked)
         before, self._last_shape = self._last_shape, source
         if before[:2] == source and len(before) == 3:  # the best experts of each group have told how good it is
+            self._forget_best(layer, before)
             router = router._replace(num_experts=num_choices * before[2], groups=num_choices, top_groups=picked)
             self._groups = _Groups(layer, tokens, num_choices, picked, router.num_experts)
             return from_numpy(self.load.groups(router, self.rank)).reshape(indices.shape)
@@ -258,6 +259,12 @@ class Routing:
             self._line_of[layer] = script_line()
             passes.append(router)
         return from_numpy(self.load.experts(router, self.rank)).reshape(indices.shape)
+
+    def _forget_best(self, layer: int, source: torch.Size) -> None:
+        """Forget the call that picked the best experts of each group, which sends no tokens."""
+        for calls in (self._recent, self.passes.get(layer, [])):
+            if calls and (calls[-1].layer, calls[-1].num_experts) == (layer, source[2]):
+                calls.pop()
 
     def _picked_before(self, source: torch.Size, picked: int) -> RouterPass | None:
         """The router's call whose choices a dispatcher picks again from a matrix of probabilities, in another line."""

@@ -220,6 +220,9 @@ def test_tokens_pick_experts_of_groups_that_the_script_masks(device: IdleDevice)
         picked = scores.masked_fill(~allowed, float("-inf")).topk(8)[1]
         chosen = device.read(torch.zeros(64, 32).scatter(1, picked, 1).bool())
         allowed = device.read(allowed)
+    facts = device.router_facts()
+    assert facts is not None
+    assert (facts.num_layers, facts.num_experts, facts.top_k, facts.tokens) == (1, 32, 8, 64)
     assert bool((chosen <= allowed).all())
     assert chosen.sum(1).tolist() == [8] * 64
 
