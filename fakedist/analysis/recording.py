@@ -49,6 +49,7 @@ from fakedist.rundir.records import (
     OutcomeRecord,
     OutsideRecord,
     RegionsRecord,
+    RouterLoadRecord,
     ScopesRecord,
     StepRecord,
     StepWentOnRecord,
@@ -118,6 +119,7 @@ class Recording:
         outside: Memory of the real GPU at the end; None on a virtual GPU.
         outcome: How the rank ended; None if it was killed.
         not_sent: Lines that read integers or flags that another rank should have sent.
+        routers: Routers that picked experts by made-up values; None without any.
         unanswered: Number of calls of each CUDA function that was refused.
         truncated: The journal ends in the middle of a record.
     """
@@ -153,6 +155,7 @@ class Recording:
     machine: MachineScoreRecord | None = None
     profiled: ProfilerRecord | None = None
     host: HostRecord | None = None
+    routers: RouterLoadRecord | None = None
     timed_step: int = -1
     steps: list[StepRecord] = field(default_factory=list)
     statistics: dict[int, StatisticsRecord] = field(default_factory=dict)
@@ -226,6 +229,7 @@ _KEPT: dict[type[Record], str] = {
     LaunchesRecord: "launches",
     HostClockRecord: "host_clock",
     MachineScoreRecord: "machine",
+    RouterLoadRecord: "routers",
 }
 #: The list of a recording that has every record of a kind.
 _LISTED: dict[type[Record], str] = {NotSentRecord: "not_sent", GeneratedRecord: "generated", StepRecord: "steps"}

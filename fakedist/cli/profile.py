@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from fakedist.cli.output import (
 )
 from fakedist.cli.say import print_report, remark, say, say_ending, say_first_failure
 from fakedist.options import Job
+from fakedist.router_load import EVEN
 
 if TYPE_CHECKING:
     from fakedist.launcher.launching import Streams
@@ -34,8 +35,13 @@ if TYPE_CHECKING:
 STDERR = 2  # the descriptor
 #: The value of --rank for one rank of each pipeline stage.
 _STAGES = "stages"
+#: Values of --rank for the rank that gets the most tokens for its experts, and others: their place among all.
+_BY_LOAD = {"hottest": 0.0, "median": 0.5, "coldest": 1.0}
 
-_RANKS = "The rank to run, or several: 0,4,8 or 0-1023:64; or stages, for one of each pipeline stage."
+_RANKS = (
+    "The rank to run, or several: 0,4,8 or 0-1023:64; or stages, for one of each pipeline stage; or hottest, median or "
+    "coldest, by the tokens that --router-load sends to its experts."
+)
 
 
 @click.command(cls=ScriptCommand, no_args_is_help=True, params=job_options(rank_help=_RANKS))
@@ -79,13 +85,17 @@ def profile(
 
     Several ranks run one after the other, or with --jobs side by side. Each receives what those before it in the list
     sent (docs/tape.md). --rank stages runs rank 0, finds the pipeline among its groups, and runs a rank of each other
-    stage; the step of the whole job follows (docs/time.md).
+    stage; the step of the whole job follows (docs/time.md). --rank hottest runs rank 0, and then the rank that gets the
+    most tokens for its experts, of those that rank 0 exchanges tokens with.
     """
     from fakedist.launcher import launching
 
     output = chosen_output(form, as_json)
-    by_stage = values["rank"] == (_STAGES,)
-    asked = jobs_of(arguments, module, {**values, "rank": ("0",)} if by_stage else values)
+    word = values["rank"][0] if isinstance(values["rank"], tuple) and len(values["rank"]) == 1 else ""
+    by_stage = word == _STAGES
+    asked = jobs_of(arguments, module, {**values, "rank": ("0",)} if by_stage or word in _BY_LOAD else values)
+    if word in _BY_LOAD and asked[0].router_load == EVEN:
+        raise click.UsageError(f"--rank {word} needs --router-load: an even load sends every rank the same tokens")
     if by_stage and asked[0].with_peers:
         raise click.UsageError("--with-peers is for one rank, and --rank stages runs several")
     if (by_stage or len(asked) > 1) and output.format == MARKDOWN:
@@ -100,8 +110,9 @@ def profile(
     )
     if by_stage:
         return _stages(asked[0], streams, directory=directory, force=force, output=output, jobs=jobs, cold=cold)
-    if len(asked) > 1:
-        return _several(asked, streams, directory=directory, force=force, output=output, jobs=jobs, cold=cold)
+    if len(asked) > 1 or word in _BY_LOAD:
+        more = _ranks_by_load(asked[0], word) if word in _BY_LOAD else None
+        return _several(asked, streams, more, directory=directory, force=force, output=output, jobs=jobs, cold=cold)
     run_directory, ending = run_one(asked[0], directory, force, streams)
     if output.format == TEXT:
         say("(Losses, times and rates that the script printed above are not the real job's.)\n")
@@ -128,6 +139,7 @@ def run_one(job: Job, directory: Path | None, force: bool, streams: Streams) -> 
 def _several(
     asked: Sequence[Job],
     streams: Streams,
+    more: Callable[[RankRun], Sequence[int]] | None,
     *,
     directory: Path | None,
     force: bool,
@@ -141,8 +153,8 @@ def _several(
 
     job, ranks = asked[0], [job.rank for job in asked]
     directory = directory or default_name(job, ranks)
-    finished = profile_ranks(job, ranks, directory, force, streams, jobs=jobs, cold=cold)
-    runs = sorted(finished, key=lambda run: ranks.index(run.rank))
+    finished = profile_ranks(job, ranks, directory, force, streams, more=more, jobs=jobs, cold=cold)
+    runs = sorted(finished, key=lambda run: ranks.index(run.rank) if run.rank in ranks else len(ranks))
     rows = [RankRow(run.rank, run.run_directory, run.ending, run.wall_s) for run in runs]
     if output.format == JSON:
         output.write_object(ranks_object(rows, job.world_size, exit_code(runs)))
@@ -150,6 +162,30 @@ def _several(
         output.render(lambda console: render_ranks(rows, job.world_size, console))
     _write_page(rows, job, directory)
     return say_first_failure(runs, job)
+
+
+def _ranks_by_load(job: Job, word: str) -> Callable[[RankRun], Sequence[int]]:
+    """Return what chooses the rank to run after the first one by what that one's run says of all of its group."""
+
+    def chosen(run: RankRun) -> Sequence[int]:
+        from fakedist.errors import JobError
+        from fakedist.rundir.manifest import load_manifest
+
+        summary = None if run.run_directory is None else load_manifest(run.run_directory).summary
+        facts = None if summary is None else summary.router_load
+        if facts is None or not facts.received:
+            raise JobError(
+                f"rank {job.rank} was not seen to exchange tokens for experts that --router-load chose, so none is the "
+                f"{word}",
+                "name the ranks to run: --rank 0,1",
+            )
+        rank = facts.by_load()[round(_BY_LOAD[word] * (len(facts.ranks) - 1))]
+        remark(
+            f"the {word} of {len(facts.ranks)} ranks: rank {rank}, whose experts get {facts.share(rank):.2f} x the mean"
+        )
+        return () if rank == run.rank else (rank,)
+
+    return chosen
 
 
 def _write_page(rows: Sequence[RankRow], job: Job, directory: Path, priced: JobTime | None = None) -> None:

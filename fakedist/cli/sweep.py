@@ -115,7 +115,7 @@ class _SweepCommand(ScriptCommand):
     "prices",
     multiple=True,
     metavar="NAME=VALUE",
-    help="What to price the steps for, without another run: gpus-per-node or moe-imbalance. Repeatable.",
+    help="What to price the steps for, without another run: gpus-per-node or router-load. Repeatable.",
 )
 @click.option("--keep", metavar="WHICH", help="Run directories to keep: all, none or best:10.  [default: all]")
 @click.option(

@@ -21,7 +21,15 @@ from fakedist.cost_model.hosts import HostModel, host_model, queue_depth
 from fakedist.cost_model.kernels.calibrated_prices import calibrated_prices_of
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.nccl.settings import TIME_VARIABLES, Nccl, read_settings
-from fakedist.cost_model.step import ImbalancedPrices, MeasuredPrices, PricedStep, Prices, price_step
+from fakedist.cost_model.step import (
+    ExpertsLoad,
+    ImbalancedPrices,
+    MeasuredPrices,
+    PricedStep,
+    Prices,
+    price_step,
+    recorded_load,
+)
 from fakedist.cost_model.what_if import WhatIf, changed_fabric, changed_launches, read_what_if
 from fakedist.errors import FakedistError
 from fakedist.gpu.models.catalogue import gpu_of_product
@@ -41,12 +49,12 @@ def prices_of(gpu: GpuSpec, times: str | None = None) -> Prices:
 
 @dataclass(frozen=True)
 class JobNetwork:
-    """The job's network; ``moe_imbalance`` is the busiest rank's load of all_to_all and experts over the even load."""
+    """The job's network, and the load of the experts that exchange tokens over it."""
 
     fabric: Fabric
     interferes: bool = True
     nccl: Nccl = field(default_factory=Nccl)
-    moe_imbalance: float = 1.0
+    experts: ExpertsLoad = field(default_factory=ExpertsLoad)
     what_if: WhatIf | None = None
 
 
@@ -58,7 +66,7 @@ class NetworkChoice:
         fabric: A preset or a fabric file.
         gpus_per_node: GPUs in one NVLink domain.
         nccl: Variables, which replace the run's own.
-        moe_imbalance: As in :class:`JobNetwork`.
+        experts: As in :class:`JobNetwork`.
         what_if: As ``fakedist.cost_model.what_if`` reads it.
     """
 
@@ -66,7 +74,7 @@ class NetworkChoice:
     gpus_per_node: int | None = None
     interferes: bool = True
     nccl: Mapping[str, str] = field(default_factory=dict)
-    moe_imbalance: float = 1.0
+    experts: ExpertsLoad = field(default_factory=ExpertsLoad)
     what_if: str | None = None
 
 
@@ -97,7 +105,7 @@ def network_of(
         fabric = changed_fabric(what_if, fabric, gpu.nvlink_bandwidth)
     nccl = Nccl() if nccl is None else nccl
     nccl = replace(nccl, environment={**nccl.environment, **chosen.nccl})
-    return JobNetwork(fabric, chosen.interferes, nccl, chosen.moe_imbalance, what_if)
+    return JobNetwork(fabric, chosen.interferes, nccl, chosen.experts, what_if)
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,10 @@ def recorded_models(recording: Recording, launches: pd.DataFrame, job: Job | Non
     if gpu is None or (source is None and not len(launches)) or (source and not (host and host.has_events)):
         return None, []
     loaded = recording.nccl
-    network = network_of(gpu, job, nccl=None if loaded is None else Nccl(loaded.environment, loaded.version))
+    routers = None if recording.routers is None else recording.routers.facts
+    experts = ExpertsLoad() if routers is None or job is None else recorded_load(routers, job.rank)
+    nccl = None if loaded is None else Nccl(loaded.environment, loaded.version)
+    network = network_of(gpu, job, NetworkChoice(experts=experts), nccl)
     if source is not None:
         return Models(gpu, MeasuredPrices(source.gpu, launches), network), []
     clock = _clock_of(recording, launches)
@@ -173,7 +184,7 @@ def price_tables(tables: Mapping[str, pd.DataFrame], models: Models) -> PricedSt
     communication = communication_for(tables, models.gpu, network)
     if network.what_if is not None:
         launches, communication = changed_launches(network.what_if, launches, communication, tables)
-    prices = ImbalancedPrices(models.prices, network.moe_imbalance, models.host.costs)
+    prices = ImbalancedPrices(models.prices, network.experts, models.host.costs)
     return price_step(launches, tables["work"], prices, communication)
 
 
@@ -279,7 +290,7 @@ def communication_for(tables: Mapping[str, pd.DataFrame], gpu: GpuSpec, network:
         network.fabric,
         interferes=network.interferes,
         nccl=read_settings(network.nccl),
-        moe_imbalance=network.moe_imbalance,
+        moe_imbalance=network.experts.factor,
     )
 
 

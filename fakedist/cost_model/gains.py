@@ -73,14 +73,14 @@ def find_gains(tables: Mapping[str, pd.DataFrame], models: Models, job: Job | No
     launches, work = tables["launches"], tables["work"]
     of_work = launches["work"].to_numpy("i8")
     counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
-    own = ImbalancedPrices(models.prices, models.network.moe_imbalance, models.host.costs)
+    own = ImbalancedPrices(models.prices, models.network.experts, models.host.costs)
     priced = own.price(work, counts)
     gains = []
     for change in [*_changes(time, models, tables)][: max(_MOST_ROWS // len(launches), 1)]:
         if change.option == "--gpu":
             changed = _on(GPUS[change.value], models, job)
             title = f"{change.title}, fabric {changed.network.fabric.name}"
-            prices = ImbalancedPrices(changed.prices, changed.network.moe_imbalance, changed.host.costs)
+            prices = ImbalancedPrices(changed.prices, changed.network.experts, changed.host.costs)
             communication = communication_for(tables, changed.gpu, changed.network)
             step = StepLaunches(launches, work, prices.price(work, counts), communication)
             why = _why_not_faster(changed)
@@ -205,7 +205,7 @@ def _other_gpus(gpu: GpuSpec) -> Iterator[_Change]:
 
 
 def _on(gpu: GpuSpec, models: Models, job: Job | None) -> Models:
-    chosen = NetworkChoice(interferes=models.network.interferes, moe_imbalance=models.network.moe_imbalance)
+    chosen = NetworkChoice(interferes=models.network.interferes, experts=models.network.experts)
     network = network_of(gpu, job, chosen, models.network.nccl)
     return Models(gpu, prices_of(gpu), network, models.host.next_to(gpu))
 

@@ -14,10 +14,12 @@ from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.hosts import HostCosts
 from fakedist.cost_model.placing import StepInterval, StepLaunches
 from fakedist.cost_model.timeline import ON_GPU, Array, CriticalPath, Placed, find_critical_path
+from fakedist.router_load import EVEN
 from fakedist.rundir import time_notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.schema import TABLES
 from fakedist.rundir.step_time import Calibration
+from fakedist.rundir.summary import RouterLoadFacts
 
 _COLUMNS = (
     *("batch", "m", "n", "k", "groups", "layout", "attention", "heads", "queries", "keys", "width"),
@@ -244,15 +246,43 @@ def _by_name(work: pd.DataFrame, counts: npt.NDArray[np.int64]) -> dict[str, int
     return launches
 
 
-class ImbalancedPrices:
-    """Kernel times with the busiest rank's grouped products, ``imbalance`` (1 or more) times the even load.
+@dataclass(frozen=True)
+class ExpertsLoad:
+    """Tokens that experts got where a virtual run made up the routing.
 
-    A virtual run makes up its routing, so the real load is not known. It implements :class:`Prices`; ``host`` replaces
-    the host of ``prices``.
+    Attributes:
+        load: As ``--router-load`` gives it.
+        busiest: What the busiest rank gets, in times the mean: the others wait for it.
+        own: The same of this rank, whose launches were recorded.
+        num_ranks: Ranks that exchange tokens; 0: not known.
+        is_recorded: Whether the run had this load. Otherwise it is for the time alone.
     """
 
-    def __init__(self, prices: Prices, imbalance: float, host: HostCosts | None = None) -> None:
-        self._prices, self._imbalance = prices, imbalance
+    load: str = EVEN
+    busiest: float = 1.0
+    own: float = 1.0
+    num_ranks: int = 0
+    is_recorded: bool = True
+
+    @property
+    def factor(self) -> float:
+        """How much longer than as recorded all_to_all and grouped products take."""
+        return self.busiest / self.own if self.own else 1.0
+
+
+def recorded_load(facts: RouterLoadFacts, rank: int) -> ExpertsLoad:
+    """The load that a rank recorded."""
+    return ExpertsLoad(facts.load, facts.busiest(), facts.share(rank), len(facts.ranks))
+
+
+class ImbalancedPrices:
+    """Kernel times with the busiest rank's grouped products.
+
+    It implements :class:`Prices`; ``host`` replaces the host of ``prices``.
+    """
+
+    def __init__(self, prices: Prices, experts: ExpertsLoad, host: HostCosts | None = None) -> None:
+        self._prices, self._experts = prices, experts
         self._num_grouped = 0
         self.product: str = prices.product
         self.host: HostCosts = prices.host if host is None else host
@@ -263,9 +293,9 @@ class ImbalancedPrices:
         priced = self._prices.price(work, counts)
         is_grouped = (work["groups"] > 0).to_numpy(bool)
         self._num_grouped = int(counts[is_grouped].sum())
-        if self._imbalance == 1:
+        if self._experts.factor == 1:
             return priced
-        factor = np.where(is_grouped, self._imbalance, 1.0)
+        factor = np.where(is_grouped, self._experts.factor, 1.0)
         return priced.assign(**{name: priced[name] * factor for name in ("time_us", "low_us", "high_us")})
 
     def step_interval(self, priced: pd.DataFrame, counts: Array) -> tuple[float, float]:
@@ -275,8 +305,9 @@ class ImbalancedPrices:
     def notes(self) -> list[Note]:
         """Where the times come from, and what load of experts they are for."""
         notes = self._prices.notes()
-        if self._num_grouped or self._imbalance != 1:
-            notes = [*notes, time_notes.experts_load(self._imbalance)]
+        if self._num_grouped or self._experts != ExpertsLoad():
+            known = self._experts
+            notes = [*notes, time_notes.experts_load(known.load, known.busiest, is_recorded=known.is_recorded)]
         return notes
 
 

@@ -163,6 +163,14 @@ _SEED = Option(
     help="Seed of every generated value.",
     example=7,
 )
+ROUTER_LOAD = Option(
+    name="router_load",
+    kind=kinds.router_load(),
+    group=OptionGroup.DEVICE,
+    help="Tokens that experts get where a router picks by generated values: even, zipf:S, lognormal:SIGMA, W0 to W7, "
+    "or a file of counts (counts.jsonl).",
+    example="zipf:0.5",
+)
 _STEPS = Option(
     kind=kinds.num_steps_or(("auto",)),
     group=OptionGroup.RECORDING,
@@ -267,6 +275,7 @@ class Job:
     collectives: Collectives = field(default="values", metadata=declared(_COLLECTIVES))
     values: Values = field(default="small", metadata=declared(_VALUES))
     seed: int = field(default=0, metadata=declared(_SEED))
+    router_load: str = field(default="even", metadata=declared(ROUTER_LOAD))
     steps: int | Literal["auto"] = field(default="auto", metadata=declared(_STEPS))
     until: int | Until | None = field(default=None, metadata=declared(_UNTIL))
     timeout_s: float | None = field(default=None, metadata=declared(_TIMEOUT))

@@ -13,6 +13,7 @@ from typing import TypeGuard
 
 from fakedist.errors import JobError
 from fakedist.rank_list import format_rank_list, parse_rank_list
+from fakedist.router_load import RouterLoadError, parse_router_load
 from fakedist.units import GIB, UNLIMITED_BYTES, format_bytes, parse_bytes
 from fakedist.visible import visible
 
@@ -222,6 +223,18 @@ def plain_text() -> ValueKind:
         return value
 
     return ValueKind(words="text", metavar="TEXT", read=read)
+
+
+def router_load() -> ValueKind:
+    """A load of experts, or a file of counts."""
+
+    def read(value: object) -> str:
+        try:
+            return parse_router_load(str(value))
+        except RouterLoadError as error:
+            raise RefusedError(error.predicate) from None
+
+    return ValueKind(words="load", metavar="LOAD", read=read)
 
 
 def variables() -> ValueKind:

@@ -22,6 +22,7 @@ from fakedist.options.definition import (
     Values,
 )
 from fakedist.options.option import Door, Option
+from fakedist.router_load import FILE_ENDING, check_file
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 _WORLD_SIZE, _GPUS_PER_NODE = _BY_NAME["world_size"], _BY_NAME["gpus_per_node"]
@@ -47,6 +48,7 @@ class JobOptions(TypedDict, total=False):
     collectives: Collectives
     values: Values
     seed: int
+    router_load: str
     steps: int | Literal["auto"]
     until: int | Until
     timeout: float
@@ -104,6 +106,9 @@ def make_jobs(program: JobProgram, plain: Mapping[str, object], door: Door, dire
         first = dataclasses.replace(first, fabric=os.path.abspath(os.path.join(directory, first.fabric)))
     if first.host is not None and first.host.endswith(".toml"):
         first = dataclasses.replace(first, host=os.path.abspath(os.path.join(directory, first.host)))
+    if first.router_load.endswith(FILE_ENDING):
+        first = dataclasses.replace(first, router_load=os.path.abspath(os.path.join(directory, first.router_load)))
+        check_file(first.router_load)
     if first.times:
         first = dataclasses.replace(first, times=os.path.abspath(os.path.join(directory, first.times)))
     return (first, *(dataclasses.replace(first, rank=rank) for rank in ranks[1:]))

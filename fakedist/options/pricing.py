@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 from fakedist.options import kinds
-from fakedist.options.definition import FABRIC, GPU, GPU_POWER, HOST, NCCL_ENVIRONMENT, TIMES
+from fakedist.options.definition import FABRIC, GPU, GPU_POWER, HOST, NCCL_ENVIRONMENT, ROUTER_LOAD, TIMES
 from fakedist.options.option import Option, OptionGroup, declared, named, options_of
 
 _RUN_DEFAULT = "the run's"
@@ -25,11 +25,11 @@ _INTERFERENCE = Option(
     off_flag="--no-interference",
     example=False,
 )
-_MOE_IMBALANCE = Option(
-    kind=kinds.number(least=1, most=1000, metavar="F"),
+_ROUTER_LOAD = replace(
+    ROUTER_LOAD,
     group=OptionGroup.PRICING,
-    help="Load of the busiest rank's experts, in even loads. It scales all_to_all and grouped products.",
-    example=1.3,
+    help="Load of experts: all_to_all and grouped products take as long as on the busiest rank. Memory stays.",
+    default_text=_RUN_DEFAULT,
 )
 TOKENS_PER_STEP = named(
     Option(
@@ -81,7 +81,7 @@ class Pricing:
     gpus_per_node: int | None = field(default=None, metadata=declared(_NVLINK_DOMAIN))
     interference: bool = field(default=True, metadata=declared(_INTERFERENCE))
     nccl_env: Mapping[str, str] = field(default_factory=dict, metadata=declared(_priced(NCCL_ENVIRONMENT, "nccl_env")))
-    moe_imbalance: float = field(default=1.0, metadata=declared(_MOE_IMBALANCE))
+    router_load: str | None = field(default=None, metadata=declared(_ROUTER_LOAD))
     what_if: str | None = None
 
 
@@ -95,7 +95,7 @@ class PricingOptions(TypedDict, total=False):
     gpus_per_node: int | None
     interference: bool
     nccl_env: Mapping[str, str]
-    moe_imbalance: float
+    router_load: str | None
     what_if: str | None
 
 

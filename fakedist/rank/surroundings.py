@@ -26,7 +26,7 @@ from fakedist.gpu.native import cache_directory
 from fakedist.gpu.tuning import FirstConfigurations, event_times, kept_triton_key
 from fakedist.gpu.values.engine import ValueEngine
 from fakedist.gpu.values.inventions import Inventions
-from fakedist.gpu.values.routing import spread_over_experts
+from fakedist.gpu.values.routing import RunningLayer, spread_over_experts
 from fakedist.gpu.virtual import VirtualGpu
 from fakedist.options import Job, profile_command
 from fakedist.rank.ending import line_now, uninterrupted
@@ -44,12 +44,20 @@ from fakedist.record.dispatch import warnings_at_the_script
 from fakedist.record.machine_score import machine_score
 from fakedist.record.recorder import Recorder
 from fakedist.record.tracer import NsysTracer, OperationTracer, Tracer
+from fakedist.router_load import RouterLoad
 from fakedist.rundir import notes
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.launch_records import LaunchesRecord
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending, Outcome
-from fakedist.rundir.records import GpuRecord, InventedRecord, NoteRecord, TakenRecord, UnansweredRecord
+from fakedist.rundir.records import (
+    GpuRecord,
+    InventedRecord,
+    NoteRecord,
+    RouterLoadRecord,
+    TakenRecord,
+    UnansweredRecord,
+)
 from fakedist.rundir.rows import UnansweredRow
 from fakedist.rundir.step_time import Peaks
 from fakedist.rundir.tape import find_tapes, script_identity
@@ -118,7 +126,10 @@ class Surroundings:
         self._refused = 0
         self._settings = ""
         self._has_launches = False
+        self._load = RouterLoad(self._job.router_load, self._job.seed)
         self._recorder = self._make_recorder()
+        if self._values is not None:
+            self._values.route_by(self._load, self._job.rank, self._whereabouts)
 
     def enter(self) -> None:
         """Set up everything that the script will find in torch. A failure leaves nothing behind.
@@ -139,6 +150,7 @@ class Surroundings:
                 self._until_bare.enter_context(self._values.below_dispatch())
             is_undefined = None if self._values is None else self._values.is_undefined
             self._tapes = self._make_tapes()
+            experts = None if self._values is None or self._load.is_even else self._values.experts_of_ranks
             faked = fake_world(
                 self._job,
                 self._recorder.ledger,
@@ -147,7 +159,8 @@ class Surroundings:
                 self._process.own_ranks,
                 not_sent=None if self._values is None else self._values.not_sent,
                 tell_peer_copies=None if self._gpu is None else self._gpu.tell_peer_copies,
-                device=None if self._gpu is None else Device(self._gpu.take, self._gpu.free, self._routes),
+                device=None if self._gpu is None else Device(self._gpu.take, self._gpu.free, self._routes, experts),
+                of_ranks=None if self._values is None or self._load.is_even else self._values.of_ranks,
             )
             self._world_notes = world.enter_context(faked)
             world.enter_context(warnings_at_the_script())
@@ -156,6 +169,10 @@ class Surroundings:
                 self._until_bare.enter_context(faster_frameworks())
             recording.enter_context(self._recorder)
             self._world, self._recording = world.pop_all(), recording.pop_all()
+
+    def _whereabouts(self) -> RunningLayer:
+        position = self._recorder.position
+        return RunningLayer(position.layer, position.in_backward(), position.step)
 
     def _routes(self, indices: torch.Tensor, num_experts: int) -> torch.Tensor:
         """The experts of each token. What the device holds is stale once the recording is over."""
@@ -199,6 +216,7 @@ class Surroundings:
             self._write_gpu()
         self._write_facts()
         self._write_branches()
+        self._write_routers()
         self._write_not_computed()
         self._write_about_the_world()
         self._write_likely_cause(ending.outcome)
@@ -360,6 +378,13 @@ class Surroundings:
     def _write_branches(self) -> None:
         if self._values is not None and (note := self._values.branches()):
             self._journal.append(NoteRecord(note))
+
+    def _write_routers(self) -> None:
+        facts = None if self._values is None else self._values.router_facts()
+        if facts is not None:
+            self._journal.append(RouterLoadRecord(facts))
+        elif not self._load.is_even:
+            self._journal.append(NoteRecord(notes.router_load_unused(self._load.text)))
 
     def _write_not_computed(self) -> None:
         operations, first = self._values.not_computed_on_host() if self._values is not None else (0, "")

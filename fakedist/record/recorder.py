@@ -177,6 +177,11 @@ class Recorder(StepListener):
         """Return whether :class:`~fakedist.errors.StopRun` ended the run."""
         return self._training.steps.stopped
 
+    @property
+    def position(self) -> Position:
+        """Where the rank is: step, phase and layer."""
+        return self._position
+
     def record_this_thread(self) -> None:
         """Also record the operations of this thread. Recording started in another thread."""
         self._memory.operations.also_this_thread()

@@ -13,11 +13,13 @@ from fakedist.cost_model.gains import find_gains
 from fakedist.cost_model.hosts import HostModel, host_model
 from fakedist.cost_model.job.job_times import rank_throughput
 from fakedist.cost_model.nccl.settings import Nccl
-from fakedist.cost_model.step import MeasuredPrices
-from fakedist.errors import RunDirectoryError
+from fakedist.cost_model.step import ExpertsLoad, MeasuredPrices, recorded_load
+from fakedist.errors import JobError, RunDirectoryError
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.models.spec import GpuSpec
+from fakedist.options import Job
 from fakedist.options.pricing import Pricing
+from fakedist.router_load import RouterLoad, RouterPass
 from fakedist.rundir.environment import check_variable
 from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.schema import TABLES
@@ -100,6 +102,12 @@ def find_gains_again(manifest: Manifest, table: ReadTable, models: Models, price
     return find_gains(tables_to_price(manifest, priced, table), models, manifest.job, priced.time)
 
 
+#: Operations by which ranks exchange tokens.
+_EXCHANGES = ("all_to_all", "deep_ep")
+#: Steps over which a load that is drawn is averaged.
+_STEPS = 12
+
+
 def nccl_of(summary: Summary) -> Nccl:
     """NCCL as the run recorded it."""
     outside = summary.estimated_outside
@@ -161,12 +169,38 @@ def models_of(pricing: Pricing, manifest: Manifest, summary: Summary) -> Models:
         gpus_per_node=pricing.gpus_per_node,
         interferes=pricing.interference,
         nccl=pricing.nccl_env,
-        moe_imbalance=pricing.moe_imbalance,
+        experts=experts_of(pricing.router_load, manifest.job, summary),
         what_if=pricing.what_if,
     )
     prices = prices_of(gpu, times_of(manifest, gpu, pricing.times))
     network = network_of(gpu, manifest.job, chosen, nccl_of(summary))
     return Models(gpu, prices, network, host_of(pricing, gpu, manifest, summary))
+
+
+def experts_of(load: str | None, job: Job | None, summary: Summary) -> ExpertsLoad:
+    """The load of experts to price a run for; None: the run's own.
+
+    Raises:
+        JobError: No router of the run picked experts by made-up values, or the load's file is for another job.
+    """
+    facts = summary.router_load
+    if load is None:
+        return ExpertsLoad() if facts is None or job is None else recorded_load(facts, job.rank)
+    if facts is None or not facts.num_layers or job is None:
+        raise JobError(
+            f"--router-load {load} has no router to price: none of the run's picked experts by generated values",
+            "leave it out",
+        )
+    sizes = [call.group_size for call in summary.collectives if call.operation.startswith(_EXCHANGES)]
+    ranks = facts.ranks or list(range(max((size for size in sizes if facts.num_experts % size == 0), default=1)))
+    chosen = RouterLoad(load, job.seed)
+    most = 0
+    for layer in range(facts.num_layers):
+        for step in range(_STEPS):
+            call = RouterPass(layer, step, step, facts.tokens, facts.num_experts, facts.top_k)
+            most += int(chosen.received(call, ranks).max())
+    busiest = most / (facts.num_layers * _STEPS * facts.tokens * facts.top_k)
+    return ExpertsLoad(load, busiest, facts.share(job.rank), len(ranks), is_recorded=False)
 
 
 def host_of(pricing: Pricing, gpu: GpuSpec, manifest: Manifest, summary: Summary) -> HostModel:

@@ -21,6 +21,7 @@ from fakedist.cost_model.estimated import StepTimes, recorded_gpu
 from fakedist.cost_model.outside_memory import estimate_outside
 from fakedist.errors import TRACEBACK, described
 from fakedist.options import Job, Until
+from fakedist.router_load import EVEN
 from fakedist.rundir import notes as run_note
 from fakedist.rundir.memory_records import BeyondCapacityRecord
 from fakedist.rundir.notes import Note
@@ -42,6 +43,7 @@ from fakedist.rundir.summary import (
     PhasePeak,
     Remedy,
     ReservedMoment,
+    RouterLoadFacts,
     StepPeak,
     Summary,
 )
@@ -136,8 +138,7 @@ def summarize(
         has_steps: Steps, phases and layers are known, as they are not in a snapshot.
     """
     gpu = recording.gpu or GpuRecord()
-    is_unlimited = job is not None and job.gpu_memory_bytes == UNLIMITED_BYTES
-    capacity = (is_unlimited and gpu.spec_memory_bytes) or gpu.capacity_bytes
+    capacity = _capacity(gpu, job)
     notes, in_use = list(notes), (peak.reserved_bytes, capacity)
     outside = _outside(recording, tables, job, in_use, notes) if has_steps else None
     lacks_room = outside is not None and outside.beside_reserved == "does not fit"
@@ -173,7 +174,13 @@ def summarize(
         invented_values=int(tables["invented"]["num_values"].sum()),
         reserved=reserved_moments(tables),
         notes=notes,
+        router_load=None if recording.routers is None else recording.routers.facts,
     )
+
+
+def _capacity(gpu: GpuRecord, job: Job | None) -> int:
+    is_unlimited = job is not None and job.gpu_memory_bytes == UNLIMITED_BYTES
+    return (is_unlimited and gpu.spec_memory_bytes) or gpu.capacity_bytes
 
 
 def room_of(
@@ -421,7 +428,18 @@ def _failure_notes(recording: Recording) -> list[Note]:
 _CHOOSES = re.compile(r"\.(topk|sort|argsort|argmax|argmin)\b")
 
 
-def _invention_notes(rows: list[InventedRow]) -> list[Note]:
+def _router_notes(facts: RouterLoadFacts, rank: int) -> list[Note]:
+    """Notes on routers that a load does not reach, and on what the ranks got."""
+    notes_made = [run_note.router_not_reached(facts.load, line) for line in facts.unknown]
+    if len(facts.ranks) > 1 and rank in facts.ranks:
+        hottest = facts.by_load()[0]
+        notes_made.append(
+            run_note.experts_load_drawn(facts.load, len(facts.ranks), facts.share(rank), hottest, facts.share(hottest))
+        )
+    return notes_made
+
+
+def _invention_notes(rows: list[InventedRow], load: str) -> list[Note]:
     """Notes on made-up values: how many, and where the first one was read."""
     times = [row for row in rows if row.operation == EVENT_TIME]
     notes_made = (
@@ -437,7 +455,7 @@ def _invention_notes(rows: list[InventedRow]) -> list[Note]:
     if chosen:
         operation, line = chosen[0].operation, _first_line(chosen)
         notes_made.append(
-            run_note.experts_made_up(operation, line, _first_line(routed))
+            run_note.experts_made_up(operation, line, _first_line(routed), load)
             if routed
             else run_note.indices_made_up(operation, line)
         )
@@ -471,7 +489,9 @@ def run_notes(
     elif recording.events and recording.gpu is not None and recording.device != recording.gpu.device_index:
         all_notes.append(run_note.used_another_device(recording.device))
     all_notes += _failure_notes(recording)
-    all_notes += _invention_notes(recording.invented)
+    all_notes += _invention_notes(recording.invented, EVEN if job is None else job.router_load)
+    if recording.routers is not None and job is not None:
+        all_notes += _router_notes(recording.routers.facts, job.rank)
     all_notes += _not_sent_notes(recording, is_cause=left is not None)
     all_notes += [run_note.not_answered(name, calls) for name, calls in sorted(recording.unanswered.items())]
     if job is not None and job.collectives == "noop":

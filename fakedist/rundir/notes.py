@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import ParamSpec
 
+from fakedist.router_load import EVEN
 from fakedist.units import format_bytes, format_us
 
 _Arguments = ParamSpec("_Arguments")
@@ -276,22 +277,52 @@ def event_times_made_up(num_times: int, line: str) -> str:
 @note
 def indices_made_up(operation: str, line: str) -> str:
     """An operation such as ``topk`` chose by made-up values, first at ``line`` (empty in a backward)."""
-    return _made_up_choice(operation, line)
+    return f"{_made_up_choice(operation, line)}: each index equally often"
 
 
 @note
-def experts_made_up(operation: str, line: str, router: str) -> str:
-    """As :func:`indices_made_up`, and ``router`` is where a router did so; empty in a backward."""
+def experts_made_up(operation: str, line: str, router: str, load: str = EVEN) -> str:
+    """As :func:`indices_made_up`, and ``router`` is where a router did so by a load; empty in a backward."""
     there = "" if router == line else f" at {router or 'a backward'}"
-    spread = f", so that the router's tokens{there} are spread evenly over its experts"
-    return _made_up_choice(operation, line) + spread
+    if load != EVEN:
+        return (
+            f"{_made_up_choice(operation, line)}; the router's tokens{there} go to its experts by --router-load {load}"
+        )
+    spread = f", so that the router's tokens{there} are spread evenly over its experts, which is optimistic"
+    return f"{_made_up_choice(operation, line)}: each index equally often{spread} (--router-load draws uneven loads)"
+
+
+@note
+def experts_load_drawn(load: str, num_ranks: int, own: float, hottest: int, most: float) -> str:
+    """What this rank received by a load, and the rank that received most, in times the mean of its group."""
+    if own == most:
+        return (
+            f"by --router-load {load}, the experts of this rank got the most tokens of {num_ranks} ranks: {own:.2f} x "
+            "the mean"
+        )
+    return (
+        f"by --router-load {load}, this rank's experts got {own:.2f} x the mean of {num_ranks} ranks' tokens; those of "
+        f"rank {hottest} got the most, {most:.2f} x: --rank {hottest} has the highest peak"
+    )
+
+
+@note
+def router_load_unused(load: str) -> str:
+    """A load was given, and no router picked experts by made-up values."""
+    return (
+        f"--router-load {load} made no difference: no router picked experts by values that no kernel had computed "
+        "(forced balancing picks by random numbers)"
+    )
+
+
+@note
+def router_not_reached(load: str, line: str) -> str:
+    """A router that picks experts in a kernel, or by values that are known."""
+    return f"--router-load {load} does not reach the router at {line}: its experts get even loads"
 
 
 def _made_up_choice(operation: str, line: str) -> str:
-    return (
-        f"{operation}, first at {line or 'a backward'}, chose by values that no kernel had computed: each index "
-        "equally often"
-    )
+    return f"{operation}, first at {line or 'a backward'}, chose by values that no kernel had computed"
 
 
 @note

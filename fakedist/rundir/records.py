@@ -26,6 +26,7 @@ from fakedist.rundir.rows import (
     UnansweredRow,
 )
 from fakedist.rundir.step_time import Peaks
+from fakedist.rundir.summary import RouterLoadFacts
 
 __all__ = ["RECORDS"]
 
@@ -169,6 +170,13 @@ class NotSentRecord(Record):
         """The call, the rank that sends and the line: "broadcast from rank 0 at train.py:3 (main)"."""
         whom = "any rank" if self.source < 0 else f"rank {self.source}"
         return f"{self.call} from {whom}" + (f" at {self.line}" if self.line else "")
+
+
+@record_kind("router_load")
+class RouterLoadRecord(Record):
+    """The routers that picked experts by made-up values, and what their load sent to whom."""
+
+    facts: RouterLoadFacts
 
 
 @record_kind("unanswered")

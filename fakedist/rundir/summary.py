@@ -88,6 +88,48 @@ class Outside:
 
 
 @dataclass(frozen=True)
+class RouterLoadFacts:
+    """The routers that picked experts by made-up values, and what their load sent to whom; *simulated*.
+
+    Attributes:
+        load: As ``--router-load`` gives it.
+        num_layers: Layers with such a router.
+        num_experts: Experts of the first of them.
+        top_k: Experts that a token of it picks.
+        tokens: Tokens of a rank and a call of it.
+        ranks: The ranks that exchange its tokens; empty if the load is even, or if none were seen to.
+        received: What each of them received over all recorded calls of all layers: tokens, once for each expert.
+        hottest: What the rank that received most received, summed over these calls.
+        unknown: Where a router picked experts that the load does not reach.
+    """
+
+    load: str
+    num_layers: int
+    num_experts: int
+    top_k: int
+    tokens: int
+    ranks: list[int] = field(default_factory=list)
+    received: list[int] = field(default_factory=list)
+    hottest: int = 0
+    unknown: list[str] = field(default_factory=list)
+
+    def by_load(self) -> list[int]:
+        """The ranks, most tokens first."""
+        order = sorted(zip(self.received, self.ranks, strict=True), key=lambda pair: (-pair[0], pair[1]))
+        return [rank for _, rank in order]
+
+    def share(self, rank: int) -> float:
+        """What a rank received, in times the mean of all of them."""
+        if rank not in self.ranks or not sum(self.received):
+            return 1.0
+        return self.received[self.ranks.index(rank)] * len(self.ranks) / sum(self.received)
+
+    def busiest(self) -> float:
+        """What the busiest rank of each call received, in times the mean of all of them: all others wait for it."""
+        return self.hottest * len(self.ranks) / sum(self.received) if sum(self.received) else 1.0
+
+
+@dataclass(frozen=True)
 class PhasePeak:
     """A phase of a step; a row of the table ``phases``.
 
@@ -405,6 +447,7 @@ class Summary:
         invented_values: Values that the virtual GPU made up.
         reserved: Why more was reserved than allocated, at both peaks.
         notes: What limits what these figures mean.
+        router_load: How many tokens experts got; None if no router picked by made-up values.
         schema_version: Version of this layout.
     """
 
@@ -437,6 +480,7 @@ class Summary:
     reserved: list[ReservedMoment] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     remedy: Remedy | None = None
+    router_load: RouterLoadFacts | None = None
 
     @property
     def timed(self) -> tuple[StepTime, KernelSource] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fakedist.router_load import EVEN
 from fakedist.rundir.notes import counted, note, share_text
 from fakedist.rundir.step_time import HostTime
 
@@ -177,7 +178,7 @@ def uneven_splits(num_calls: int) -> str:
     calls = counted(num_calls, "all_to_all has", "all_to_all have")
     return (
         f"{calls} uneven splits: what this rank sends or receives counts, whichever is more; other ranks may have more "
-        "(--moe-imbalance scales it)"
+        "(--router-load draws what all ranks send)"
     )
 
 
@@ -189,10 +190,14 @@ def nccl_environment(variables: Mapping[str, str]) -> str:
 
 
 @note
-def experts_load(imbalance: float) -> str:
-    """The load of experts is not known, because the routing is made up."""
-    load = "its even load (--moe-imbalance sets another)" if imbalance == 1 else f"{imbalance:g} times its even load"
-    return f"all_to_all and grouped products are estimated for a rank with {load}, as the routing is made up"
+def experts_load(load: str, busiest: float, *, is_recorded: bool) -> str:
+    """The load of experts is not known, because the routing is made up. ``busiest``: in times the even load."""
+    if load == EVEN:
+        text = "an even load of experts, which is optimistic (--router-load prices another)"
+    else:
+        text = f"the busiest rank by --router-load {load}: {busiest:.2f} x the even load"
+    memory = "" if is_recorded else "; memory is still that of the run's own load"
+    return f"all_to_all and grouped products are estimated for {text}{memory}"
 
 
 @note

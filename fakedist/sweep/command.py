@@ -250,7 +250,7 @@ def _value(value: object, path: tuple[str, ...]) -> str:
 #: Options of a job that only estimated times follow. With a placeholder they are priced, and nothing runs again.
 _ONLY_PRICES = {"fabric": "fabric", "host": "host", "gpu_power": "power_watts", "times": "times"}
 #: Names that ``price`` can have: options of pricing that are not options of a job, or differ from them.
-PRICES = ("gpus_per_node", "moe_imbalance")
+PRICES = ("gpus_per_node", "router_load")
 #: Clocks change times and nothing that the script sees.
 _CLOCKS = ("clock_khz", "memory_clock_khz")
 
@@ -265,7 +265,7 @@ class PricedFor:
     fabric: str | None = None
     host: str | None = None
     gpus_per_node: int | None = None
-    moe_imbalance: float = 1.0
+    router_load: str | None = None
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import torch
 from torch import empty, randn
@@ -82,6 +83,8 @@ Change = Callable[[torch.Tensor], object]
 #: Takes a device tensor whose values another rank should have sent, and what to call when the script reads one. Returns
 #: whether reads are seen.
 NotSent = Callable[[torch.Tensor, Callable[[], object]], bool]
+#: Takes a tensor and the ranks of a group. Returns what each of them has instead, on the host; None: the same.
+OfRanks = Callable[[torch.Tensor, Sequence[int]], list[torch.Tensor] | None]
 #: The most integers or flags on the host that count as read when they arrive.
 _FEW = 64
 #: From here, C++ of DDP compares shapes and buckets with rank 0's. They are this rank's own, and right.
@@ -103,6 +106,16 @@ def sent_flags(values: Sequence[int]) -> Iterator[None]:
         _flags.reset(token)
 
 
+class Slot(NamedTuple):
+    """The ranks of a group, and the part of what each has that comes to this rank; None: all of it."""
+
+    ranks: Sequence[int]
+    part: int | None = None
+
+
+_OVER_RANKS: dict[str, Callable[..., torch.Tensor]] = {"SUM": torch.sum, "MAX": torch.amax, "MIN": torch.amin}
+
+
 class Arrivals:
     """Makes the values that arrive. One instance serves all groups of a rank.
 
@@ -116,7 +129,9 @@ class Arrivals:
         is_undefined: Callable[[torch.Tensor], bool] | None = None,
         tapes: Tapes | None = None,
         not_sent: NotSent | None = None,
+        of_ranks: OfRanks | None = None,
     ) -> None:
+        self._of_ranks = of_ranks
         self.tapes = tapes or Tapes()
         self._not_sent = not_sent or (lambda tensor, when_read: False)
         self._seed = seed
@@ -184,6 +199,37 @@ class Arrivals:
             if len(part):
                 part.copy_(mine)
         slots[rank : rank + 1].copy_(mine)
+
+    def routed(self, output: torch.Tensor | Sequence[torch.Tensor], mine: torch.Tensor, where: Slot) -> bool:
+        """Fill an output, or each slot, with what the ranks of a group send if it follows from choices of experts.
+
+        Returns whether it does. Then these differ from rank to rank.
+        """
+        theirs = self._choices(mine, where.ranks) if mine.numel() > 1 else None
+        if theirs is None:
+            return False
+        if where.part is not None:
+            theirs = [values.view(len(where.ranks), -1)[where.part] for values in theirs]
+        if isinstance(output, torch.Tensor):
+            output.copy_(torch.stack(theirs).view(output.shape))
+        else:
+            for slot, values in zip(output, theirs, strict=True):
+                slot.copy_(values.view(slot.shape))
+        return True
+
+    def routed_sum(self, tensor: torch.Tensor, ranks: Sequence[int], op: object) -> bool:
+        """As :meth:`routed`: reduce over the ranks, in place."""
+        if self._of_ranks is None:
+            return False
+        name = reduction_name(op)
+        theirs = self._choices(tensor, ranks) if name in _OVER_RANKS and (tensor.numel() > 1 or name == "MAX") else None
+        if theirs is None:
+            return False
+        tensor.copy_(_OVER_RANKS[name](torch.stack(theirs), 0))
+        return True
+
+    def _choices(self, mine: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor] | None:
+        return None if self._of_ranks is None or len(ranks) < 2 else self._of_ranks(mine, ranks)
 
     def put(self, output: torch.Tensor, values: torch.Tensor) -> None:
         """Fill an output with values on the host, of another integer type maybe."""

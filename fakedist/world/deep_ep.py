@@ -4,7 +4,8 @@ It follows ``Buffer`` of deepseek-ai/DeepEP at :data:`COMMIT` (csrc/legacy/buffe
 deep_ep/buffers/legacy.py): what it takes, what it returns, streams, events, and where the host waits. The sizes of
 buffers are those that the built extension of sgl-deep-ep 0.1.2.post1 gives.
 
-The other ranks are like this one: each sends to this rank's experts what this rank sends to them itself.
+The other ranks are like this one, and each sends to this rank's experts what this rank sends to them itself; unless a
+load of experts draws what each rank sends.
 """
 
 from __future__ import annotations
@@ -54,11 +55,13 @@ class Device(NamedTuple):
     ``take(owner, bytes)`` returns the address of memory outside the caching allocator, 0 if none is left; ``free``
     frees it.
     ``routes(indices, num_experts)`` returns the experts of each token on the host, -1 for none, and launches nothing.
+    ``experts_of_ranks`` returns those of other ranks' tokens, if this rank's are these; None: they are the same.
     """
 
     take: Callable[[str, int], int]
     free: Callable[[int], None]
     routes: Callable[[torch.Tensor, int], torch.Tensor]
+    experts_of_ranks: Callable[[torch.Tensor, Sequence[int]], list[torch.Tensor] | None] | None = None
 
 
 # ---- events
@@ -234,7 +237,11 @@ class _Sent(NamedTuple):
                     arrivals.spread([output], mine)
             if self.indices is None:
                 return
-            if len(self.indices) == layout.num_received:
+            if layout.received_experts is not None:
+                padded = np.full(tuple(self.indices.shape), -1)
+                padded[: layout.num_received] = layout.received_experts[: len(padded)]
+                arrivals.put(self.indices, torch.from_numpy(padded))
+            elif len(self.indices) == layout.num_received:
                 arrivals.repeat(self.indices, torch.from_numpy(layout.mine))
             else:
                 padded = np.full(tuple(self.indices.shape), -1)
@@ -582,7 +589,10 @@ class Buffer:
 
     def _layout(self, topk_idx: torch.Tensor, num_experts: int) -> Layout:
         experts = self.device.routes(topk_idx, num_experts).numpy().astype(np.int64, copy=False)
-        return Layout(experts, num_experts, self.rank, self.group_size)
+        others = self.device.experts_of_ranks
+        theirs = None if others is None else others(torch.from_numpy(experts), self.group.ranks)
+        every = None if theirs is None else [each.numpy() for each in theirs]
+        return Layout(experts, num_experts, self.rank, self.group_size, every)
 
     def _layout_of(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,7 +82,9 @@ def rounded_up(number: int, step: int) -> int:
 
 
 class Layout:
-    """Where this rank's tokens go, from the experts of each on the host ([tokens, top-k]; -1: none).
+    """Where tokens go, from the experts of each of this rank's on the host ([tokens, top-k]; -1: none).
+
+    ``every`` has those of each rank; None: all send what this one does.
 
     Attributes:
         in_rank: Whether each token goes to each rank, [tokens, ranks].
@@ -90,24 +93,37 @@ class Layout:
         num_received: Tokens that this rank gets from all ranks.
         num_received_by_node: Tokens that this rank gets from its peers in other nodes, or passes on for them.
         received: Tokens that each of this rank's experts gets.
+        received_experts: The experts of all tokens that come, as ``mine``; None: those of ``mine`` from each rank.
     """
 
-    def __init__(self, experts: Integers, num_experts: int, rank: int, num_ranks: int) -> None:
-        per_rank = num_experts // num_ranks
-        tokens, first = np.arange(len(experts))[:, None], rank * per_rank
-        goes = np.zeros((len(experts), num_ranks + 1), dtype=bool)
-        goes[tokens, np.where(experts >= 0, experts // per_rank, num_ranks)] = True
-        self.in_rank = goes[:, :num_ranks]
+    def __init__(
+        self,
+        experts: Integers,
+        num_experts: int,
+        rank: int,
+        num_ranks: int,
+        every: Sequence[Integers] | None = None,
+    ) -> None:
+        per_rank, first = num_experts // num_ranks, rank * (num_experts // num_ranks)
+        self.in_rank = _in_rank(experts, per_rank, num_ranks)
         num_nodes = max(num_ranks // NODE, 1)
         in_node = self.in_rank.reshape(len(experts), num_nodes, -1).any(axis=2)
         self.per_rank = self.in_rank.sum(axis=0, dtype=np.int64)
         self.per_node = in_node.sum(axis=0, dtype=np.int64)
         self.per_expert = np.bincount(experts[experts >= 0], minlength=num_experts)
-        own = experts[self.in_rank[:, rank]] - first
-        self.mine = np.where((own >= 0) & (own < per_rank), own, -1)
+        self.mine = _own(experts[self.in_rank[:, rank]], first, per_rank)
         self.received = num_ranks * self.per_expert[first : first + per_rank]
         self.num_received = num_ranks * int(self.per_rank[rank])
         self.num_received_by_node = num_nodes * int(self.per_node[rank // NODE])
+        self.received_experts: Integers | None = None
+        if every is not None:
+            goes = [_in_rank(theirs, per_rank, num_ranks) for theirs in every]
+            come = [theirs[to[:, rank]] for theirs, to in zip(every, goes, strict=True)]
+            self.received_experts = _own(np.concatenate(come), first, per_rank)
+            self.num_received = len(self.received_experts)
+            self.received = np.bincount(self.received_experts[self.received_experts >= 0], minlength=per_rank)
+            node = slice(rank // NODE * NODE, rank // NODE * NODE + min(NODE, num_ranks))
+            self.num_received_by_node = sum(int(to[:, node].any(axis=1).sum()) for to in goes[rank % NODE :: NODE])
         # Over nodes, a token crosses the network once for each node.
         parts, own_part = (self.per_node, rank // NODE) if num_nodes > 1 else (self.per_rank, rank)
         self._sent = _most_and_all(np.delete(parts, own_part))
@@ -120,6 +136,17 @@ class Layout:
     def exchanged_by_experts(self, token_bytes: int) -> tuple[int, int]:
         """The same of low-latency kernels, which send a token to each of its experts."""
         return self._sent_by_experts[0] * token_bytes, self._sent_by_experts[1] * token_bytes
+
+
+def _in_rank(experts: Integers, per_rank: int, num_ranks: int) -> npt.NDArray[np.bool_]:
+    goes = np.zeros((len(experts), num_ranks + 1), dtype=bool)
+    goes[np.arange(len(experts))[:, None], np.where(experts >= 0, experts // per_rank, num_ranks)] = True
+    return goes[:, :num_ranks]
+
+
+def _own(experts: Integers, first: int, per_rank: int) -> Integers:
+    own = experts - first
+    return np.where((own >= 0) & (own < per_rank), own, -1)
 
 
 def _most_and_all(parts: Integers) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Store, Work
 from fakedist.patch import patched
 from fakedist.rundir.tape import ANY_RANK
 from fakedist.world import checks
-from fakedist.world.arrivals import Arrivals
+from fakedist.world.arrivals import Arrivals, Slot
 from fakedist.world.checks import (
     ODD_OPS,
     CheckedGroup,
@@ -285,7 +285,8 @@ class RankGroup(BareGroup):
         if is_even(slots):  # torch gathers uneven slots by broadcasts, without a buffer
             mine, flat = mine.contiguous(), flat_like(slots)
         with self._call("all_gather", [mine], slots, opts) as call:
-            self._arrivals.spread(slots, mine)
+            if not self._arrivals.routed(slots, mine, Slot(self.ranks)):
+                self._arrivals.spread(slots, mine)
         work = call.done(slots)
         if getattr(opts, "asyncOp", True):
             work.kept = flat
@@ -390,7 +391,10 @@ class RankGroup(BareGroup):
             mine = self._my_chunk(source)
         parts = self._exchanged(source, input_sizes).most(self._exchanged(output, output_sizes))
         with self._call("all_to_all_single", [source], [output], opts, parts) as call:
-            if len(set(output_sizes)) > 1:
+            is_even = not len(input_sizes) and not len(output_sizes)
+            if is_even and self._arrivals.routed(output, source, Slot(self.ranks, self._own_rank)):
+                pass
+            elif len(set(output_sizes)) > 1:
                 self._arrivals.spread(output.split_with_sizes([int(size) for size in output_sizes]), mine)
             else:
                 self._arrivals.spread_evenly(output, mine, self._own_rank, self._num_ranks)
@@ -590,7 +594,8 @@ class RankGroup(BareGroup):
         with self._call(operation, tensors, tensors, opts) as call:
             reduced = self._arrivals.reduced
             for tensor in tensors:
-                reduced(tensor, self._num_ranks, op)
+                if not self._arrivals.routed_sum(tensor, self.ranks, op):
+                    reduced(tensor, self._num_ranks, op)
         return call.done(tensors)
 
     def _reduce_chunks(self, operation: str, outputs: Tensors, inputs: Tensors, opts: object) -> Done:
@@ -607,7 +612,8 @@ class RankGroup(BareGroup):
             check_gathered_into(self._checked(mine), output, mine)
         with self._call(operation, inputs, outputs, opts) as call:
             for output, mine in zip(outputs, inputs, strict=True):
-                self._arrivals.spread_evenly(output, mine, self._own_rank, self._num_ranks)
+                if not self._arrivals.routed(output, mine, Slot(self.ranks)):
+                    self._arrivals.spread_evenly(output, mine, self._own_rank, self._num_ranks)
         return call.done(outputs)
 
 
@@ -641,7 +647,7 @@ def still_calls(stop: Callable[[], object], go: Callable[[int], object]) -> Iter
         return call
 
     with ExitStack() as stack:
-        for name in ("reduced", "reduced_into", "spread", "spread_evenly", "put", "repeat"):
+        for name in ("reduced", "reduced_into", "spread", "spread_evenly", "put", "repeat", "routed", "routed_sum"):
             stack.enter_context(patched(Arrivals, name, on_host(getattr(Arrivals, name))))
         for owner in (RankGroup, Done):
             for name, function in list(vars(owner).items()):

@@ -23,7 +23,7 @@ from fakedist.options import Job
 from fakedist.patch import patched, present
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
-from fakedist.world.arrivals import Arrivals, Nothing, NotSent
+from fakedist.world.arrivals import Arrivals, Nothing, NotSent, OfRanks
 from fakedist.world.deep_ep import Device, deep_ep
 from fakedist.world.dispatched import DispatchedGroup, operations_of_groups
 from fakedist.world.files import saved, sparse_saving, watched_files
@@ -54,13 +54,15 @@ def fake_world(
     not_sent: NotSent | None = None,
     tell_peer_copies: Callable[[PeerCopies], None] | None = None,
     device: Device | None = None,
+    of_ranks: OfRanks | None = None,
 ) -> Iterator[Callable[[], list[Note]]]:
     """Make this process one rank of a job whose other ranks are faked. RecordingError if this torch lacks something.
 
     Yields a function that returns the report's notes, for the end. ``own``: ranks of an active :func:`own_ranks`;
-    ``is_undefined``, ``not_sent``: as in :class:`Arrivals`; ``tell_peer_copies`` and ``device`` of the virtual GPU.
+    ``is_undefined``, ``not_sent``, ``of_ranks``: as in :class:`Arrivals`; ``tell_peer_copies`` and ``device`` of the
+    virtual GPU.
     """
-    arrivals = (Arrivals if job.collectives == "values" else Nothing)(job.seed, is_undefined, tapes, not_sent)
+    arrivals = (Arrivals if job.collectives == "values" else Nothing)(job.seed, is_undefined, tapes, not_sent, of_ranks)
     world = _World(job, ledger or NullLedger(), arrivals)
     hook = sys.excepthook  # init_process_group replaces it
     with ExitStack() as stack:

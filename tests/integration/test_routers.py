@@ -13,6 +13,30 @@ TOKENS, EXPERTS, WIDTH = 8192, 16, 64
 
 
 @on_virtual_gpu
+def test_every_way_of_counting_agrees_with_the_load(engine: ValueEngine) -> None:
+    import torch
+
+    from fakedist.gpu.values.routing import RunningLayer
+    from fakedist.router_load import RouterLoad, RouterPass
+
+    load = RouterLoad("zipf:0.7", seed=5)
+    engine.route_by(load, 3, lambda: RunningLayer(0, in_backward=False, step=1))
+    scores = torch.randn(TOKENS, WIDTH, device="cuda") @ torch.randn(WIDTH, EXPERTS, device="cuda")
+    experts = scores.softmax(-1).topk(2)[1]
+    expected = load.counts(RouterPass(0, 0, 0, TOKENS, EXPERTS, 2), 3).tolist()
+    assert max(expected) > 2 * min(expected)
+    mask = torch.zeros_like(scores).int().scatter(1, experts, 1).bool()
+    counts = [mask.sum(0), torch.bincount(experts.view(-1), minlength=EXPERTS)]
+    counts += [torch.histc(indices, EXPERTS, 0, EXPERTS) for indices in (experts.view(-1), experts.view(-1).float())]
+    ends = torch.searchsorted(experts.view(-1).sort()[0], torch.arange(EXPERTS, device="cuda"), right=True)
+    counts.append(ends.diff(prepend=ends.new_zeros(1)))
+    assert [found.tolist() for found in counts] == [expected] * len(counts)
+    assert [len(mask[:, expert].nonzero()) for expert in range(EXPERTS)] == expected
+    again = torch.zeros_like(scores).scatter(1, experts, scores.gather(1, experts)).topk(2)[1]  # a dispatcher's
+    assert torch.bincount(again.view(-1), minlength=EXPERTS).tolist() == expected
+
+
+@on_virtual_gpu
 def test_what_sends_tokens_to_experts_is_a_router_and_no_metric_is(engine: ValueEngine) -> None:
     import torch
     from torch.nn.functional import one_hot

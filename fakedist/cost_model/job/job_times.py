@@ -319,7 +319,7 @@ def job_times(
         RunDirectoryError: The tables are damaged.
         JobError: So many micro-batches cannot be made of those recorded, or no rank has a group that the change names.
     """
-    prices = ImbalancedPrices(models.prices, models.network.moe_imbalance, models.host.costs)
+    prices = ImbalancedPrices(models.prices, models.network.experts, models.host.costs)
     job = _Job(every, world_size, replace(models, prices=prices), micro_batches)
     alone = {}
     for rank, tables in ranks:

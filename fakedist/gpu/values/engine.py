@@ -8,7 +8,7 @@ run it again over the same memory. Values that the script reads but no kernel co
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -25,10 +25,10 @@ from fakedist.gpu.values.contents import LIMIT_BYTES, Taint, host_view, is_large
 from fakedist.gpu.values.following import Following, Large
 from fakedist.gpu.values.graph_values import GraphValues
 from fakedist.gpu.values.host import INDEXING, READS, Host, HostReads
-from fakedist.gpu.values.inventions import Randoms, SeedAndOffset, values_in
+from fakedist.gpu.values.inventions import Randoms, SeedAndOffset, script_line, values_in
 from fakedist.gpu.values.no_data import NoData
 from fakedist.gpu.values.operators import LISTED, Method, Operator, Run
-from fakedist.gpu.values.routing import CHOOSING, Routing, choose, routed_fraction, spread_over_experts
+from fakedist.gpu.values.routing import CHOOSING, Routing, RunningLayer, routed_fraction, spread_over_experts
 from fakedist.gpu.values.sparse import Sparse, is_sparse
 from fakedist.gpu.values.tensors import (
     PLAIN,
@@ -45,8 +45,10 @@ from fakedist.gpu.values.tensors import (
     storage_of,
     tensor_at,
 )
+from fakedist.router_load import RouterLoad
 from fakedist.rundir.notes import Note
 from fakedist.rundir.rows import InventedRow
+from fakedist.rundir.summary import RouterLoadFacts
 
 #: The name in the report of reads that are not operations.
 _PAST = "cudaMemcpy"
@@ -168,6 +170,27 @@ class ValueEngine:
         taint = self.host.taints.of(tensor) if tensor.is_cuda and self.host.holds(tensor) else None
         return host_view(tensor.detach()) if taint is not None and taint.first_reader else self.known(tensor)
 
+    def route_by(self, load: RouterLoad, rank: int, whereabouts: Callable[[], RunningLayer]) -> None:
+        """Let routers that pick by values that no kernel computed send a rank's tokens by a load."""
+        self._routing.load, self._routing.rank, self._routing.whereabouts = load, rank, whereabouts
+
+    def of_ranks(self, mine: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor] | None:
+        """What each rank holds instead of this tensor if it follows from the choices of a router, on the host."""
+        if self._routing.load.is_even or not mine.numel():
+            return None
+        values = (
+            host_view(mine.detach()) if self.host.holds(mine) else self._large.value(mine) if mine.is_cuda else mine
+        )
+        return None if values is None else self._routing.of_ranks(values, ranks)
+
+    def experts_of_ranks(self, experts: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor] | None:
+        """The experts of each rank's tokens, if this rank's are these ([tokens, top-k] on the host)."""
+        return self._routing.experts_of_ranks(experts, ranks)
+
+    def router_facts(self) -> RouterLoadFacts | None:
+        """The routers that picked experts by made-up values, and what their load sent to whom; None without any."""
+        return self._routing.facts()
+
     def invented(self) -> list[InventedRow]:
         """Values made up since the last call."""
         return self.host.inventions.take()
@@ -212,6 +235,7 @@ class ValueEngine:
         result = operator.func(*args, **kwargs)
         if kwargs.get("dtype") is torch.bool and result.is_cuda and (mean := routed_fraction(result)) is not None:
             self.host.means.know(result, mean)
+            self._routing.fused.add(script_line())
         return result
 
     def _kernel(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
@@ -376,6 +400,10 @@ class ValueEngine:
             host_kwargs["generator"] = self._randoms.generator(drawn_at)
             drawn_at = None
         try:
+            if operator.name == "histc":  # the CPU's has no kernel for integers
+                values = tensor_at(args, 0)
+                counts = operator.func(host_view(values).double(), *host_args[1:], **host_kwargs)
+                return [counts.to(values.dtype)]
             if drawn_at is None:
                 return plain_tensors((operator.func(*host_args, **host_kwargs),))
             with self._randoms.as_default(drawn_at):
@@ -417,7 +445,7 @@ class ValueEngine:
         if indices is result and operator.name not in ("argmax", "argmin", "argsort"):
             return  # max() of integers
         self.host.inventions.count(operator.full_name, indices.numel())
-        self.host.write(indices, choose(operator, args, kwargs, indices))
+        self.host.write(indices, self._routing.choose(operator, args, kwargs, indices))
         self._routing.picked(operator, args, kwargs, indices)
 
     def _dropped(self, operator: Operator, source: torch.Tensor, result: torch.Tensor) -> None:

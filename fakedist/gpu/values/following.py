@@ -19,7 +19,7 @@ from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.means import FOLLOWED, followed_name
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.recipes import Geometry, Recipe, RecipeView, UnknownValueError
-from fakedist.gpu.values.routing import Routing, choose
+from fakedist.gpu.values.routing import Routing
 from fakedist.gpu.values.tensors import (
     Arguments,
     Keywords,
@@ -123,7 +123,7 @@ class Following:
         result = operator.func(*args, **kwargs)
         tensors = device_tensors((result,))
         indices = tensors[-1]
-        chosen = choose(operator, args, kwargs, indices)
+        chosen = self._routing.choose(operator, args, kwargs, indices)
         self._host.inventions.count(operator.full_name, indices.numel())
         self._host.write(indices, chosen)
         self._routing.picked(operator, args, kwargs, indices)

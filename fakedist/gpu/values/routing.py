@@ -1,8 +1,9 @@
-"""A router's choices of experts: indices picked by values that no kernel computed, each index equally often.
+"""A router's choices of experts: indices picked by values that no kernel computed, as often as ``--router-load`` says.
 
-``topk`` of a router's logits picks experts. If the logits hold no values, the rows pick the indices in turn, so all
-experts get the same number of tokens, as a trained router's do on average. The indices are shuffled after each turn, so
-the experts of a token are on as many ranks as those of random choices: dispatchers send it once to each rank, or node.
+``topk`` of a router's logits picks experts. If the logits hold no values and the load is even, the rows pick the
+indices in turn, so all experts get the same number of tokens. The indices are shuffled after each turn, so the experts
+of a token are on as many ranks as those of random choices: dispatchers send it once to each rank, or node. With another
+load, the choices are drawn for the layer, the micro-batch and the rank, and so are known of the other ranks too.
 
 A top-5 accuracy uses ``topk`` too, but compares indices with labels, where a router counts, sorts or scatters them into
 a mask. So indices are followed, with all that is computed from them, until an operation shows which it is.
@@ -13,10 +14,14 @@ from __future__ import annotations
 import functools
 import math
 import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from types import FrameType
+from typing import NamedTuple
 
 import torch
-from torch import arange, rand, zeros
+from torch import arange, from_numpy, rand, zeros
 from torch._ops import OpOverload
 
 from fakedist.gpu.values.contents import PickedIndices, host_view
@@ -24,21 +29,15 @@ from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.inventions import script_line
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.tensors import Arguments, Keywords, device_tensors, plain_tensors, tensor_at
+from fakedist.router_load import EVEN, RouterLoad, RouterLoadError, RouterPass
 from fakedist.rundir.sources import ROUTED
+from fakedist.rundir.summary import RouterLoadFacts
 
 #: Operators that return indices.
 CHOOSING = {"topk", "argmax", "argmin", "sort", "argsort", "max", "min", "median", "nanmedian", "kthvalue", "mode"}
 #: Its kernels write a router's mask, and the dispatcher does not see them.
 _FUSED_ROUTER = "transformer_engine.pytorch.router"
 _MAX_FRAMES = 32
-
-
-def choose(operator: Operator, args: Arguments, kwargs: Keywords, indices: torch.Tensor) -> torch.Tensor:
-    """An operation's index result as a host tensor, distinct along the dimension picked from. Do not write to it."""
-    source, dim = tensor_at(args, 0), operator.argument("dim", args, kwargs)
-    if not isinstance(dim, int) or not source.dim():
-        return zeros(indices.shape, dtype=torch.int64)
-    return _evenly(source.shape, dim, indices.shape)
 
 
 @functools.lru_cache(maxsize=8)  # a router makes the same choice and the same mask for each layer and micro-batch
@@ -87,6 +86,56 @@ def routed_fraction(mask: torch.Tensor) -> float | None:
     return None
 
 
+#: Operations by which routers pick experts.
+_ROUTING = {"topk", "argmax", "max"}
+#: Calls of routers among whose choices those that a rank sends are looked for.
+_RECENT = 4
+#: The most calls of a layer's router of which it is known what ranks received.
+_MOST_PASSES = 256
+
+#: Makes values of a rank's choices like the given ones; None if no such values are of that shape.
+_View = Callable[[RouterLoad, RouterPass, int, torch.Tensor], torch.Tensor | None]
+
+
+def _mask(load: RouterLoad, router: RouterPass, rank: int) -> torch.Tensor:
+    mask = zeros(router.tokens, router.num_experts, dtype=torch.bool)
+    return mask.scatter_(1, from_numpy(load.experts(router, rank)), True)
+
+
+def _counts(load: RouterLoad, router: RouterPass, rank: int, like: torch.Tensor) -> torch.Tensor | None:
+    counts = from_numpy(load.counts(router, rank))
+    return counts.view(like.shape) if like.numel() == router.num_experts else None
+
+
+def _counts_up_to_capacity(load: RouterLoad, router: RouterPass, rank: int, like: torch.Tensor) -> torch.Tensor | None:
+    counts = _counts(load, router, rank, like)
+    return None if counts is None else counts.clamp(max=int(like.max()))
+
+
+def _counts_by_rank(load: RouterLoad, router: RouterPass, rank: int, like: torch.Tensor) -> torch.Tensor | None:
+    if like.dim() != 1 or not 1 < len(like) < router.num_experts or router.num_experts % len(like):
+        return None
+    return from_numpy(load.counts(router, rank)).view(len(like), -1).sum(1)
+
+
+def _experts(load: RouterLoad, router: RouterPass, rank: int, like: torch.Tensor) -> torch.Tensor | None:
+    if like.numel() != router.tokens * router.top_k:
+        return None
+    return from_numpy(load.experts(router, rank)).reshape(like.shape)
+
+
+def _mask_like(load: RouterLoad, router: RouterPass, rank: int, like: torch.Tensor) -> torch.Tensor | None:
+    if like.numel() != router.tokens * router.num_experts:
+        return None
+    return _mask(load, router, rank).view(like.shape)
+
+
+def _largest(load: RouterLoad, router: RouterPass, rank: int, like: torch.Tensor) -> torch.Tensor | None:
+    return from_numpy(load.counts(router, rank)).max().view(like.shape) if like.numel() == 1 else None
+
+
+_VIEWS: tuple[_View, ...] = (_counts, _counts_up_to_capacity, _counts_by_rank, _experts, _mask_like, _largest)
+
 #: The most experts that a layer may have. Detectors pick among thousands of anchors.
 _MOST_EXPERTS = 2048
 #: These order, count or move by the indices that they are given.
@@ -103,13 +152,204 @@ _ORDERING = {"lt", "le", "gt", "ge"}
 _COMPARING = {"eq", "ne", *_ORDERING}
 
 
+class RunningLayer(NamedTuple):
+    """Where an operation runs: the number of its layer (-1: outside of any), whether in a backward, and the step."""
+
+    layer: int = -1
+    in_backward: bool = False
+    step: int = 0
+
+
+@dataclass
+class _Calls:
+    """The calls of one layer's router: how many there were, and those of this step that no backward has repeated."""
+
+    step: int = -1
+    number: int = 0
+    waiting: deque[int] = field(default_factory=deque)
+
+    def next(self, now: RunningLayer) -> int:
+        """The number of the call that runs. A backward repeats those of its step in their order (recomputation)."""
+        if now.in_backward and self.number:
+            return self.waiting.popleft() if self.waiting else self.number - 1
+        if now.step != self.step:
+            self.step = now.step
+            self.waiting.clear()
+        self.waiting.append(self.number)
+        self.number += 1
+        return self.number - 1
+
+
+class _Groups(NamedTuple):
+    """Groups of experts that tokens have picked, before they pick experts of them."""
+
+    layer: int
+    tokens: int
+    groups: int
+    top_groups: int
+    num_experts: int
+
+
 class Routing:
-    """Follows picked indices until it is known that a router picked them."""
+    """Picks indices, and follows them until it is known that a router picked them.
+
+    Attributes:
+        load: How many tokens each expert gets.
+        rank: This rank.
+        whereabouts: Says where the running operation is.
+        passes: The calls of each layer's router whose choices were drawn.
+        groups: The ranks that exchange a layer's tokens, or their counts.
+        fused: Lines where a kernel of Transformer Engine's picked experts.
+    """
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._routers: set[PickedIndices] = set()
         self.is_on = False
+        self.load, self.rank = RouterLoad(EVEN), 0
+        self.whereabouts: Callable[[], RunningLayer] = RunningLayer
+        self._layers: dict[object, int] = {}
+        self._calls: dict[tuple[int, int, int], _Calls] = {}
+        self._recent: deque[RouterPass] = deque(maxlen=_RECENT)
+        self._last_shape = torch.Size()
+        self._lines: dict[tuple[int, int, int], tuple[str, int]] = {}
+        self._groups: _Groups | None = None
+        self._is_checked = False
+        self.fused: set[tuple[str, int]] = set()
+        self.passes: dict[int, list[RouterPass]] = {}
+        self._line_of: dict[int, tuple[str, int]] = {}
+        self.groups: dict[int, tuple[int, ...]] = {}
+
+    def choose(self, operator: Operator, args: Arguments, kwargs: Keywords, indices: torch.Tensor) -> torch.Tensor:
+        """An operation's index result on the host, distinct along the dimension picked from. Do not write to it.
+
+        Raises:
+            RouterLoadError: The load's file is for another job.
+        """
+        source, dim = tensor_at(args, 0), operator.argument("dim", args, kwargs)
+        if not isinstance(dim, int) or not source.dim():
+            return zeros(indices.shape, dtype=torch.int64)
+        drawn = self._drawn(source.shape, dim % source.dim(), indices) if operator.name in _ROUTING else None
+        return _evenly(source.shape, dim, indices.shape) if drawn is None or self.load.is_even else drawn
+
+    def _drawn(self, source: torch.Size, dim: int, indices: torch.Tensor) -> torch.Tensor | None:
+        num_choices = source[dim]
+        picked = indices.shape[dim] if indices.dim() == len(source) else 1
+        if dim == 0 and len(source) == 2 and picked < num_choices:
+            return self._kept(source, picked)
+        tokens = source.numel() // max(num_choices, 1)
+        if dim != len(source) - 1 or tokens < 2 or not 0 < picked < num_choices <= _MOST_EXPERTS:
+            return None
+        if (again := self._picked_before(source, picked)) is not None:
+            return from_numpy(self.load.experts(again, self.rank)).reshape(indices.shape)
+        now = self.whereabouts()
+        self._check_layers(now)
+        layer = self._layers.setdefault(now.layer if now.layer >= 0 else script_line(), len(self._layers))
+        number = self._calls.setdefault((layer, len(source), num_choices), _Calls()).next(now)
+        router = RouterPass(layer, number, max(now.step - 1, 0), tokens, num_choices, picked)
+        before, self._last_shape = self._last_shape, source
+        if before[:2] == source and len(before) == 3:  # the best experts of each group have told how good it is
+            self._forget_best(layer, before)
+            router = router._replace(num_experts=num_choices * before[2], groups=num_choices, top_groups=picked)
+            self._groups = _Groups(layer, tokens, num_choices, picked, router.num_experts)
+            return from_numpy(self.load.groups(router, self.rank)).reshape(indices.shape)
+        router = self._in_groups(router)
+        self._recent.append(router)
+        if not now.in_backward and len(passes := self.passes.setdefault(layer, [])) < _MOST_PASSES:
+            self._line_of[layer] = script_line()
+            passes.append(router)
+        return from_numpy(self.load.experts(router, self.rank)).reshape(indices.shape)
+
+    def _forget_best(self, layer: int, source: torch.Size) -> None:
+        """Forget the call that picked the best experts of each group, which sends no tokens."""
+        for calls in (self._recent, self.passes.get(layer, [])):
+            if calls and (calls[-1].layer, calls[-1].num_experts) == (layer, source[2]):
+                calls.pop()
+
+    def _picked_before(self, source: torch.Size, picked: int) -> RouterPass | None:
+        """The router's call whose choices a dispatcher picks again from a matrix of probabilities, in another line."""
+        line, last = script_line(), self._recent[-1] if self._recent else None
+        first = self._lines.setdefault((len(source), source[-1], picked), line)
+        if line == first or last is None or len(source) != 2 or (*source, picked) != last[3:6]:
+            return None
+        return last
+
+    def _check_layers(self, now: RunningLayer) -> None:
+        """Compare the layers with those of a file once the first step has ended.
+
+        Raises:
+            RouterLoadError: The file has others.
+        """
+        if now.step < 2 or self._is_checked or now.in_backward:
+            return
+        self._is_checked = True
+        in_file = self.load.layers_in_file()
+        if in_file not in (None, len(self._layers)):
+            raise RouterLoadError(
+                f"{self.load.text} has {in_file} layers of experts, and the rank runs {len(self._layers)}"
+            )
+
+    def _in_groups(self, router: RouterPass) -> RouterPass:
+        groups, self._groups = self._groups, None
+        if groups is None or (groups.layer, groups.tokens, groups.num_experts) != router[0:1] + router[3:5]:
+            return router
+        if router.top_k % groups.top_groups:
+            return router
+        return router._replace(groups=groups.groups, top_groups=groups.top_groups)
+
+    def _kept(self, source: torch.Size, capacity: int) -> torch.Tensor | None:
+        """The tokens that each expert keeps, [capacity, experts]: its own first. None: no router picked among these."""
+        if not self._recent or source != (self._recent[-1].tokens, self._recent[-1].num_experts):
+            return None
+        return _mask(self.load, self._recent[-1], self.rank).argsort(dim=0, descending=True, stable=True)[:capacity]
+
+    def facts(self) -> RouterLoadFacts | None:
+        """What is known of the routers; None without any."""
+        lines = {(choice.filename, choice.line) for choice in self._routers}
+        layers = [layer for layer in self.passes if self._line_of[layer] in lines]
+        unknown = [] if self.load.is_even else [f"{name}:{line}" for name, line in sorted(self.fused)]
+        if not layers:
+            return RouterLoadFacts(self.load.text, 0, 0, 0, 0, unknown=unknown) if unknown else None
+        first = self.passes[layers[0]][0]
+        ranks = next((self.groups[layer] for layer in layers if layer in self.groups), ())
+        same = [layer for layer in layers if ranks and self.groups.get(layer) == ranks]
+        received = [self.load.received(router, ranks) for layer in same for router in self.passes[layer]]
+        return RouterLoadFacts(
+            self.load.text,
+            len(layers),
+            first.num_experts,
+            first.top_k,
+            first.tokens,
+            list(ranks),
+            [sum(column) for column in zip(*(tokens.tolist() for tokens in received), strict=True)],
+            sum(int(tokens.max()) for tokens in received),
+            unknown,
+        )
+
+    def of_ranks(self, mine: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor] | None:
+        """What each rank has instead of this rank's values on the host, if these follow from its choices of experts.
+
+        Found by comparing them: the experts of tokens, a mask of them, counts by expert or by rank, the largest count.
+        """
+        if self.load.is_even or not mine.numel():
+            return None
+        for router in reversed(self._recent):
+            for view in _VIEWS:
+                own = view(self.load, router, self.rank, mine)
+                if own is not None and torch.equal(own.to(mine.dtype), mine):
+                    self.groups[router.layer] = tuple(ranks)
+                    theirs = [view(self.load, router, rank, mine) for rank in ranks]
+                    return [values.to(mine.dtype) for values in theirs if values is not None]
+        return None
+
+    def experts_of_ranks(self, experts: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor] | None:
+        """The experts of each rank's tokens, if this rank's are these, [tokens, top-k]."""
+        for router in reversed(self._recent):
+            own = from_numpy(self.load.experts(router, self.rank))
+            if own.shape == experts.shape and torch.equal(own.sort(1)[0], experts.sort(1)[0]):
+                self.groups[router.layer] = tuple(ranks)
+                return [from_numpy(self.load.experts(router, rank)) for rank in ranks]
+        return None
 
     def picked(self, operator: Operator, args: Arguments, kwargs: Keywords, indices: torch.Tensor) -> None:
         """Indices were picked for the script's current line. Follow them if they may be a router's."""

@@ -43,6 +43,7 @@ TYPED = {
     "collectives": ["--collectives=noop"],
     "values": ["--values=strict"],
     "seed": ["--seed=7"],
+    "router_load": ["--router-load=zipf:0.5"],
     "steps": ["--steps=3"],
     "until": ["--until=end"],
     "timeout": ["--timeout=600"],

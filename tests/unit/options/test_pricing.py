@@ -21,7 +21,7 @@ TYPED = {
     "gpus_per_node": ("--gpus-per-node=72", 72),
     "interference": ("--no-interference", False),
     "nccl_env": ("--nccl-env=NCCL_BUFFSIZE=1048576", {"NCCL_BUFFSIZE": "1048576"}),
-    "moe_imbalance": ("--moe-imbalance=1.3", 1.3),
+    "router_load": ("--router-load=zipf:0.5", "zipf:0.5"),
 }
 
 
@@ -45,7 +45,7 @@ def test_every_keyword_is_a_field() -> None:
     ("argument", "message"),
     [
         ("--gpus-per-node=0", "--gpus-per-node must be 1 or more, not 0"),
-        ("--moe-imbalance=0.5", "--moe-imbalance must be 1 to 1,000, not 0.5"),
+        ("--router-load=zipf:-1", "--router-load has a number from 0 to 10 after the colon, not '-1'"),
         ("--nccl-env=x", "--nccl-env is KEY=VALUE, not 'x'"),
     ],
 )

@@ -170,7 +170,7 @@ def test_the_gpu_is_the_runs_own_with_the_power_that_is_asked_for(run: Run) -> N
     ("changed", "is_refused"),
     [
         ({}, False),
-        ({"fabric": "p5-efa", "what_if": "nvl72", "moe_imbalance": 1.5}, False),
+        ({"fabric": "p5-efa", "what_if": "nvl72"}, False),
         ({"gpu": "h200"}, True),
         ({"power_watts": 450.0}, True),
         ({"times": "own.toml"}, True),

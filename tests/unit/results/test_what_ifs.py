@@ -91,7 +91,10 @@ def test_the_runs_own_variables_of_nccl_count_and_can_be_replaced(
         (["--what-if", "no-overlap", "--format", "csv"], "--what-if is not for --format csv"),
         (["--nccl-env", "NCCL_ALGO"], "--nccl-env is KEY=VALUE"),
         (["--nccl-env", "NCCL_DEBUG=INFO"], "NCCL_DEBUG does not change"),
-        (["--moe-imbalance", "0.5"], "must be 1 to 1,000, not 0.5"),
+        (
+            ["--router-load", "hot"],
+            "is even, zipf:S, lognormal:SIGMA, W0 to W7 or a file of counts (.jsonl), not 'hot'",
+        ),
     ],
 )
 def test_a_wrong_option_is_a_usage_error(

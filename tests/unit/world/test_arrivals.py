@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fakedist.world.arrivals import Arrivals, premultiplier
+from fakedist.world.arrivals import Arrivals, Slot, premultiplier
 from fakedist.world.checks import reduction_name
 
 SIZES = [1, 2, 8, 1024]
@@ -234,3 +234,29 @@ def test_an_undefined_buffer_is_made_up() -> None:
     arrivals.finite(integers)
     assert abs(float(floats.mean())) < 0.2
     assert integers.tolist() == [0, 0, 0]
+
+
+def test_choices_of_experts_arrive_as_each_rank_made_them() -> None:
+    arrivals = Arrivals(0, of_ranks=lambda mine, ranks: [mine + rank for rank in ranks] if mine[0] == 7 else None)
+    mine, ranks = torch.tensor([7, 8, 9, 9]), [0, 2]
+    gathered, parts, slots = torch.zeros(2, 4), torch.zeros(4), [torch.zeros(4), torch.zeros(4)]
+    assert arrivals.routed(gathered, mine, Slot(ranks))
+    assert arrivals.routed(slots, mine, Slot(ranks))
+    assert arrivals.routed(parts, mine, Slot(ranks, 1))
+    assert gathered.tolist() == [slot.tolist() for slot in slots] == [[7, 8, 9, 9], [9, 10, 11, 11]]
+    assert parts.tolist() == [9, 9, 11, 11]
+    assert not arrivals.routed(gathered, mine + 1, Slot(ranks))
+    assert not arrivals.routed(gathered, mine[:1], Slot(ranks)), "a single number is any number"
+    assert not arrivals.routed(gathered, mine, Slot([1])), "a rank alone"
+
+
+def test_reductions_of_choices_are_over_what_each_rank_chose() -> None:
+    arrivals = Arrivals(0, of_ranks=lambda mine, ranks: [mine + rank for rank in ranks])
+    for op, expected in (("SUM", [16, 18]), ("MAX", [9, 10]), ("MIN", [7, 8])):
+        mine = torch.tensor([7, 8])
+        assert arrivals.routed_sum(mine, [0, 2], getattr(dist.ReduceOp, op))
+        assert mine.tolist() == expected
+    assert not arrivals.routed_sum(torch.tensor([7, 8]), [0, 2], PRODUCT)
+    assert not arrivals.routed_sum(torch.tensor([7]), [0, 2], SUM)
+    assert arrivals.routed_sum(largest := torch.tensor([7]), [0, 2], dist.ReduceOp.MAX)
+    assert largest.tolist() == [9]

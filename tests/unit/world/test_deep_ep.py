@@ -61,6 +61,15 @@ def test_in_one_node_all_other_ranks_count() -> None:
     assert layout.num_received == 4 * 2
 
 
+def test_other_ranks_send_what_they_choose() -> None:
+    every = [np.array([[0, 17], [2, 3]]), np.array([[1, 0], [1, 31]]), *[np.array([[30, 31]])] * 14]
+    layout = Layout(every[0], 32, 0, 16, every)
+    assert layout.received_experts is not None
+    assert layout.received_experts.tolist() == [[0, -1], [1, 0], [1, -1]]
+    assert (layout.num_received, layout.received.tolist()) == (3, [2, 2])
+    assert layout.num_received_by_node == 2, "of its peers, ranks 0 and 8, rank 0 alone sends two tokens to this node"
+
+
 def test_received_experts_are_those_of_my_tokens_again_and_again() -> None:
     output = torch.zeros(6, 2, dtype=torch.int64)
     Arrivals(0).repeat(output, torch.tensor([[1, -1], [0, 3]]))

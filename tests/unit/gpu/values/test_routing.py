@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from math import comb
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.means import spread
 from fakedist.gpu.values.operators import Operator
-from fakedist.gpu.values.routing import choose, spread_over_experts
+from fakedist.gpu.values.routing import Routing, RunningLayer, spread_over_experts
+from fakedist.router_load import RouterLoad, RouterLoadError, RouterPass
 from fakedist.rundir.sources import ROUTED
 from tests.support.idle_device import IdleDevice
 
 ATEN = torch.ops.aten
+choose = Routing(Host(0)).choose
 
 
 @pytest.mark.parametrize("dim", [-1, 0, 1])
@@ -144,3 +149,109 @@ def test_a_row_has_no_expert_twice_where_experts_are_no_multiple() -> None:
     chosen = spread_over_experts(torch.Size([300, 4]), 6)
     assert all(len(set(row)) == 4 for row in chosen.tolist())
     assert torch.bincount(chosen.flatten()).tolist() == [200] * 6
+
+
+class Layer:
+    """Where a router runs, as the recorder says."""
+
+    def __init__(self) -> None:
+        self.now = RunningLayer(0, in_backward=False, step=1)
+
+    def __call__(self) -> RunningLayer:
+        return self.now
+
+
+LOAD = RouterLoad("zipf:1", seed=3)
+CALL = RouterPass(layer=0, number=0, step=0, tokens=64, num_experts=8, top_k=2)
+
+
+@pytest.fixture
+def layer() -> Layer:
+    return Layer()
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch, layer: Layer) -> IdleDevice:
+    device = IdleDevice(monkeypatch)
+    device.route_by(LOAD, 2, layer)
+    return device
+
+
+def counted(router: Callable[[], Tensor] = top) -> Tensor:
+    return torch.bincount(router().view(-1), minlength=8)
+
+
+def test_what_a_script_counts_by_any_means_is_what_the_load_sends(device: IdleDevice) -> None:
+    with device.on():
+        values, picked = logits().softmax(-1).topk(2)
+        mask = torch.zeros(64, 8).scatter(1, picked, 1).bool()
+        found = [mask.sum(0), one_hot(picked, 8).sum((0, 1))]
+        read = [device.read(counts).long().tolist() for counts in found]
+    assert read == [LOAD.counts(CALL, 2).tolist()] * 2
+    assert values.shape == (64, 2)
+
+
+def test_a_backward_repeats_the_choices_of_its_step_in_their_order(device: IdleDevice, layer: Layer) -> None:
+    with device.on():
+        forward = [device.read(counted()).tolist() for _ in range(3)]
+        layer.now = layer.now._replace(in_backward=True)
+        again = [device.read(counted()).tolist() for _ in range(3)]
+        layer.now = RunningLayer(0, in_backward=False, step=2)
+        after = device.read(counted()).tolist()
+    assert again == forward
+    assert forward == [LOAD.counts(CALL._replace(number=number), 2).tolist() for number in range(3)]
+    assert after == LOAD.counts(CALL._replace(number=3, step=1), 2).tolist()
+
+
+def test_a_capacity_keeps_tokens_that_the_router_sent(device: IdleDevice) -> None:
+    with device.on():
+        mask = torch.zeros(64, 8).scatter(1, top(), 1).bool()
+        kept = torch.zeros(64, 8).scatter(0, logits().topk(12, dim=0)[1], 1).bool()
+        found = device.read((mask & kept).sum(0)).tolist()
+    assert found == LOAD.counts(CALL, 2).clip(max=12).tolist()
+    assert max(LOAD.counts(CALL, 2)) > 12
+
+
+def test_tokens_pick_experts_of_groups_that_the_script_masks(device: IdleDevice) -> None:
+    with device.on():
+        scores = torch.empty(64, 32)
+        groups = scores.view(64, 8, 4).topk(2, dim=-1)[0].sum(-1).topk(4, dim=-1, sorted=False)[1]
+        allowed = torch.zeros(64, 8).scatter(1, groups, 1).unsqueeze(-1).expand(64, 8, 4).reshape(64, 32).bool()
+        picked = scores.masked_fill(~allowed, float("-inf")).topk(8)[1]
+        chosen = device.read(torch.zeros(64, 32).scatter(1, picked, 1).bool())
+        allowed = device.read(allowed)
+    facts = device.router_facts()
+    assert facts is not None
+    assert (facts.num_layers, facts.num_experts, facts.top_k, facts.tokens) == (1, 32, 8, 64)
+    assert bool((chosen <= allowed).all())
+    assert chosen.sum(1).tolist() == [8] * 64
+
+
+@pytest.mark.parametrize("seen", ["counts", "by rank", "at most", "mask", "experts", "most"])
+def test_other_ranks_send_what_their_own_routers_choose(device: IdleDevice, seen: str) -> None:
+    def found(experts: Tensor) -> Tensor:
+        counts = torch.bincount(experts.view(-1), minlength=8)
+        by_name = {"counts": counts, "by rank": counts.view(4, 2).sum(1), "at most": counts.clamp(max=9)}
+        by_name |= {"mask": torch.zeros(64, 8).scatter(1, experts, 1).bool(), "experts": experts, "most": counts.max()}
+        return by_name[seen]
+
+    with device.on():
+        theirs = device.of_ranks(found(top()), [2, 3, 9, 0])
+        assert device.of_ranks(torch.arange(8), [2, 3, 9, 0]) is None
+    expected = [found(torch.from_numpy(LOAD.experts(CALL, rank))) for rank in (2, 3, 9, 0)]
+    assert theirs is not None
+    assert [values.tolist() for values in theirs] == [values.tolist() for values in expected]
+
+
+def test_a_file_with_more_layers_than_the_rank_is_refused_once_a_step_has_ended(
+    device: IdleDevice, layer: Layer, tmp_path: Path
+) -> None:
+    line = {"step": 1, "tokens": 8, "top_k": 2, "counts": [2] * 8}
+    path = tmp_path / "counts.jsonl"
+    path.write_text("".join(json.dumps({"layer": number, **line}) + "\n" for number in range(2)))
+    device.route_by(RouterLoad(str(path)), 0, layer)
+    with device.on():
+        top()
+        layer.now = RunningLayer(0, in_backward=False, step=2)
+        with pytest.raises(RouterLoadError, match="has 2 layers of experts, and the rank runs 1"):
+            top()

@@ -1,0 +1,308 @@
+"""Load of experts: how many tokens each rank's routers send to each expert.
+
+A load gives each expert of a layer a share of the choices, and each rank draws its counts from the shares. Draws follow
+from the seed, the layer, the pass and the rank alone, so every rank of the job can say what every other one sends.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fakedist.errors import JobError
+
+Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+EVEN = "even"
+#: Workloads of NVIDIA/Megatron-LM#7488 (benchmarks/moe/token_imbalance/benchmark.py at f5c50249). A token picks among a
+#: few hot experts, or among all. W2 is W1, whose hot experts are the first ranks' at any expert parallel size; W4 is
+#: uneven only in the tokens that ranks have, which are the script's. Both pick as the benchmark does.
+WORKLOADS = tuple(f"W{number}" for number in range(8))
+FORMS = "even, zipf:S, lognormal:SIGMA, W0 to W7 or a file of counts (.jsonl)"
+FILE_ENDING = ".jsonl"
+_MOST_PARAMETER = 10.0
+#: Added to the weights of a group of which no expert is picked.
+_LEAST = 1e-300
+
+
+class RouterLoadError(JobError):
+    """A load cannot be read, or does not fit the job."""
+
+    def __init__(self, predicate: str) -> None:
+        super().__init__(f"--router-load {predicate}", "--router-load zipf:0.5")
+        self.predicate = predicate
+
+
+class RouterPass(NamedTuple):
+    """One call of a layer's router.
+
+    Attributes:
+        layer: Number of the layer, among those with routers in the order of their first calls.
+        number: How often it was called before.
+        step: Training steps that had ended.
+        tokens: Of each rank.
+        groups: Groups that experts are in, of which a token picks ``top_groups`` first; 1: no groups.
+    """
+
+    layer: int
+    number: int
+    step: int
+    tokens: int
+    num_experts: int
+    top_k: int
+    groups: int = 1
+    top_groups: int = 1
+
+
+class _Line(NamedTuple):
+    layer: int
+    step: int
+    top_k: int
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RouterLoad:
+    """A load as ``--router-load`` gives it: :data:`FORMS`."""
+
+    text: str
+    seed: int = 0
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every expert gets the same number of tokens."""
+        return self.text in (EVEN, "W0")
+
+    def shares(self, of: RouterPass) -> Floats:
+        """Each expert's share of a layer's choices. None is larger than 1 / top-k: a token picks an expert once.
+
+        Raises:
+            RouterLoadError: The file is for another layer, number of experts or top-k.
+        """
+        return _shares(self.text, self.seed & _WORD, of)
+
+    def counts(self, of: RouterPass, rank: int) -> Integers:
+        """Tokens that a rank's router sends to each expert; as :meth:`shares`."""
+        return _counts(self.text, self.seed & _WORD, of, rank)
+
+    def experts(self, of: RouterPass, rank: int) -> Integers:
+        """The experts of each token of a rank, [tokens, top-k], as many as :meth:`counts` says."""
+        return _experts(self.text, self.seed & _WORD, of, rank)
+
+    def groups(self, of: RouterPass, rank: int) -> Integers:
+        """The groups of each token of a rank, [tokens, top groups], whatever the top-k."""
+        return _group_choices(self.text, self.seed & _WORD, of._replace(top_k=0), rank)
+
+    def received(self, of: RouterPass, ranks: Sequence[int]) -> Integers:
+        """Tokens that each rank of a group gets for its experts: the first has the first ones, and so on."""
+        sent: Integers = np.sum([self.counts(of, rank) for rank in ranks], axis=0)
+        received: Integers = sent.reshape(len(ranks), -1).sum(axis=1)
+        return received
+
+    def layers_in_file(self) -> int | None:
+        """The number of layers that the file has; None without a file."""
+        return len({line.layer for line in _lines(self.text)}) if self.text.endswith(FILE_ENDING) else None
+
+
+def parse_router_load(text: str) -> str:
+    """Return a load's text if it can be read. A file is not opened.
+
+    Raises:
+        RouterLoadError: It is none of :data:`FORMS`.
+    """
+    name, colon, parameter = text.partition(":")
+    if text in (EVEN, *WORKLOADS) or text.endswith(FILE_ENDING):
+        return text
+    if name not in ("zipf", "lognormal") or not colon:
+        raise RouterLoadError(f"is {FORMS}, not {text!r}")
+    try:
+        value = float(parameter)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= _MOST_PARAMETER:  # nan too
+        raise RouterLoadError(f"has a number from 0 to {_MOST_PARAMETER:g} after the colon, not {parameter!r}")
+    return text
+
+
+_WORD = (1 << 64) - 1
+
+
+def _shares(text: str, seed: int, of: RouterPass) -> Floats:
+    return _capped(_weights(text, seed, of._replace(number=0, tokens=0)), of.top_k)
+
+
+@functools.lru_cache(maxsize=4096)
+def _weights(text: str, seed: int, of: RouterPass) -> Floats:
+    if text.endswith(FILE_ENDING):
+        return _in_file(text, of)
+    name, _, parameter = text.partition(":")
+    if name in WORKLOADS:
+        return _of_workload(name, of)
+    draws = np.random.default_rng([seed, of.layer])
+    if name == "zipf":
+        weights: Floats = draws.permutation(np.arange(1.0, of.num_experts + 1) ** -float(parameter))
+    elif name == "lognormal":
+        weights = np.exp(float(parameter) * draws.standard_normal(of.num_experts))
+    else:
+        weights = np.ones(of.num_experts)
+    return weights
+
+
+def _of_workload(name: str, of: RouterPass) -> Floats:
+    experts, hot = np.arange(of.num_experts), max(of.top_k, of.num_experts // 4)
+    part = 0.75  # of the tokens, which pick among the hot ones
+    if name in ("W1", "W2"):
+        is_hot = experts < hot
+    elif name == "W3":
+        spread = 2 * np.arange(max(of.top_k, of.num_experts // 2)) % of.num_experts
+        is_hot = np.isin(experts, spread)
+        part = 0.75 if is_hot.sum() >= of.top_k else 0.0
+    elif name == "W5":
+        is_hot, part = experts >= of.num_experts // 2, 1.0
+    elif name == "W6":
+        is_hot = (experts - of.step // 3 * hot) % of.num_experts < hot
+    else:  # W0, W4, W7
+        is_hot, part = experts < hot, 0.5 if name == "W7" and of.step % 4 == 3 else 0.0
+    weights: Floats = part * is_hot / is_hot.sum() + (1 - part) / of.num_experts
+    return weights
+
+
+def _capped(weights: Floats, top_k: int) -> Floats:
+    """Shares in proportion to weights, none larger than 1 / top-k."""
+    shares: Floats = weights / weights.sum()
+    most = 1 / top_k
+    while (over := shares > most * (1 + 1e-12)).any():
+        shares[over] = most
+        below = shares < most
+        left = 1 - shares[~below].sum()
+        shares[below] = shares[below] / shares[below].sum() * left if shares[below].sum() else left / below.sum()
+    return shares
+
+
+@functools.lru_cache(maxsize=4096)
+def _counts(text: str, seed: int, of: RouterPass, rank: int) -> Integers:
+    draws = _draws(seed, of, rank)
+    if of.groups == 1:
+        return _drawn(draws, _shares(text, seed, of), of.tokens, of.top_k)
+    each = of.top_k // of.top_groups
+    weights = _weights(text, seed, of._replace(number=0, tokens=0)).reshape(of.groups, -1)
+    parts = zip(weights, _group_counts(text, seed, of._replace(top_k=0), rank).tolist(), strict=True)
+    return np.concatenate([_drawn(draws, _capped(group + _LEAST, each), tokens, each) for group, tokens in parts])
+
+
+@functools.lru_cache(maxsize=4096)
+def _group_counts(text: str, seed: int, of: RouterPass, rank: int) -> Integers:
+    weights = _weights(text, seed, of._replace(number=0, tokens=0)).reshape(of.groups, -1).sum(axis=1)
+    return _drawn(_draws(seed, of, rank, 2), _capped(weights, of.top_groups), of.tokens, of.top_groups)
+
+
+def _draws(seed: int, of: RouterPass, rank: int, what: int = 0) -> np.random.Generator:
+    return np.random.default_rng([seed, of.layer, of.number, rank, what])
+
+
+def _drawn(draws: np.random.Generator, shares: Floats, tokens: int, top_k: int) -> Integers:
+    """Counts by shares. No expert gets more than all tokens: what is over goes to the others."""
+    counts: Integers = draws.multinomial(tokens * top_k, shares / shares.sum())
+    while (excess := int((counts - tokens).clip(0).sum())) > 0:
+        counts = counts.clip(max=tokens)
+        free = np.where(counts < tokens, shares + 1e-12, 0)
+        counts = counts + draws.multinomial(excess, free / free.sum())
+    return counts
+
+
+@functools.lru_cache(maxsize=256)
+def _experts(text: str, seed: int, of: RouterPass, rank: int) -> Integers:
+    counts, order = _counts(text, seed, of, rank), _draws(seed, of, rank, 1)
+    if of.groups == 1:
+        return _placed(order, counts, of.tokens)
+    groups = _group_choices(text, seed, of._replace(top_k=0), rank)
+    experts = np.empty((of.tokens, of.top_groups, of.top_k // of.top_groups), np.int64)
+    for group, own in enumerate(counts.reshape(of.groups, -1)):
+        token, slot = np.nonzero(groups == group)
+        experts[token, slot] = group * len(own) + _placed(order, own, len(token))
+    return experts.reshape(of.tokens, of.top_k)
+
+
+@functools.lru_cache(maxsize=256)
+def _group_choices(text: str, seed: int, of: RouterPass, rank: int) -> Integers:
+    return _placed(_draws(seed, of, rank, 3), _group_counts(text, seed, of, rank), of.tokens)
+
+
+def _placed(order: np.random.Generator, counts: Integers, tokens: int) -> Integers:
+    """Give each token as many different experts as it picks: an expert's tokens follow each other, over the end."""
+    shuffled = order.permutation(len(counts))
+    slots = np.repeat(shuffled, counts[shuffled]).reshape(-1, max(tokens, 1))[:, :tokens]
+    return np.ascontiguousarray(slots.T)
+
+
+# ---- files
+
+
+def _in_file(text: str, of: RouterPass) -> Floats:
+    lines = _lines(text)
+    layers = sorted({line.layer for line in lines})
+    if of.layer >= len(layers):
+        raise RouterLoadError(f"{text} has {len(layers)} layers of experts, and the rank runs {of.layer + 1} or more")
+    steps = [line for line in lines if line.layer == layers[of.layer]]
+    line = steps[of.step % len(steps)]
+    if len(line.counts) != of.num_experts:
+        raise RouterLoadError(
+            f"{text} counts {len(line.counts)} experts in layer {line.layer}, and the job has {of.num_experts}"
+        )
+    if of.top_k and line.top_k != of.top_k:
+        raise RouterLoadError(f"{text} is for top-{line.top_k} in layer {line.layer}, and the job picks top-{of.top_k}")
+    return np.array(line.counts, np.float64)
+
+
+@functools.lru_cache(maxsize=4)
+def _lines(path: str) -> tuple[_Line, ...]:
+    """Lines of a file, in the order of steps.
+
+    Raises:
+        RouterLoadError: It cannot be read, or its counts do not add up.
+    """
+    lines = []
+    try:
+        with open(path, encoding="utf-8") as file:
+            texts = [text for text in file if text.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise RouterLoadError(f"{path} cannot be read: {error}") from None
+    for number, text in enumerate(texts, 1):
+        lines.append(_line(text, f"line {number} of {path}"))
+    if not lines:
+        raise RouterLoadError(f"{path} is empty")
+    return tuple(sorted(lines, key=lambda line: (line.step, line.layer)))
+
+
+def _line(text: str, where: str) -> _Line:
+    try:
+        values = json.loads(text)
+        layer, step, tokens, top_k = (values[name] for name in ("layer", "step", "tokens", "top_k"))
+        counts = tuple(values["counts"])
+    except (ValueError, KeyError, TypeError):
+        raise RouterLoadError(f"needs layer, step, tokens, top_k and counts in {where}") from None
+    if not all(type(value) is int and value >= 0 for value in (layer, step, tokens, top_k, *counts)):
+        raise RouterLoadError(f"has a value in {where} that is not a whole number from 0")
+    if sum(counts) != tokens * top_k or not sum(counts):
+        raise RouterLoadError(
+            f"counts {sum(counts):,} choices in {where}, not {tokens:,} tokens x top-{top_k} = {tokens * top_k:,}"
+        )
+    if max(counts) > tokens:
+        raise RouterLoadError(f"sends {max(counts):,} of {tokens:,} tokens to one expert in {where}")
+    return _Line(layer, step, top_k, counts)
+
+
+def check_file(path: str) -> None:
+    """Read a file of counts, which a job will use.
+
+    Raises:
+        RouterLoadError: It cannot be read, or its counts do not add up.
+    """
+    _lines(path)
