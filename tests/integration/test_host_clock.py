@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fakedist.analysis.recording import read_recording
+from fakedist.results.opening import open_run
 from tests.conftest import RunFakedist
 from tests.support.runs import Profiled, ProfileOnce
 from tests.support.virtual import on_virtual_gpu
@@ -133,7 +134,9 @@ def test_the_hosts_own_times_are_scaled_again_for_another_host(waiting: Profiled
     assert clock is not None
     for name in ("collector_us", "loading_us"):
         assert priced["time"][name] == pytest.approx(2 * getattr(clock, name))
-    assert priced["kernels"]["host"]["queue_depth"] == 4096
+    assert priced["kernels"]["host"]["queue_depth"] == 4094
+    faster = open_run(waiting.path).priced_for(host="2", what_if="host=2x").time
+    assert faster.loading_us == pytest.approx(clock.loading_us)
 
 
 def test_a_launch_takes_no_known_value_away_while_the_clock_runs() -> None:
