@@ -135,7 +135,7 @@ def test_the_hosts_own_times_are_scaled_again_for_another_host(waiting: Profiled
     for name in ("collector_us", "loading_us"):
         assert priced["time"][name] == pytest.approx(2 * getattr(clock, name))
     assert priced["kernels"]["host"]["queue_depth"] == 4094
-    faster = open_run(waiting.path).priced_for(host="2", what_if="host=2x").time
+    faster = open_run(waiting.path).priced_for(host="2", what_if="host=2x").time.summary()
     assert faster.loading_us == pytest.approx(clock.loading_us)
 
 
