@@ -286,7 +286,8 @@ class Timeline:
         """The row of the first launch of each CUDA graph."""
         in_graphs = np.flatnonzero(self.has_work & (self._graph != 0))
         graph = self._graph[in_graphs]
-        return in_graphs[np.concatenate([[True], graph[1:] != graph[:-1]])[: len(graph)]]
+        begins: Array = in_graphs[np.concatenate([[True], graph[1:] != graph[:-1]])[: len(graph)]]
+        return begins
 
     def _host_us(self, host: HostCosts) -> Array:
         """The host's time before each row, its own call included."""
