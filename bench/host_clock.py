@@ -87,6 +87,8 @@ def profiled(python: str, job: Example) -> Side:
             str(job.world_size),
             "--rank",
             "0",
+            "--device",
+            "virtual",
             "--gpu-memory",
             "unlimited",
             "-o",

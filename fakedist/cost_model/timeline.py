@@ -267,13 +267,13 @@ class Timeline:
     def _behind_in_launch_queue(self, depth: int) -> list[int]:
         """For each row, the launch ``depth`` before it on its stream, counted among those with work; -1 without one.
 
-        Launches inside CUDA graphs are not in the queue.
+        Of a CUDA graph's launches, the first one stands for the graph.
         """
         if depth in self._full_behind:
             return self._full_behind[depth]
         behind = np.full(len(self.what), -1)
         slot = np.cumsum(self.has_work) - 1
-        rows = np.flatnonzero(self.has_work & (self._graph == 0))
+        rows = np.sort(np.concatenate([np.flatnonzero(self.has_work & (self._graph == 0)), self._graph_begins()]))
         order = rows[np.argsort(self._streams[rows], kind="stable")]
         before, after = order[:-depth], order[depth:]
         same = self._streams[before] == self._streams[after]
@@ -282,11 +282,16 @@ class Timeline:
         self._full_behind[depth] = places
         return places
 
-    def _host_us(self, host: HostCosts) -> Array:
-        """The host's time before each row, its own call included."""
+    def _graph_begins(self) -> Array:
+        """The row of the first launch of each CUDA graph."""
         in_graphs = np.flatnonzero(self.has_work & (self._graph != 0))
         graph = self._graph[in_graphs]
-        begins = in_graphs[np.concatenate([[True], graph[1:] != graph[:-1]])[: len(graph)]]
+        begins: Array = in_graphs[np.concatenate([[True], graph[1:] != graph[:-1]])[: len(graph)]]
+        return begins
+
+    def _host_us(self, host: HostCosts) -> Array:
+        """The host's time before each row, its own call included."""
+        begins = self._graph_begins()
         host_us: Array = self._num_operations * host.operation_us
         if self._dispatch_us is None or np.isnan(self._dispatch_us).all():
             alone = self.has_work & (self._graph == 0) & (self.what != _COLLECTIVE)

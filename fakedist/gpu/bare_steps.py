@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, empty, zeros
+from torch import Tensor, empty
 from torch import tensor as new_tensor
 from torch._ops import OpOverload
 
@@ -236,7 +236,10 @@ class BareGpu:
         return answer
 
     def _calibrate(self) -> float:
-        """Start the clock with what a stop costs, from an empty job. Tiny operations show by how much it is off."""
+        """Start the clock with what a stop costs, from an empty job. Tiny operations show by how much it is off.
+
+        Their tensor has a segment without known values, where what the driver does without the clock takes no time.
+        """
         library = self._library
         library.fakedist_clock(1, 0)
         costs = []
@@ -245,7 +248,9 @@ class BareGpu:
             library.fakedist_clock_stops(_NUM_STOPS)
             costs.append((library.fakedist_clock_ns() - begin) / _NUM_STOPS)
         residue = round(min(costs))
-        tiny = zeros(1, device="cuda")
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            tiny = empty(1, device="cuda")
         plain, clocked = [], []
         for _ in range(_NUM_ROUNDS):
             library.fakedist_clock(0, 0)

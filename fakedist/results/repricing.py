@@ -90,7 +90,9 @@ def price_again(manifest: Manifest, summary: Summary, table: ReadTable, models: 
     done = rank_throughput(tables, times.summary, job.rank, job.world_size)
     measured = replace(times.summary, throughput=done)
     if summary.timed and (recorded := summary.timed[1].host) is not None:
-        before, scale = summary.timed[0], models.host.time.scale / recorded.scale
+        what_if = models.network.what_if
+        before, speed = summary.timed[0], 1.0 if what_if is None else what_if.host
+        scale = models.host.time.scale / recorded.scale / speed
         measured = replace(measured, loading_us=before.loading_us * scale, collector_us=before.collector_us * scale)
     return replace(times, summary=measured)
 

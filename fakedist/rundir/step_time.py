@@ -117,7 +117,7 @@ class HostTime:
     machine_us: float | None = None
     host_us: float | None = None
     clock: ClockSteadiness | None = None
-    queue_depth: int = 1024
+    queue_depth: int = 1022
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from fakedist.analysis.recording import read_recording
+from fakedist.results.opening import open_run
 from tests.conftest import RunFakedist
 from tests.support.runs import Profiled, ProfileOnce
+from tests.support.virtual import on_virtual_gpu
 
 JOB = Path(__file__).parent / "jobs" / "host_clock.py"
 WAITS = JOB.with_name("host_waits.py")
@@ -132,4 +134,24 @@ def test_the_hosts_own_times_are_scaled_again_for_another_host(waiting: Profiled
     assert clock is not None
     for name in ("collector_us", "loading_us"):
         assert priced["time"][name] == pytest.approx(2 * getattr(clock, name))
-    assert priced["kernels"]["host"]["queue_depth"] == 4096
+    assert priced["kernels"]["host"]["queue_depth"] == 4094
+    faster = open_run(waiting.path).priced_for(host="2", what_if="host=2x").time.summary()
+    assert faster.loading_us == pytest.approx(clock.loading_us)
+
+
+def test_a_launch_takes_no_known_value_away_while_the_clock_runs() -> None:
+    """Looking for what it takes away is no part of a bare step: it took longer than the script's own time."""
+    found = on_virtual_gpu(
+        """
+        import ctypes
+        library = ctypes.PyDLL(None)
+        library.fakedist_losses.restype = ctypes.POINTER(ctypes.c_uint64)
+        losses, known = library.fakedist_losses(), torch.ones(4, device="cuda")
+        for is_on in (1, 0):
+            library.fakedist_clock(is_on, ctypes.c_uint64(0))
+            before = losses[0]
+            known.mul_(2)
+            found[str(is_on)] = losses[0] - before
+        """
+    )
+    assert found == {"1": 0, "0": 1}

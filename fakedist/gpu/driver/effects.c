@@ -6,10 +6,14 @@
  * only reads keeps its value: C++'s names of kernels say which pointers are to constants. Triton's names do not. What such
  * a kernel may have written, or a library call whose arguments are not read, stays there as a made-up value.
  *
- * The recorder knows from an operation's schema what it writes, so operations that it runs cover their launches. */
+ * The recorder knows from an operation's schema what it writes, so operations that it runs cover their launches.
+ *
+ * While the host's clock runs, launches have no effect: the host reads what it read before, and a look through the known
+ * bytes of a segment takes longer than what the clock measures, and empties the caches. */
 #include "effects.h"
 
 #include "kernels.h"
+#include "launches.h"
 #include "memory.h"
 
 #include <dlfcn.h>
@@ -23,18 +27,20 @@ static __thread int covers;
 /* An operation whose writes the recorder knows begins in this thread (1), or ends (-1). */
 API void fakedist_cover(int more) { covers += more; }
 /* A new result held nothing before. Where the allocator does not report its block, what the block held is tainted. */
-static int is_covered(void) { return covers && memory_blocks_are_told(); }
+static int has_none(void) {
+    return (covers && memory_blocks_are_told()) || __atomic_load_n(&clock_is_on, __ATOMIC_RELAXED);
+}
 
 static void lose(const void *address) {
     if (covers) memory_taint_block(address);
     else memory_lose_block(address);
 }
 void effect_of_write(const void *address) {
-    if (!is_covered()) lose(address);
+    if (!has_none()) lose(address);
 }
 
 void effect_of_library(void) {
-    if (!is_covered()) memory_taint_all();
+    if (!has_none()) memory_taint_all();
 }
 
 /* Bytes of the type with which a mangled name goes on; 0 for one that is not listed. */
@@ -185,7 +191,7 @@ static void use_buffer(void *const *extra) {
 }
 
 void effect_of_kernel(const void *function, void *const *arguments, void *const *extra) {
-    if (is_covered()) return;
+    if (has_none()) return;
     if (extra) use_buffer(extra);
     const struct effect *e = arguments ? find_effect(function) : NULL;
     if (e && e->filled_bytes) fill(e->filled_bytes, arguments);
