@@ -331,7 +331,7 @@ def chunk_loss(evidence: Evidence) -> Iterator[Change]:
         _loss_alone(evidence, is_loss, chosen, is_logits),
         line=line,
         subjects=frozenset({"loss"}),
-        price=None if again is None else Price(0.0, again, "recomputed logits, if their chunks are checkpointed"),
+        price=None if again is None else Price(0.0, again, "recomputed logits if their chunks are checkpointed"),
     )
     gathered = _gathered_logits(evidence, is_loss)
     if gathered is None:
