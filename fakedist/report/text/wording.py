@@ -361,8 +361,7 @@ def short_facts(run: Run) -> list[tuple[str, str]]:
     went_on = summary.out_of_memory is not None and summary.out_of_memory.went_on
     if verdict(summary, run.manifest.cwd) and (summary.exit.outcome is Outcome.STOPPED or went_on):
         facts.pop("ended", None)
-    if "page" in facts:
-        del facts["run"]
+    facts.pop("run", None)  # the last line names it
     return [*facts.items()]
 
 
