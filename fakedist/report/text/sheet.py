@@ -121,16 +121,18 @@ def print_table(console: Console, title: str, columns: Sequence[SheetColumn], *,
 def print_short_table(console: Console, sheet: Sheet) -> None:
     """Print a table with its title above its first column, each row on one line.
 
-    Columns that do not fit whole are left out. The first is cut in its middle, to no less than a share of the terminal.
+    Columns that do not fit whole are left out, those of low rank only where the first, which is cut in its middle,
+    would get less than a share of the terminal.
     """
     first, *others = sheet.columns
     shown = [replace(first, name=sheet.title), *others]
-    least_first = min(shown[0].width, int(_FIRST_SHARE * console.width))
-    while len(shown) > 1 and least_first + sum(_GAP + column.width for column in shown[1:]) > console.width:
-        least = max(reversed(shown[1:]), key=lambda column: column.rank)
-        if least.rank == KEY:
-            break
-        shown.remove(least)
+    for least_first, least_rank in ((shown[0].width, 2), (int(_FIRST_SHARE * console.width), KEY + 1)):
+        least_first = min(least_first, shown[0].width)
+        while len(shown) > 1 and least_first + sum(_GAP + column.width for column in shown[1:]) > console.width:
+            least = max(reversed(shown[1:]), key=lambda column: column.rank)
+            if least.rank < least_rank:
+                break
+            shown.remove(least)
     room = max(console.width - sum(_GAP + column.width for column in shown[1:]), _LEAST)
     cells = [cut(cell, room, _HEAD_SHARE) for cell in shown[0].cells]
     shown[0] = replace(shown[0], name=cut(sheet.title, room), cells=cells)

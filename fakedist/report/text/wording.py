@@ -452,7 +452,7 @@ def short_time_figures(time: StepTime) -> list[tuple[str, str, str]]:
     """The step's time, MFU and tokens per second: name, figure, more."""
     rows = [("step", step_text(time), step_remark(time))]
     rate = f"{time.throughput.tokens_per_s_per_gpu:,.0f}" if time.throughput else ""
-    basis = "per GPU if all ranks are as fast"
+    basis = "per GPU if all ranks keep pace"
     if (utilised := time.step_flops_utilisation) is None or not time.model_flops:
         return [*rows, ("tokens/s", rate, basis)] if rate else rows
     lacking = f"a lower bound: {time.num_lacking_flops:,} kernels lack FLOPs" if time.num_lacking_flops else ""
