@@ -3,7 +3,15 @@ import { test } from 'node:test';
 import { themed } from '../../fakedist/report/page/scripts/chart.js';
 import { csvText } from '../../fakedist/report/page/scripts/copying.js';
 import { ranksOf } from '../../fakedist/report/page/scripts/groups.js';
-import { bytesText, cut, linesWithin, listed, plain, shortName, usText } from '../../fakedist/report/page/scripts/text.js';
+import {
+  bytesText,
+  cut,
+  linesWithin,
+  listed,
+  plain,
+  shortName,
+  usText,
+} from '../../fakedist/report/page/scripts/text.js';
 import { unpackArray } from '../../fakedist/report/page/scripts/unpack.js';
 
 test('bytes are rounded half to even, as in Python', () => {
