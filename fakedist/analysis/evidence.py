@@ -435,7 +435,7 @@ def recomputed(evidence: Evidence, passes: Passes, chosen: Array, *, keeps_outpu
 
 
 def freed_early(evidence: Evidence, passes: Passes, recomputed: Saving) -> Saving | None:
-    """The most that recomputing saves, if that is more: without reentrance, a node's inputs go before its biases' sums.
+    """The most that recomputing saves, if that is more: without reentrance, what a node reads is freed earlier.
 
     Autograd's engine sums the gradient of a broadcast input, such as a bias, once the node is done, and only then
     releases what the node saved. Inputs that a checkpoint's hooks hand to the node are the node's alone. What the sums
