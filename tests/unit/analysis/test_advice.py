@@ -84,7 +84,7 @@ def test_what_a_checkpoint_hands_to_a_node_may_be_freed_before_the_sum_of_its_bi
         made.free(1_200 * MIB, MIB)
     made.step(1)
     piece = advice(made, tmp_path)["checkpoint"]
-    # With a checkpoint the last layer is whole (62 MiB with what is around it), or, one block less, beside its sum.
+    # With a checkpoint the last layer is whole (62 MiB with what is around it), or lacks one block while its sum runs.
     assert (piece["gives_low_bytes"], piece["gives_bytes"]) == (least * MIB, most * MIB)
 
 
