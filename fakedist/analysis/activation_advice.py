@@ -12,6 +12,7 @@ from fakedist.analysis.evidence import (
     Passes,
     Price,
     Saving,
+    freed_early,
     kept_gradients,
     owners,
     passes_of,
@@ -69,11 +70,14 @@ def _checkpoints(evidence: Evidence, fold: Fold, owner: Array, passes: Passes, b
     for every, words in {1: "", **_EVERY}.items():
         if every >= len(fold.layers):
             continue
+        least = recomputed(evidence, passes, passes.owner % every == 0)
+        most = freed_early(evidence, passes, least)
         yield Change(
             "checkpoint",
             f"checkpoint {words}{fold.name} ({fold.class_name})",
             text,
-            recomputed(evidence, passes, passes.owner % every == 0),
+            most or least,
+            least if most else None,
             subjects=frozenset({fold.name}),
             price=recompute_price(evidence, passes, (owner >= 0) & (owner % every == 0)),
             is_variant=every > 1,
@@ -331,7 +335,7 @@ def chunk_loss(evidence: Evidence) -> Iterator[Change]:
         _loss_alone(evidence, is_loss, chosen, is_logits),
         line=line,
         subjects=frozenset({"loss"}),
-        price=None if again is None else Price(0.0, again, "recomputed logits, if their chunks are checkpointed"),
+        price=None if again is None else Price(0.0, again, "recomputed logits if their chunks are checkpointed"),
     )
     gathered = _gathered_logits(evidence, is_loss)
     if gathered is None:

@@ -18,6 +18,7 @@ from fakedist.analysis.evidence import ANYWHERE, UNKNOWN, Change, Evidence, Pric
 from fakedist.analysis.layer_table import Fold
 from fakedist.analysis.pipeline_advice import alternate
 from fakedist.analysis.state_advice import drop_gradients, fuse_optimizer, reshard, shard_replicas
+from fakedist.rundir.notes import listed
 from fakedist.rundir.summary import Advice, Remedy
 from fakedist.units import format_bytes
 
@@ -158,7 +159,7 @@ def _tried(evidence: Evidence, room: Room, changes: Sequence[Change], gives: tup
         fits=room.fits(low, high),
         price_us=low_us,
         price_high_us=high_us,
-        spent_on=" and ".join(dict.fromkeys(price.spent_on for price in prices if price.spent_on)),
+        spent_on=listed([*dict.fromkeys(price.spent_on for price in prices if price.spent_on)]),
         step_share=room.share(low_us),
         step_share_high=room.share(high_us),
         unpriced=[change.rule for change in changes if change.price is None],

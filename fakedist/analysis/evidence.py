@@ -434,6 +434,36 @@ def recomputed(evidence: Evidence, passes: Passes, chosen: Array, *, keeps_outpu
     return Saving(gone, starts, ends)
 
 
+def freed_early(evidence: Evidence, passes: Passes, recomputed: Saving) -> Saving | None:
+    """The most that recomputing saves, if that is more: without reentrance, what a node reads is freed earlier.
+
+    Autograd's engine sums the gradient of a broadcast input, such as a bias, once the node is done, and only then
+    releases what the node saved. Inputs that a checkpoint's hooks hand to the node are the node's alone. What the sums
+    work in takes their place then.
+    """
+    blocks = evidence.blocks
+    size, op = (blocks[name].to_numpy() for name in ("bytes", "op"))
+    made, freed = (blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
+    sums = np.flatnonzero(evidence.operation(_SUM) & evidence.phase("backward") & evidence.category("temporary"))
+    read = passes.blocks[recomputed.bytes_[passes.blocks] > 0]
+    read = read[np.argsort(freed[read], kind="stable")]
+    held = np.concatenate([[0], np.cumsum(size[read])])
+    gone = recomputed.bytes_.copy()
+    made_next = np.append(made[1:], len(evidence.allocated))
+    for of_sum in np.split(sums, np.flatnonzero(np.diff(op[sums])) + 1) if len(sums) else ():
+        first, last = np.searchsorted(freed[read], [made[of_sum[0]], made_next[of_sum[-1]]])
+        left = held[last] - held[first]
+        for block in of_sum:
+            gone[block] = min(size[block], left)
+            left -= gone[block]
+    if (gone == recomputed.bytes_).all():
+        return None
+    return Saving(gone, recomputed.starts, recomputed.ends)
+
+
+_SUM = r"aten\.sum\.dim_IntList"
+
+
 def recompute_price(evidence: Evidence, passes: Passes, layers: Array, without: str = "") -> Price | None:
     """The time of the kernels that layers run again.
 

@@ -44,6 +44,14 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
+def listed(items: Sequence[str]) -> str:
+    """Items as a list in a sentence: "a", "a and b", "a, b and c"; "a, and b and c" if an item has a comma or "and"."""
+    if len(items) < 2:
+        return "".join(items)
+    is_plain = not any(" and " in item or "," in item for item in items)
+    return f"{', '.join(items[:-1])}{' and' if is_plain else ', and'} {items[-1]}"
+
+
 def share_text(share: float) -> str:
     """A share in percent. Only all is "100%", and only nothing "0%"."""
     if 0 < share < 0.01:
@@ -151,10 +159,9 @@ def stopped_before_the_end(num_steps: int, until: str, missing: Sequence[str]) -
     """The script was stopped after its last step, or by ``until``, before the parts ``missing``."""
     steps = counted(num_steps, "step")
     after = {"validation": "after its first validation", "save": "after its first checkpoint"}.get(until, "")
-    parts = [*missing, "what else follows" if missing else "what follows"]
-    listed = " and ".join([", ".join(parts[:-1]), parts[-1]] if missing else parts)
+    parts = listed([*missing, "what else follows" if missing else "what follows"])
     where = f"{after}, with {steps} recorded" if after else f"after {steps}"
-    return f"the script was stopped {where}; not recorded: {listed} (--until end records the whole script)"
+    return f"the script was stopped {where}; not recorded: {parts} (--until end records the whole script)"
 
 
 @note
@@ -521,9 +528,9 @@ def smi_refused(num_calls: int, first: str) -> str:
 @note
 def nothing_tuned(choices: Mapping[str, int]) -> str:
     """Kernels were not tuned; ``choices`` counts by kind those that would have been."""
-    listed = ", ".join(f"{kind}: {count:,}" for kind, count in sorted(choices.items()))
+    kinds = ", ".join(f"{kind}: {count:,}" for kind, count in sorted(choices.items()))
     return (
-        f"nothing was tuned ({listed}): kernels do not run on the virtual GPU, so the first configuration was taken; "
+        f"nothing was tuned ({kinds}): kernels do not run on the virtual GPU, so the first configuration was taken; "
         "before its first step a real job also allocates and frees memory for tuning (copies of the arguments that a "
         "kernel changes, a buffer the size of the L2 cache), and a template that beats cuBLAS may keep fewer buffers"
     )
@@ -562,3 +569,45 @@ def snapshot_without_history() -> str:
 def snapshot_without_layers() -> str:
     """A snapshot knows neither layers nor steps."""
     return "a snapshot of torch has no layers, phases or categories"
+
+
+#: Codes of the notes which say that a figure is made up, missing or may be wrong; the gravest first.
+WARNINGS = (
+    "no_last_record",
+    "recording_cut",
+    "not_answered",
+    "peak_differs",
+    "allocated_before",
+    "used_other_devices",
+    "used_another_device",
+    "joined_as_another",
+    "rank_not_started",
+    "went_on_without_memory",
+    "values_off",
+    "collectives_off",
+    "branches_made_up",
+    "not_sent",
+    "objects_made_up",
+    "tape_without_values",
+    "tape_too_short",
+    "tensors_made_up",
+    "experts_made_up",
+    "indices_made_up",
+    "values_made_up",
+    "host_not_computed",
+    "read_in_other_threads",
+    "event_times_made_up",
+    "work_areas_estimated",
+    "deep_ep_stands_in",
+    "estimate_failed",
+    "times_are_not_a_gpus",
+    "not_estimated",
+    "attention_is_dense",
+    "collectives_take_no_time",
+    "collectives_not_priced",
+    "experts_load",
+    "host_not_measured",
+    "host_clock_disturbed",
+    "not_steady",
+    "timed_early",
+)

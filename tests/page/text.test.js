@@ -3,7 +3,15 @@ import { test } from 'node:test';
 import { themed } from '../../fakedist/report/page/scripts/chart.js';
 import { csvText } from '../../fakedist/report/page/scripts/copying.js';
 import { ranksOf } from '../../fakedist/report/page/scripts/groups.js';
-import { bytesText, cut, linesWithin, plain, shortName, usText } from '../../fakedist/report/page/scripts/text.js';
+import {
+  bytesText,
+  cut,
+  linesWithin,
+  listed,
+  plain,
+  shortName,
+  usText,
+} from '../../fakedist/report/page/scripts/text.js';
 import { unpackArray } from '../../fakedist/report/page/scripts/unpack.js';
 
 test('bytes are rounded half to even, as in Python', () => {
@@ -69,4 +77,11 @@ test('integers that are stored byte by byte come back', () => {
   assert.deepEqual([...unpackArray(block, 0, 'u2', 2)], [0x0201, 0x80ff]);
   assert.deepEqual([...unpackArray(block, 0, 'u4', 2)], [0x00000201, 0x000080ff]);
   assert.deepEqual([...unpackArray(block, 0, 'u1', 2)], [0x01, 0xff]);
+});
+
+test('items are listed as in a sentence, as in Python', () => {
+  assert.equal(listed([]), '');
+  assert.equal(listed(['copies', 'all-gathers']), 'copies and all-gathers');
+  assert.equal(listed(['copies', 'sends', 'all-gathers']), 'copies, sends and all-gathers');
+  assert.equal(listed(['copies', 'sends and receives']), 'copies, and sends and receives');
 });

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,7 +42,10 @@ class Library(NamedTuple):
         return cache_directory() / f"{self.name}-{digest.hexdigest()[:16]}.so"
 
     def ensure(self) -> Path:
-        """Build the library if it is not in the cache, which takes up to fifteen seconds. SetupError if that fails."""
+        """Build the library if it is not in the cache, which is said on stderr: it takes up to half a minute.
+
+        SetupError if that fails.
+        """
         path = self.path()
         if path.exists():
             return path
@@ -59,6 +63,8 @@ class Library(NamedTuple):
             if path.exists():
                 return path
             made = scratch / path.name
+            sys.stderr.write(f"fakedist: compiling {self.product}, once for this torch: up to half a minute\n")
+            sys.stderr.flush()
             command = [compiler, *self.flags, *_FLAGS, *include, *sources, "-o", str(made), f"-L{torch / 'lib'}"]
             try:
                 compile_native([*command, *self.links], self.product)

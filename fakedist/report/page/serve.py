@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import unquote
 
 from fakedist.errors import SetupError
@@ -68,6 +70,11 @@ class PageServer(ThreadingHTTPServer):
                 text = self._linked(unquote(path[len(self.path) :]))
             body = None if text is None else text.encode()
         return None if body is None else (HTTPStatus.OK, "text/html; charset=utf-8", body)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing of a browser that went away before it had its answer."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     @staticmethod
     def is_at(path: str, known: str) -> bool:

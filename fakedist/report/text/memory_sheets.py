@@ -229,6 +229,7 @@ def run_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
         if run.by_category is not None:
             sheets.append(category_sheet(summary))
             sheets.append(layer_sheet(run.table("layers"), summary, all_layers))
+            sheets += filter(None, [line_sheet(run, _NUM_LARGEST)])
         sheet = largest_sheet(summary.largest_blocks, cwd)
         known = [column for column in sheet.columns if run.by_category is not None or column.name in ("bytes", "line")]
         sheets.append(replace(sheet, columns=known))
@@ -302,16 +303,17 @@ def layer_sheet(layers: pd.DataFrame, summary: Summary, all_layers: bool) -> She
     return Sheet("By layer at the peak, with children", columns, remarks)
 
 
-def line_sheet(run: Run, most: int) -> Sheet | None:
+def line_sheet(run: Run, most: int, *, has_inner: bool = True) -> Sheet | None:
     """The script's lines whose blocks hold most at the peak, and how much of it was allocated in a backward.
 
-    Below a line that calls several lines of libraries are those that hold most. None without blocks.
+    Below a line that calls several lines of libraries are those that hold most, if ``has_inner``. None without blocks.
     """
     if run.memory is None or not run.peak_allocated_bytes:
         return None
     rows: list[HeldLine] = []
     for line in held_lines(run)[:most]:
-        rows += [line, *(replace(inner, label=f"  {inner.label}") for inner in line.inner[:most])]
+        inner = line.inner[:most] if has_inner else []
+        rows += [line, *(replace(row, label=f"  {row.label}") for row in inner)]
     has_backward = any(row.backward for row in rows)
     return Sheet(
         "By line at the peak",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 from rich.console import Console
@@ -23,6 +24,8 @@ from fakedist.report.text.memory_sheets import (
     run_sheets,
 )
 from fakedist.report.text.sheet import (
+    FACT_WIDTH,
+    cut,
     escaped,
     print_facts,
     print_figures,
@@ -30,15 +33,18 @@ from fakedist.report.text.sheet import (
     print_items,
     print_long,
     print_sheets,
+    print_short_table,
     print_words,
     sheet_markdown,
 )
 from fakedist.report.text.time_sheets import print_time, time_markdown, time_sheets
 from fakedist.report.text.wording import (
+    advice_line,
     advice_text,
     collector_text,
     ending,
     gives_alone,
+    limit_text,
     note_texts,
     peak_moment,
     peaks_text,
@@ -47,9 +53,10 @@ from fakedist.report.text.wording import (
     remedy_text,
     run_facts,
     run_title,
+    short_facts,
+    short_time_figures,
     source_word,
     step_verdict,
-    time_figures,
     timed_step_name,
     top_advice,
     verdict,
@@ -57,7 +64,7 @@ from fakedist.report.text.wording import (
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.results.summing_up import layer_memory
-from fakedist.rundir.notes import counted
+from fakedist.rundir.notes import WARNINGS, counted
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.summary import Advice, Outside, Summary
 from fakedist.units import format_bytes
@@ -100,71 +107,136 @@ def render(run_directory: Path, *, all_layers: bool, console: Console, section: 
 
 
 def render_short(run_directory: Path, console: Console) -> None:
-    """Print the verdict, the limits, five layers, five lines and the advice of a run, and how to see the rest."""
+    """Print a screen of a run: its verdict, its limits, five layers, five lines and as much advice as has room.
+
+    Warnings of figures that are made up or may be wrong come before advice. The last line says how to see the rest.
+    """
     run = open_run(run_directory).keeping_tables()
-    summary = run.summary
-    print_facts(console, run_facts(run))
+    summary, cwd = run.summary, run.manifest.cwd
+    with console.capture() as captured:
+        _print_figures(console, run)
+    console.file.write(captured.get())
+    left = _SCREEN - sum(_num_rows(line, console.width) for line in captured.get().splitlines())
+    left -= 2  # the last line, and an empty one
+    if not summary.peak_allocated_bytes:  # the notes say why
+        _notes(console, note_texts(summary.notes, cwd))
+    warnings = _warnings(summary, cwd) if summary.peak_allocated_bytes else []
+    advice, gains = _advice_lines(summary), _gain_lines(summary)
+    least = [*([] if summary.remedy else advice[:1]), *gains[:1]]
+    room = left - sum(_num_folded(piece, console) for piece in least) - 2
+    shown = warnings[: min(max(room, 1), _NUM_WARNINGS)]
+    _print_outlook(console, advice, gains, least, left - len(shown))
+    console.print()
+    for warning in shown:
+        print_long(console, Text(cut(warning, console.width), style="yellow"))
+    notes = f"{counted(len(summary.notes), 'note')} and " if summary.notes else ""
+    if more := len(warnings) - len(shown):
+        notes = f"{len(summary.notes)} notes, {more} more of them {'a warning' if more == 1 else 'warnings'}, and "
+    rest = f"{notes}every table: fakedist report {shlex.quote(str(run_directory))} --full"
+    parts = f"; a part: --section {'|'.join(SECTIONS)}"
+    print_long(console, Text(rest + (parts if len(rest + parts) <= console.width else "")))
+
+
+#: Lines of a short report, which what it always has may exceed.
+_SCREEN = 40
+_NUM_WARNINGS = 3
+
+
+def _num_rows(line: str, width: int) -> int:
+    """The rows of a terminal that a printed line takes."""
+    return max(-(-Text.from_ansi(line).cell_len // width), 1)
+
+
+def _print_figures(console: Console, run: Run) -> None:
+    """Print the verdict, the limits, the layers and the lines of a short report."""
+    summary, cwd = run.summary, run.manifest.cwd
+    job, *facts = short_facts(run)
+    print_facts(console, [(job[0], cut(job[1], console.width - FACT_WIDTH)), *facts])
     if run.memory is not None:
-        _peak(console, summary, run.manifest.cwd, with_advice=False)
-    if summary.peak_allocated_bytes and run.by_category is not None:
-        layers = run.table("layers")
-        print_sheets(console, [most_layers(layer_sheet(layers, summary, False), layers, _NUM_LAYERS)])
-    if sheet := line_sheet(run, _NUM_LINES):
-        print_sheets(console, [sheet])
+        _peak(console, summary, cwd, is_short=True)
     if summary.timed:
         time, source = summary.timed
         print_heading(console, f"Time of {timed_step_name(summary, source.step)}, {source_word(source)}")
-        kept = [row for row in time_figures(time) if row[0] in ("step", "MFU", "tokens/s")]
-        figures = [(name, figure, more.partition(":")[0]) for name, figure, more in kept]
-        print_figures(console, figures, is_right=True)
-    _print_outlook(console, summary)
-    if not summary.peak_allocated_bytes:  # the notes say why
-        _notes(console, note_texts(summary.notes, run.manifest.cwd))
-    rest = f"fakedist report {shlex.quote(str(run_directory))}"
-    notes = counted(len(summary.notes), "note")
-    console.print()
-    print_long(console, Text(f"{notes} and every table: {rest} --full"))
-    print_words(console, Text(f"one part of them: --section {'|'.join(SECTIONS)}"), 0)
+        print_figures(console, short_time_figures(time), is_right=True)
+        if limit := limit_text(time):
+            print_words(console, Text(limit), 2)
+    if summary.peak_allocated_bytes and run.by_category is not None:
+        layers = run.table("layers")
+        sheet = most_layers(layer_sheet(layers, summary, False), layers, _NUM_LAYERS)
+        print_short_table(console, replace(sheet, title="layer at the peak, with children"))
+    if sheet_of_lines := line_sheet(run, _NUM_LINES, has_inner=False):
+        print_short_table(console, replace(sheet_of_lines, title="line at the peak"))
 
 
-def _print_outlook(console: Console, summary: Summary) -> None:
-    """One line for each change that would help most, of memory and of time."""
-    pieces = [advice_text(advice, summary) for advice in summary.advice if gives_alone(advice)][:_NUM_ADVICE]
-    lines = [
-        f"{piece['gives']} {piece['of']}: {piece['title']}" + (f"; {piece['then']}" if piece["then"] else "")
-        for piece in pieces
-    ]
-    if summary.timed:
-        time = summary.timed[0]
-        shorter = [gain for gain in time.gains if gain.step_us < time.step_us * (1 - _LEAST_GAIN)]
-        lines += [f"step {relative_time(gain.step_us, time.step_us)}: {gain.title}" for gain in shorter[:_NUM_GAINS]]
-        lines += filter(None, [collector_text(time)])
-    if lines:
+def _warnings(summary: Summary, cwd: str) -> list[str]:
+    """The notes on figures that are made up or may be wrong, the gravest first."""
+    grave = [note for note in summary.notes if note.code in WARNINGS]
+    return note_texts(sorted(grave, key=lambda note: WARNINGS.index(note.code)), cwd)
+
+
+def _print_outlook(console: Console, advice: list[str], gains: list[str], least: list[str], num_rows: int) -> None:
+    """Print ``least`` of the changes of memory and time, and as many others as ``num_rows`` have room for."""
+    shown, left = list(least), num_rows - 2 - sum(_num_folded(piece, console) for piece in least)  # a heading
+    for piece in filter(None, (piece for pair in zip_longest(advice, gains) for piece in pair)):
+        if piece not in least and (takes := _num_folded(piece, console)) <= left:
+            shown.append(piece)
+            left -= takes
+    if shown:
         print_heading(console, "What would help, estimated, each on its own")
-    for line in lines:
-        print_words(console, Text(line), 2)
+    for piece in [*advice, *gains]:
+        if piece in shown:
+            print_words(console, Text(piece), 2)
+
+
+def _num_folded(piece: str, console: Console) -> int:
+    """The rows of a change that :func:`print_words` prints."""
+    return len(Text(piece).wrap(console, console.width - 2))
+
+
+def _advice_lines(summary: Summary) -> list[str]:
+    """One line for each change that lowers the peak most and that the verdict does not name."""
+    remedied = summary.remedy.titles if summary.remedy else []
+    kept = [piece for piece in summary.advice if gives_alone(piece) and [piece.title] != remedied]
+    return [advice_line(piece, summary) for piece in kept[:_NUM_ADVICE]]
+
+
+def _gain_lines(summary: Summary) -> list[str]:
+    """One line for each change that shortens the step and that the limit does not name, the most first."""
+    if not summary.timed:
+        return []
+    time = summary.timed[0]
+    limit = limit_text(time)
+    pieces = [
+        (gain.step_us, f"step {relative_time(gain.step_us, time.step_us)}: {gain.title}")
+        for gain in time.gains
+        if gain.step_us < time.step_us * (1 - _LEAST_GAIN) and f"; {gain.title}: " not in limit
+    ]
+    if text := collector_text(time):
+        pieces.append((time.step_us - time.collector_us, text.partition("; ")[0]))
+    return [text for _, text in sorted(pieces)[:_NUM_GAINS]]
 
 
 #: A shorter step than this is not worth a line.
 _LEAST_GAIN = 0.001
 
 
-def _peak(console: Console, summary: Summary, cwd: str, *, with_advice: bool = True) -> None:
+def _peak(console: Console, summary: Summary, cwd: str, *, is_short: bool = False) -> None:
     allocated, reserved = summary.peak_allocated_bytes, summary.peak_reserved_bytes
     capacity = summary.capacity_bytes
     print_heading(console, "Peak memory, measured")
-    rows = [("allocated", format_bytes(allocated), peak_moment(summary)), ("reserved", format_bytes(reserved), "")]
-    if capacity:
-        rows.append(("capacity", format_bytes(capacity), f"{reserved / capacity:.1%} of it reserved at the peak"))
+    of = f"{reserved / capacity:.1%} of the GPU's {format_bytes(capacity)}" if capacity else ""
+    rows = [("allocated", format_bytes(allocated), peak_moment(summary)), ("reserved", format_bytes(reserved), of)]
     print_figures(console, rows, is_right=True)
     if fit := verdict(summary, cwd):
         colour = "bold red" if not fit.fits else "bold green" if fit.is_sure else "bold yellow"
         print_words(console, Text(fit.word, colour) + Text(fit.more, "" if fit.fits else colour), 2)
-    if stack := refusal_stack(summary, cwd):
+    if not is_short and (stack := refusal_stack(summary, cwd)):
         print_words(console, Text(f"called by {', '.join(stack)}", style="dim"), 4)
-    if remedy := remedy_text(summary):
+    if remedy := remedy_text(summary, is_short=is_short):
         print_words(console, Text(f"what would make it fit, estimated: {remedy}"), 2)
-    elif with_advice and (advice := top_advice(summary, cwd)):
+    if is_short:
+        return
+    if not remedy and (advice := top_advice(summary, cwd)):
         print_words(console, Text(advice), 2)
     if limit := step_verdict(summary):
         print_words(console, Text(limit), 2)

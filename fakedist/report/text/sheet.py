@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rich.cells import cell_len, chop_cells
@@ -33,6 +33,9 @@ _PIECES = re.compile(r"[^./_,]*[./_,]*")
 _NO_BREAK = "\ue000"
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]?i?B|m?s|µs|ns|GHz|W)\b)")
 KEY = -1
+
+#: Width of a fact's name.
+FACT_WIDTH = 8
 
 #: The rank of an empty column, which is left out before all others.
 EMPTY_RANK = 9
@@ -103,7 +106,9 @@ def print_table(console: Console, title: str, columns: Sequence[SheetColumn], *,
     table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
     for column, width in zip(shown, widths, strict=True):
         justify: Literal["left", "right"] = "left" if column.is_text else "right"
-        table.add_column(folded(column.name, width), justify=justify, no_wrap=True, width=width)
+        is_title = not title and column is shown[0]
+        heading = Text(folded(column.name, width), style="not dim bold" if is_title else "")
+        table.add_column(heading, justify=justify, no_wrap=True, width=width)
     for row in zip(*(column.cells for column in shown), strict=True):
         table.add_row(*(Text(folded(cell, width)) for cell, width in zip(row, widths, strict=True)))
     print_heading(console, title)
@@ -111,6 +116,45 @@ def print_table(console: Console, title: str, columns: Sequence[SheetColumn], *,
     if left_out := [column.name for column in columns if column not in shown]:
         where = "a wider terminal or --json" if has_json else "a wider terminal"
         print_remark(console, f"columns not shown: {', '.join(left_out)} ({where} has them)")
+
+
+def print_short_table(console: Console, sheet: Sheet) -> None:
+    """Print a table with its title above its first column, each row on one line.
+
+    Columns that do not fit whole are left out, those of low rank only where the first, which is cut in its middle,
+    would get less than a share of the terminal.
+    """
+    first, *others = sheet.columns
+    shown = [replace(first, name=sheet.title), *others]
+    for least_first, least_rank in ((shown[0].width, 2), (int(_FIRST_SHARE * console.width), KEY + 1)):
+        least_first = min(least_first, shown[0].width)
+        while len(shown) > 1 and least_first + sum(_GAP + column.width for column in shown[1:]) > console.width:
+            least = max(reversed(shown[1:]), key=lambda column: column.rank)
+            if least.rank < least_rank:
+                break
+            shown.remove(least)
+    room = max(console.width - sum(_GAP + column.width for column in shown[1:]), _LEAST)
+    cells = [cut(cell, room, _HEAD_SHARE) for cell in shown[0].cells]
+    shown[0] = replace(shown[0], name=cut(sheet.title, room), cells=cells)
+    print_table(console, "", shown)
+
+
+_FIRST_SHARE = 0.45
+_HEAD_SHARE = 0.35  # of a name that is cut: its end tells more
+
+
+def cut(text: str, width: int, head_share: float = 1.0) -> str:
+    """A text in at most ``width`` terminal cells. If it is cut, ``head_share`` of what stays is before the ellipsis."""
+    text = visible(text, MOST_OF_A_TEXT)
+    if cell_len(text) <= width:
+        return text
+    head = int(head_share * (width - 1))
+    tail = text[::-1]
+    while cell_len(text) > head:
+        text = text[:-1]
+    while cell_len(tail) > width - 1 - head:
+        tail = tail[:-1]
+    return f"{text}…{tail[::-1]}"
 
 
 def print_figures(console: Console, rows: Sequence[tuple[str, str, str]], *, is_right: bool = False) -> None:
@@ -136,9 +180,10 @@ def print_figures(console: Console, rows: Sequence[tuple[str, str, str]], *, is_
 
 
 def print_heading(console: Console, title: str) -> None:
-    """Print a title below an empty line."""
+    """Print a title, unless it is empty, below an empty line."""
     console.print()
-    print_words(console, Text(title, style="bold"), 0)
+    if title:
+        print_words(console, Text(title, style="bold"), 0)
 
 
 def print_remark(console: Console, text: str) -> None:
@@ -156,7 +201,9 @@ def print_words(console: Console, text: Text, indent: int) -> None:
 def print_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
     """Print names and texts, one a line, however long they are."""
     for name, value in facts:
-        print_long(console, Text(f"{name:<8}", style="dim") + Text(visible(value, MOST_OF_A_TEXT), style="not dim"))
+        print_long(
+            console, Text(f"{name:<{FACT_WIDTH}}", style="dim") + Text(visible(value, MOST_OF_A_TEXT), style="not dim")
+        )
 
 
 def print_long(console: Console, text: Text) -> None:

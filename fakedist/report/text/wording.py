@@ -12,7 +12,7 @@ from fakedist.cost_model.breakdown import PEAK_DTYPE
 from fakedist.options import Job
 from fakedist.results.run import Run
 from fakedist.rundir.directory import PAGE_NAME
-from fakedist.rundir.notes import Note, counted
+from fakedist.rundir.notes import Note, counted, listed
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.sources import INDUCTOR_FILE
 from fakedist.rundir.step_time import HostWait, KernelSource, StepTime
@@ -118,7 +118,7 @@ def _recorded(summary: Summary) -> str:
     notes = [note.text for note in summary.notes if note.code == "stopped_before_the_end"]
     missing = [part for part in ("validation", "saving") if any(part in text for text in notes)]
     steps = counted(len(summary.steps), "step")
-    return f"{steps} recorded" + (f"; {' and '.join(missing)} did not run" if missing else "")
+    return f"{steps} recorded" + (f"; {listed(missing)} did not run" if missing else "")
 
 
 def broke_off(summary: Summary) -> bool:
@@ -162,7 +162,7 @@ def _outside_name(outside: Outside) -> str:
     names = [*outside.taken, *(["NCCL"] if outside.communicators else [])]
     if outside.context_bytes or not names:
         names.append("the CUDA context")
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return listed(names)
 
 
 def span_text(low: int, high: int) -> str:
@@ -221,7 +221,8 @@ def short_operation(operation: str) -> str:
 
 def short_line(line: str, cwd: str) -> str:
     """A source file or line, relative to the working directory or to where packages are installed."""
-    return _PACKAGES.sub("", line.removeprefix(cwd.rstrip("/") + "/") if cwd else line)
+    within = _PACKAGES.sub("", line)
+    return within.removeprefix(cwd.rstrip("/") + "/") if cwd else within
 
 
 def note_texts(notes: Sequence[Note], cwd: str) -> list[str]:
@@ -260,13 +261,24 @@ def gives_alone(advice: Advice) -> bool:
     return advice.gives_bytes > 0
 
 
-def outcome_text(advice: Advice | Remedy) -> str:
-    """A change's outcome: "then needs 28.20 GiB: fits; the step +19% (estimated 286 ms of recomputation)"."""
+def advice_line(advice: Advice, summary: Summary) -> str:
+    """A piece of advice in short: "7.32 GiB less allocated: checkpoint layers.0-79; the step +24% to 29%"."""
+    of = "reserved" if advice.of == "peak_reserved_bytes" else "allocated"
+    then = _price(advice, is_short=True) if summary.fits else outcome_text(advice, is_short=True)
+    return "; ".join(filter(None, (f"{_gives(advice)} less {of}: {advice.title}", then)))
+
+
+def outcome_text(advice: Advice | Remedy, *, is_short: bool = False) -> str:
+    """A change's outcome: "then needs 28.20 GiB: fits; the step +19% (estimated 286 ms of recomputation)".
+
+    Without its last part if it ``is_short``.
+    """
     span = span_text(advice.needs_low_bytes, advice.needs_high_bytes)
-    return "; ".join(filter(None, (f"then needs {span}: {advice.fits}" if advice.fits else "", _price(advice))))
+    fits = f"then needs {span}: {advice.fits}" if advice.fits else ""
+    return "; ".join(filter(None, (fits, _price(advice, is_short=is_short))))
 
 
-def _price(advice: Advice | Remedy) -> str:
+def _price(advice: Advice | Remedy, *, is_short: bool = False) -> str:
     """How much longer a change makes the step; empty if that is not known."""
     low, high = advice.price_us, advice.price_high_us
     if low is None or high is None or advice.step_share is None or advice.step_share_high is None:
@@ -276,19 +288,19 @@ def _price(advice: Advice | Remedy) -> str:
     shares, times = f"{advice.step_share_high:.0%}", format_us(high)
     if f"{advice.step_share:.0%}" != shares:
         shares, times = f"{advice.step_share:.0%} to {shares}", f"{format_us(low) if low else '0'} to {times}"
-    return f"the step +{shares} (estimated {times} of {advice.spent_on})"
+    return f"the step +{shares}" + ("" if is_short else f" (estimated {times} of {advice.spent_on})")
 
 
-def remedy_text(summary: Summary) -> str:
+def remedy_text(summary: Summary, *, is_short: bool = False) -> str:
     """The fewest changes after which the rank would fit, and their price; empty if none are known to be enough."""
     remedy = summary.remedy
     if remedy is None:
         return ""
     known = replace(remedy, step_share=None) if len(remedy.unpriced) == len(remedy.rules) else remedy
-    unknown = f"; the price of {' and '.join(remedy.unpriced)} is not known" if remedy.unpriced else ""
+    unknown = f"; the price of {listed(remedy.unpriced)} is not known" if remedy.unpriced else ""
     *others, last = remedy.titles
     titles = f"{'; '.join(others)}{'; and' if others[1:] else ' and'} {last}" if others else last
-    return f"{titles}: {outcome_text(known)}{unknown}"
+    return f"{titles}: {outcome_text(known, is_short=is_short)}{unknown}"
 
 
 def top_advice(summary: Summary, cwd: str) -> str:
@@ -339,6 +351,18 @@ def run_facts(run: Run) -> list[tuple[str, str]]:
         ("ended", ending(summary, manifest.cwd)),
         *where,
     ]
+
+
+def short_facts(run: Run) -> list[tuple[str, str]]:
+    """The facts of a run that its verdict does not repeat: its job, its rank and device, how it ended and its page."""
+    summary, facts = run.summary, dict(run_facts(run))
+    if "rank" in facts:
+        facts["rank"] += f", {facts.pop('device').partition(', torch ')[0]}"
+    went_on = summary.out_of_memory is not None and summary.out_of_memory.went_on
+    if verdict(summary, run.manifest.cwd) and (summary.exit.outcome is Outcome.STOPPED or went_on):
+        facts.pop("ended", None)
+    facts.pop("run", None)  # the last line names it
+    return [*facts.items()]
 
 
 _MOST_NAME = 44
@@ -422,6 +446,18 @@ def time_figures(time: StepTime) -> list[tuple[str, str, str]]:
     if text := utilisation(time):
         rows.append(("utilisation", *text))
     return [*rows, *throughput_figures(time)]
+
+
+def short_time_figures(time: StepTime) -> list[tuple[str, str, str]]:
+    """The step's time, MFU and tokens per second: name, figure, more."""
+    rows = [("step", step_text(time), step_remark(time))]
+    rate = f"{time.throughput.tokens_per_s_per_gpu:,.0f}" if time.throughput else ""
+    basis = "per GPU if all ranks keep pace"
+    if (utilised := time.step_flops_utilisation) is None or not time.model_flops:
+        return [*rows, ("tokens/s", rate, basis)] if rate else rows
+    lacking = f"a lower bound: {time.num_lacking_flops:,} kernels lack FLOPs" if time.num_lacking_flops else ""
+    more = filter(None, (lacking, rate and f"{rate} tokens/s {basis}"))
+    return [*rows, ("MFU", f"{utilised:.1%}", "; ".join(more))]
 
 
 #: What exposed time does not say.

@@ -2,12 +2,31 @@ from __future__ import annotations
 
 import pytest
 
-from fakedist.rundir import notes
+from fakedist.rundir import notes, time_notes
 
 
 def test_a_notes_code_is_the_name_of_the_function_that_makes_it() -> None:
     assert notes.torch_not_imported() == notes.Note("torch_not_imported", notes.torch_not_imported().text)
     assert notes.started_again("os.environ").code == "started_again"
+
+
+def test_each_warning_is_a_note_that_is_made() -> None:
+    assert [code for code in notes.WARNINGS if not hasattr(notes, code) and not hasattr(time_notes, code)] == []
+
+
+@pytest.mark.parametrize(
+    ("items", "text"),
+    [
+        ([], ""),
+        (["recomputation"], "recomputation"),
+        (["copies", "all-gathers"], "copies and all-gathers"),
+        (["copies", "sends", "all-gathers"], "copies, sends and all-gathers"),
+        (["copies", "sends and receives"], "copies, and sends and receives"),
+        (["copies", "sends and receives", "all-gathers"], "copies, sends and receives, and all-gathers"),
+    ],
+)
+def test_items_are_listed_as_in_a_sentence(items: list[str], text: str) -> None:
+    assert notes.listed(items) == text
 
 
 def test_one_is_not_many() -> None:

@@ -2,11 +2,12 @@
 
 import { isReport } from './address.js';
 import { $, make } from './dom.js';
-import { bytesText, usText } from './text.js';
+import { bytesText, cut, usText } from './text.js';
 import { wireTheme } from './theme.js';
 
 const PAUSE_MS = 1_000;
 const [WIDE, HIGH] = [1_000, 260];
+const LONGEST = 60; // letters of a point's cell, which is one line; its title has all
 
 function showRows(rows) {
   $('#rows').replaceChildren(...rows.flatMap(([name, text]) => [make('dt', {}, name), make('dd', {}, text)]));
@@ -31,7 +32,7 @@ function showMemory(points) {
 }
 
 // `links`: for each row the pages of its ranks, as text and address.
-function showTable(id, names, rows, links) {
+function showTable(id, names, rows, links, longest = Infinity) {
   const panel = $(id);
   panel.hidden = !rows?.length;
   if (panel.hidden) return;
@@ -43,7 +44,11 @@ function showTable(id, names, rows, links) {
       ...own.filter(([, path]) => isReport(path)).map(([text, path]) => make('a', { href: path }, text, ' ')),
     );
   $('thead', panel).replaceChildren(row('th', [...names, 'page']));
-  $('tbody', panel).replaceChildren(...rows.map((cells, at) => row('td', [...cells.map(String), pages(links[at])])));
+  const shown = (cell) => {
+    const text = String(cell);
+    return text.length > longest ? make('span', { title: text }, cut(text, longest)) : text;
+  };
+  $('tbody', panel).replaceChildren(...rows.map((cells, at) => row('td', [...cells.map(shown), pages(links[at])])));
 }
 
 function show(state) {
@@ -54,7 +59,7 @@ function show(state) {
   showRows(state.rows);
   showMemory(state.points);
   if (state.heading) $('#points h2').textContent = state.heading;
-  showTable('#points', state.columns, state.table, state.links);
+  showTable('#points', state.columns, state.table, state.links, LONGEST);
   showTable('#others', ['point', 'status', 'why', 'line'], state.others, state.other_links);
 }
 

@@ -1,7 +1,7 @@
 // Advised changes as switches: the verdict, the bar and the timeline with those that are on.
 
 import { $, $$, make } from './dom.js';
-import { bytesText, spanText, usText } from './text.js';
+import { bytesText, listed, spanText, usText } from './text.js';
 
 const counted = (number, name) => `${number} ${name}${number === 1 ? '' : 's'}`;
 const shareOf = (bytes, whole) => `${((100 * bytes) / (whole || 1)).toFixed(3)}%`;
@@ -101,7 +101,7 @@ export class Switches {
     const before = this.memory.timeline.peak.bytes;
     const { low, most } = outcome;
     const fits = replay.fits(outcome);
-    const rules = [...new Set(outcome.unpriced)].join(', ').replace(/, ([^,]*)$/, ' and $1');
+    const rules = listed([...new Set(outcome.unpriced)]);
     const change = before - most.bytes < 0 ? 'at most' : 'less';
     const gives = spanText(Math.max(before - most.bytes, 0), Math.max(before - low, 0));
     return {
@@ -122,7 +122,7 @@ export class Switches {
     if (!priceUs[1]) return 'the step takes no longer';
     const [low, high] = priceUs.map((us) => `${((100 * us) / stepUs).toFixed(0)}%`);
     const share = low === high ? high : `${low} to ${high}`;
-    const on = spentOn.length ? ` of ${spentOn.join(' and ')}` : '';
+    const on = spentOn.length ? ` of ${listed(spentOn)}` : '';
     return `the step +${share} (estimated ${timeSpan(priceUs)}${on})`;
   }
 

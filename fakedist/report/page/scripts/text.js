@@ -67,3 +67,10 @@ export function linesWithin(text, most, widthOf) {
 export const shortName = (name) => (name.startsWith('(') ? name : name.slice(name.lastIndexOf('.') + 1));
 // Plotly reads its texts as a kind of HTML.
 export const plain = (text) => text.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');
+
+// Items as a list in a sentence, as Python's listed: "a, b and c", or "a, and b and c".
+export function listed(items) {
+  if (items.length < 2) return items.join('');
+  const isPlain = !items.some((item) => / and |,/.test(item));
+  return `${items.slice(0, -1).join(', ')}${isPlain ? ' and' : ', and'} ${items[items.length - 1]}`;
+}

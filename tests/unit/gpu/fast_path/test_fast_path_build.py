@@ -39,7 +39,7 @@ def test_without_a_compiler_or_with_a_torch_without_metadata_python_runs_everyth
 
 
 def test_a_compiler_that_failed_is_not_tried_again_by_every_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls = tmp_path / "calls"
     monkeypatch.setenv("CXX", _compiler(tmp_path / "c++", f"echo called >> {calls}; echo no header >&2; exit 1"))
@@ -47,6 +47,8 @@ def test_a_compiler_that_failed_is_not_tried_again_by_every_run(
         with pytest.raises(SetupError, match="no header"):
             build.ensure_fast_path()
     assert calls.read_text().count("called") == 1
+    said = "fakedist: compiling the fast path of recorded operations, once for this torch: up to half a minute\n"
+    assert capsys.readouterr() == ("", said)
     monkeypatch.setenv("CXX", _compiler(tmp_path / "other", f"echo called >> {calls}; exit 1"))
     with pytest.raises(SetupError):
         build.ensure_fast_path()
@@ -63,7 +65,10 @@ def test_a_compiler_of_what_no_run_goes_without_is_tried_again(monkeypatch: pyte
     assert calls.read_text().count("called") == 2
 
 
-def test_a_library_in_the_cache_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_in_the_cache_needs_no_compiler(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     build.FAST_PATH.path().touch()
     monkeypatch.setenv("PATH", "")
     assert build.ensure_fast_path() == build.FAST_PATH.path()
+    assert capsys.readouterr() == ("", "")

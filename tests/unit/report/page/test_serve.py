@@ -1,11 +1,14 @@
 import http.client
+import socket
+import struct
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from fakedist.errors import SetupError
-from fakedist.report.page.serve import PageServer
+from fakedist.report.page.serve import HOST, PageServer
 
 
 @pytest.fixture
@@ -58,6 +61,33 @@ def test_every_server_has_an_address_of_its_own(server: PageServer) -> None:
     with PageServer("", 0) as other:
         assert other.path != server.path
         assert len(other.path) > 30
+
+
+def test_a_browser_that_goes_away_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    asked, gone, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Watched(PageServer):
+        def shutdown_request(self, request: Any) -> None:
+            super().shutdown_request(request)
+            closed.set()
+
+    def linked(_address: str) -> str:
+        asked.set()
+        assert gone.wait(10)
+        return "x" * 10_000_000
+
+    with Watched("", 0, linked) as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        with socket.create_connection((HOST, made.server_port)) as browser:
+            browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+            browser.sendall(f"GET {made.path}x HTTP/1.1\r\nHost: {HOST}:{made.server_port}\r\n\r\n".encode())
+            assert asked.wait(10)
+        gone.set()
+        assert closed.wait(10)
+        made.shutdown()
+        thread.join()
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_port_that_is_taken_is_told(server: PageServer) -> None:

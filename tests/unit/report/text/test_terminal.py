@@ -7,23 +7,89 @@ import io
 import re
 import tempfile
 from collections.abc import Callable
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from fakedist.errors import RunDirectoryError
-from fakedist.report.text.run_report import SECTIONS, _print_outlook, render, render_short
+from fakedist.report.text.run_report import SECTIONS, _advice_lines, render, render_short
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
-from fakedist.rundir.summary import Advice
+from fakedist.rundir import notes, time_notes
+from fakedist.rundir.manifest import load_manifest, write_manifest
+from fakedist.rundir.step_time import PathPart, TimeGain
+from fakedist.rundir.summary import Advice, OutOfMemory, Remedy
 from tests.unit.analysis.recorded import GIB, MIB, HandMade, new_run, wrote_nothing
 from tests.unit.report.handmade import built, ended_well, measured, out_of_memory, timed
 
 EXPECTED = Path(__file__).parent / "expected"
 CASES = [(ended_well, 80), (ended_well, 160), (out_of_memory, 80), (out_of_memory, 160)]
 CASES += [(timed, 80), (timed, 120), (measured, 120)]
+SHARDED = "keep the logits sharded over the 8 ranks of mesh_tp (loss parallel)"
+CHECKPOINTED = "checkpoint layers.0-79 (TransformerBlock)"
+
+
+def crowded(directory: Path) -> Path:
+    """A run that does not fit, with all that a report can have: a remedy, advice, gains and warnings."""
+    run = timed(directory)
+    manifest = load_manifest(run)
+    assert manifest.summary is not None
+    assert manifest.summary.time is not None
+    line = "/job/.venv/lib/python3.11/site-packages/megatron/core/fusions/fused_softmax.py:335 (forward)"
+    layer = "decoder.layers.0.self_attention.core_attention.scale_mask_softmax.(Softmax)"
+    needs: Any = {"needs_low_bytes": 60 * GIB, "needs_high_bytes": 88 * GIB, "fits": "may fit"}
+    price: Any = {
+        "price_us": 0.0,
+        "step_share": 0.0,
+        "step_share_high": 0.24,
+        "price_high_us": 2e5,
+        "spent_on": "copies",
+    }
+    remedy = Remedy(rules=["a", "b"], titles=[SHARDED, CHECKPOINTED], gives_bytes=GIB, unpriced=[], **needs | price)
+    advice = [
+        Advice("rule", title, "", GIB, gives_low_bytes=GIB // 2, **needs | price)
+        for title in (SHARDED, CHECKPOINTED, "offload the saved activations of layers.0-79 (TransformerBlock)")
+    ]
+    time = manifest.summary.time
+    gains = [
+        TimeGain(f"{number} times the NIC bandwidth", "", time.step_us * (1 - number / 100)) for number in (9, 8, 7)
+    ]
+    path = [PathPart("kernels", "", "", "", 0, 1, time.step_us)]
+    summary = replace(
+        manifest.summary,
+        fits=False,
+        peak_reserved_bytes=91 * GIB,
+        out_of_memory=OutOfMemory(
+            GIB, layer, "aten._softmax.default", line, 78 * GIB, 79 * GIB, 1, "forward", 80 * GIB, True
+        ),
+        remedy=remedy,
+        advice=advice,
+        time=replace(time, gains=gains, critical_path=path, collector_us=time.step_us / 50),
+        notes=[
+            notes.stopped_before_the_end(2, "", []),
+            notes.values_made_up(4, "/job/model.py:12"),
+            time_notes.host_clock_disturbed(2.3),
+            notes.experts_made_up("aten.topk.default", "/job/model.py:12", "/job/model.py:12"),
+            notes.not_answered("cuMemAdvise", 3),
+        ],
+    )
+    write_manifest(run, replace(manifest, summary=summary))
+    return run
+
+
+SHORT_CASES = [(make, width) for make in (crowded, timed) for width in (80, 100, 120)] + [(out_of_memory, 80)]
+
+
+def short(run: Path, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
+    with chdir(run.parent):  # what has room depends on how long its path is
+        render_short(Path(run.name), console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
 
 
 def text(run: Path, width: int = 160, *, all_layers: bool = False) -> str:
@@ -36,6 +102,21 @@ def text(run: Path, width: int = 160, *, all_layers: bool = False) -> str:
 @pytest.mark.parametrize(("make", "width"), CASES)
 def test_a_report_is_this_text(tmp_path: Path, make: Callable[[Path], Path], width: int) -> None:
     assert text(make(tmp_path / "run"), width) == (EXPECTED / f"{make.__name__}_{width}.txt").read_text()
+
+
+@pytest.mark.parametrize(("make", "width"), SHORT_CASES)
+def test_a_short_report_is_this_text_of_at_most_40_lines(
+    tmp_path: Path, make: Callable[[Path], Path], width: int
+) -> None:
+    shown = short(make(tmp_path / "run"), width)
+    assert shown == (EXPECTED / f"short_{make.__name__}_{width}.txt").read_text()
+    assert sum(-(-max(len(line), 1) // width) for line in shown.splitlines()) <= 40
+
+
+def test_a_short_report_has_the_gravest_warnings_and_counts_the_others(tmp_path: Path) -> None:
+    lines = short(crowded(tmp_path / "run"), 80).splitlines()[-4:]
+    assert [line.split()[0] for line in lines] == ["cuMemAdvise", "aten.topk.default,", "4", "5"]
+    assert lines[-1].startswith("5 notes, 1 more of them a warning, and every table: ")
 
 
 @pytest.mark.parametrize("make", [ended_well, timed, measured])
@@ -118,27 +199,14 @@ def test_tables_are_made_where_profile_was_killed_before_it_could(tmp_path: Path
         text(run)
 
 
-if __name__ == "__main__":
-    EXPECTED.mkdir(exist_ok=True)
-    for make_, width_ in CASES:
-        with tempfile.TemporaryDirectory() as scratch:
-            (EXPECTED / f"{make_.__name__}_{width_}.txt").write_text(text(make_(Path(scratch) / "run"), width_))
-
-
 @pytest.mark.parametrize("make", [ended_well, out_of_memory, timed, measured])
-def test_the_short_report_has_the_verdict_and_the_largest_of_each_and_fits_a_screen(
-    tmp_path: Path, make: Callable[[Path], Path]
-) -> None:
+def test_the_short_report_has_the_verdict_and_the_largest_lines(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     run = make(tmp_path / "run")
-    console = Console(file=io.StringIO(), width=120, color_system=None, force_terminal=False)
-    render_short(run, console)
-    assert isinstance(console.file, io.StringIO)
-    short, full = console.file.getvalue().replace(str(run), "RUN"), text(run, 120)
-    assert len(short.splitlines()) <= 45
+    shown, full = short(run, 120), text(run, 120)
     verdict = next(line for line in full.splitlines() if line.lstrip().startswith(("fits", "does not fit")))
-    assert verdict in short
-    assert "By line at the peak" in short
-    assert " and every table: fakedist report RUN --full\none part of them: --section " in short
+    assert verdict in shown
+    assert "\nline at the peak " in shown
+    assert "every table: fakedist report run --full; a part: --section memory|time|advice|notes\n" in shown
 
 
 def test_a_section_is_printed_alone_and_in_full(tmp_path: Path) -> None:
@@ -159,7 +227,15 @@ def test_a_section_is_printed_alone_and_in_full(tmp_path: Path) -> None:
 def test_the_short_report_leaves_out_a_change_that_gives_nothing_by_itself(tmp_path: Path) -> None:
     summary = open_run(out_of_memory(tmp_path / "run")).summary
     pieces = [Advice("checkpoint", f"change {number}", "", number * MIB, gives_low_bytes=0) for number in range(6)]
-    console = Console(file=io.StringIO(), width=120, color_system=None, force_terminal=False)
-    _print_outlook(console, replace(summary, advice=pieces))
-    assert isinstance(console.file, io.StringIO)
-    assert re.findall(r"change \d", console.file.getvalue()) == [f"change {number}" for number in range(1, 4)]
+    shown = "\n".join(_advice_lines(replace(summary, advice=pieces)))
+    assert re.findall(r"change \d", shown) == [f"change {number}" for number in range(1, 4)]
+
+
+if __name__ == "__main__":
+    EXPECTED.mkdir(exist_ok=True)
+    for make_, width_ in CASES:
+        with tempfile.TemporaryDirectory() as scratch:
+            (EXPECTED / f"{make_.__name__}_{width_}.txt").write_text(text(make_(Path(scratch) / "run"), width_))
+    for make_, width_ in SHORT_CASES:
+        with tempfile.TemporaryDirectory() as scratch:
+            (EXPECTED / f"short_{make_.__name__}_{width_}.txt").write_text(short(make_(Path(scratch) / "run"), width_))
