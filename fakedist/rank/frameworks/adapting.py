@@ -10,6 +10,7 @@ module                                   adapter
 ``megatron_fsdp.uneven_dtensor``         :mod:`fakedist.rank.frameworks.megatron`
 ``deepspeed.runtime.zero.utils``         :mod:`fakedist.rank.frameworks.deepspeed`
 ``safetensors.torch``                    :mod:`fakedist.rank.frameworks.safetensors`
+``transformer_engine_torch``             :mod:`fakedist.rank.frameworks.transformer_engine`
 =======================================  ============================================
 
 On the virtual GPU, :mod:`fakedist.rank.frameworks.sharding` also makes DTensor and FSDP2 answer sooner.
@@ -37,6 +38,7 @@ from fakedist.rank.frameworks.sharding import (
     flags_once,
     strategies_once,
 )
+from fakedist.rank.frameworks.transformer_engine import buffers_of_ranks
 
 #: Takes a module; returns what to replace in it, by dotted name.
 Adapter = Callable[[ModuleType], dict[str, object]]
@@ -53,6 +55,7 @@ _ADAPTERS: dict[str, Adapter] = {
     "torch.distributed.pipelining.stage": stages_alone,
     "deepspeed.runtime.zero.utils": lists_of_rank_0,
     "safetensors.torch": sparse_safetensors,
+    "transformer_engine_torch": buffers_of_ranks,
 }
 
 

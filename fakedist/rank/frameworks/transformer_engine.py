@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from fakedist.world.user_buffers import buffer_of_ranks, helper_of_ranks
+
 #: A dict on a module: copies of its parameters in eight bits, which serve all microbatches.
 COPIES = "_fp8_workspaces"
 #: Functions that allocate a cuBLAS workspace for matrix products.
 WORKSPACE_FUNCTIONS = {"get_cublas_workspace", "get_workspace"}
+
+
+def buffers_of_ranks(module: ModuleType) -> dict[str, object]:
+    """For ``transformer_engine_torch``: user buffers, which the ranks of a domain exchange."""
+    made = {"CommOverlapHelper": helper_of_ranks, "CommOverlap": buffer_of_ranks, "CommOverlapP2P": buffer_of_ranks}
+    present = {name: getattr(module, name) for name in made if hasattr(module, name)}
+    return {f"{name}.__init__": made[name](kind.__init__) for name, kind in present.items()}
