@@ -85,6 +85,25 @@ def join(job: Job) -> None:
     )
 
 
+def share_buffers(job: Job) -> None:
+    """Make Transformer Engine's user buffers (Megatron-LM's ``_initialize_tp_communicators``)."""
+    import yaml
+    from transformer_engine.pytorch.module import base
+
+    args, by_product = job.args, {}
+    if args.tp_comm_overlap_cfg is not None:
+        with open(args.tp_comm_overlap_cfg, encoding="utf-8") as file:
+            by_product = yaml.safe_load(file)
+    modes = base.UserBufferQuantizationMode
+    base.initialize_ub(
+        shape=[args.seq_length * args.micro_batch_size // args.context_parallel_size, args.hidden_size],
+        tp_size=args.tensor_model_parallel_size,
+        quantization_modes=[modes.FP8 if job.model.fp8 else modes.NONE],
+        ub_cfgs=by_product,
+        bootstrap_backend=job.model.tp_comm_bootstrap_backend,
+    )
+
+
 def build_chunk(job: Job, vp_stage: int | None) -> GPTModel:
     """One model chunk of this rank's pipeline stage."""
     args, config = job.args, job.model
@@ -377,6 +396,8 @@ def main() -> None:
     if job.model.deterministic_mode:
         torch.use_deterministic_algorithms(True)  # as Megatron-LM does; it also fills what torch.empty returns
     join(job)
+    if job.model.tp_comm_overlap:
+        share_buffers(job)
     announce(job)
     train(job)
     dist.barrier()

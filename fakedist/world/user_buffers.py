@@ -12,6 +12,7 @@ stream: bytes and peers are in the kernel's arguments (userbuffers.cu).
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import re
 import socket
@@ -97,12 +98,15 @@ class UserBuffers:
     """The user buffers of this rank and the calls on them. One domain: Transformer Engine has one communicator."""
 
     def __init__(self) -> None:
-        self._driver = ctypes.CDLL("libcuda.so.1")
         self._told: object = None  # what the driver calls must live
         self._group: RankGroup | None = None
         self._domain: RankGroup | None = None
         self._node = 0
         self._thread = _Thread()
+
+    @functools.cached_property
+    def _driver(self) -> ctypes.CDLL:
+        return ctypes.CDLL("libcuda.so.1")
 
     def forget(self) -> None:
         """Hear of no more kernels."""
