@@ -94,7 +94,7 @@ def share_buffers(job: Job) -> None:
     if args.tp_comm_overlap_cfg is not None:
         with open(args.tp_comm_overlap_cfg, encoding="utf-8") as file:
             by_product = yaml.safe_load(file)
-    modes = base.UserBufferQuantizationMode
+    modes, left = base.UserBufferQuantizationMode, _memory_left()
     base.initialize_ub(
         shape=[args.seq_length * args.micro_batch_size // args.context_parallel_size, args.hidden_size],
         tp_size=args.tensor_model_parallel_size,
@@ -102,6 +102,12 @@ def share_buffers(job: Job) -> None:
         ub_cfgs=by_product,
         bootstrap_backend=job.model.tp_comm_bootstrap_backend,
     )
+    print(f"user buffers take {left - _memory_left():,} bytes of the GPU", flush=True)
+
+
+def _memory_left() -> int:
+    """Bytes of the GPU that nothing but the caching allocator has taken."""
+    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
 
 
 def build_chunk(job: Job, vp_stage: int | None) -> GPTModel:

@@ -13,7 +13,11 @@ WORKSPACE_FUNCTIONS = {"get_cublas_workspace", "get_workspace"}
 
 
 def buffers_of_ranks(module: ModuleType) -> dict[str, object]:
-    """For ``transformer_engine_torch``: user buffers, which the ranks of a domain exchange."""
+    """For ``transformer_engine.pytorch.module.base``: user buffers, which the ranks of a domain exchange.
+
+    They are classes of its extension, which is loaded past Python's imports.
+    """
+    extension = getattr(module, "tex", None)
     made = {"CommOverlapHelper": helper_of_ranks, "CommOverlap": buffer_of_ranks, "CommOverlapP2P": buffer_of_ranks}
-    present = {name: getattr(module, name) for name in made if hasattr(module, name)}
-    return {f"{name}.__init__": made[name](kind.__init__) for name, kind in present.items()}
+    present = {name: getattr(extension, name) for name in made if hasattr(extension, name)}
+    return {f"tex.{name}.__init__": made[name](kind.__init__) for name, kind in present.items()}
