@@ -117,7 +117,7 @@ class UserBuffers:
 
     def copied(self, num_bytes: int) -> int:
         """A copy moves so many bytes to a peer. Returns 1: the kernel that follows makes the call of it."""
-        if self._group is None:
+        if self._domain is None:
             return 0
         self._thread.copied_bytes += num_bytes
         return 1
@@ -132,7 +132,8 @@ class UserBuffers:
             call = read_kernel(
                 name.decode(), lambda at, kind: _value(arguments[at], kind), blocks, thread.copied_bytes, self._rank_of
             )
-            if call is not None and self._group is not None:
+            if call is not None and self._domain is not None:
+                self._group = self._group or _script_group(self._domain)
                 self._record(call, self._group, stream, running)
             thread.open.append(running.pop_all())
 
@@ -171,9 +172,7 @@ class UserBuffers:
         if self._told is None:
             self._told = _TELL(self.launched)
             self._driver.fakedist_tell_user_buffers(self._told)
-        members = list(domain.ranks)
-        alike = [group for group in c10d._world.pg_map if isinstance(group, RankGroup) and list(group.ranks) == members]
-        self._domain, self._group = domain, next(iter(alike), domain)
+        self._domain, self._group = domain, None
         self._node = 0 if world is domain else world._own_rank // domain._num_ranks
         with ExitStack() as stack:
             for group in {id(group): group for group in (world, domain)}.values():
@@ -221,6 +220,13 @@ class UserBuffers:
     def _socket_name(self, rank: int) -> bytes:
         name = _SOCKET.format(rank, _OPERATION_ID + self._node).encode()
         return (b"\0" + name).ljust(_SOCKET_BYTES, b"\0")
+
+
+def _script_group(domain: RankGroup) -> RankGroup:
+    """The script's own group of a domain's ranks: of several, the first of those with the most calls."""
+    ranks = list(domain.ranks)
+    groups = (group for group in c10d._world.pg_map if isinstance(group, RankGroup) and group is not domain)
+    return max((group for group in groups if list(group.ranks) == ranks), key=lambda own: own._sequence, default=domain)
 
 
 def _value(pointer: int, kind: type) -> int:

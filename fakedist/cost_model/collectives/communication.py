@@ -25,7 +25,7 @@ from fakedist.units import format_bytes
 _PAIRS = ("send", "get")
 #: Kernels of user buffers that hold some SMs: "userbuffers_all_gather_16sms".
 _HOLDS = re.compile(r"userbuffers_\w+_(\d+)sms")
-#: They wait for what a peer sends, with one thread.
+#: They wait for what a peer sends, with one thread. Links carry as much in either direction: they share none.
 _ARRIVES = re.compile("userbuffers_recv|put_wait")
 _COLUMNS = [
     *("time_us", "low_us", "high_us", "algorithm", "num_nodes", "moved_bytes"),
@@ -138,13 +138,8 @@ def call_times(
         paced = _even_load(part, exchanged, shape) if is_uneven else num_bytes
         paced *= moe_imbalance if kind == "all_to_all" and not passes_on else 1
         estimate = times.time(kind, paced, shape) if kind else _UNKNOWN
-        num_sms = _num_sms(operation)
         if is_symmetric := kind != "" and operation.startswith(("symm_mem_", "userbuffers_")):
-            estimate = symmetric_time(estimate)
-        if num_sms >= 0:
-            others = 1 if kind in _PAIRS or "multimem" in operation else shape.size - 1
-            by_kernel = num_bytes * others / (1 if kind in _PAIRS else shape.size)
-            estimate = times.within_sms(estimate, by_kernel, num_sms)
+            estimate = _by_a_kernel(operation, symmetric_time(estimate), num_bytes, shape, times)
         low, high = estimate.time_us * np.exp(-estimate.spread), estimate.time_us * np.exp(estimate.spread)
         how = f"{estimate.algorithm} {estimate.protocol}".rstrip()
         text = f"{format_bytes(num_bytes)}, {counted(shape.num_nodes, 'node')}, {how}"
@@ -153,9 +148,8 @@ def call_times(
         is_uneven = is_uneven and not passes_on
         queue = -1 if kind in _PAIRS or is_symmetric else group
         how_long = estimate.time_us, low, high
-        # Links carry as much in either direction: what arrives shares none with what is sent.
         moved = float(num_bytes), 0.0 if _ARRIVES.match(operation) else estimate.link_share
-        sms = 0 if estimate.algorithm == "copy" or (num_sms >= 0 and _ARRIVES.match(operation)) else num_sms
+        sms = 0 if estimate.algorithm == "copy" or _ARRIVES.match(operation) else _num_sms(operation)
         rows.append((*how_long, estimate.algorithm, shape.num_nodes, *moved, kind, queue, is_uneven, text, sms))
     table = pd.DataFrame(rows, columns=_COLUMNS)
     return table.iloc[of_call].set_axis(calls.index)
@@ -170,6 +164,18 @@ def _dispatched_row(
     text = f"{format_bytes(num_bytes)} to others, {counted(shape.num_nodes, 'node')}, {estimate.text}"
     moved = float(num_bytes), share
     return (time_us, low, high, "deep_ep", shape.num_nodes, *moved, kind, -1, bool(num_bytes), text, estimate.sms)
+
+
+def _by_a_kernel(
+    operation: str, estimate: CollectiveTime, num_bytes: float, shape: GroupShape, times: CollectiveTimes
+) -> CollectiveTime:
+    """The time of a kernel that may have few SMs: NVSwitches multicast and add up, else it moves each other's part."""
+    num_sms = _num_sms(operation)
+    if num_sms < 0:
+        return estimate
+    is_pair = re.match("userbuffers_(send|recv)", operation) is not None
+    others = 1 if is_pair or "multimem" in operation else shape.size - 1
+    return times.within_sms(estimate, num_bytes * others / (1 if is_pair else shape.size), num_sms)
 
 
 def _num_sms(operation: str) -> int:
