@@ -91,7 +91,7 @@ class _Thread(threading.local):
     sent: BufferCall | None = None  # the last send; the wait that follows it is for as much
 
     def __init__(self) -> None:
-        self.open: list[AbstractContextManager[None]] = []
+        self.open: list[AbstractContextManager[object]] = []
 
 
 class UserBuffers:
