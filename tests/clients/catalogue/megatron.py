@@ -80,16 +80,18 @@ def _write_rings(directory: Path) -> None:
 _FEATURES = (
     _feature(
         "products that overlap their collectives (--tp-comm-overlap), TP 4: rings, pipelines, bulk, multicast",
-        f"{_DENSE} --tensor-model-parallel-size 4 --tp-comm-overlap",
+        f"{_DENSE} --num-layers 2 --tensor-model-parallel-size 4 --tp-comm-overlap",
         1,
+        ranks=(31,),
         collectives=("put", "put_wait", "userbuffers_multimem_all_gather", "userbuffers_multimem_reduce_scatter"),
         prints=("grad norm", f"user buffers take {12 * _INPUT + _COUNTERS:,} bytes"),
     ),
     _feature(
         "the same in fp8, without multicast, rings by a YAML file, set up through gloo",
-        f"{_DENSE} --tensor-model-parallel-size 4 --tp-comm-overlap --tp-comm-overlap-cfg rings.yaml "
+        f"{_DENSE} --num-layers 2 --tensor-model-parallel-size 4 --tp-comm-overlap --tp-comm-overlap-cfg rings.yaml "
         "--tp-comm-bootstrap-backend gloo --fp8-format hybrid",
         1,
+        ranks=(31,),
         collectives=("put", "put_wait", "userbuffers_reduce_scatter"),
         # Eight inputs in fp8, two gradients of them in bf16, and two results: 4 parts of this rank, 3 of the others.
         prints=(
