@@ -132,6 +132,7 @@ def _add_script_flags(parser: argparse.ArgumentParser) -> None:
         "--manual-gc": switch, "--manual-gc-interval": number | {"default": 0},
         "--empty-unused-memory-level": {"type": int, "choices": (0, 1, 2), "default": 0},
         "--distributed-timeout-minutes": number | {"default": 10},
+        "--tp-comm-overlap-cfg": {"help": "a YAML file of how products and their collectives overlap"},
         "--fake-process-group": switch | {"help": "torch's own fake backend, as Megatron-LM starts it"},
         "--disable-gloo-process-groups": switch,
         "--tokenizer-type": {"choices": ["NullTokenizer"], "default": "NullTokenizer"},

@@ -85,6 +85,31 @@ def join(job: Job) -> None:
     )
 
 
+def share_buffers(job: Job) -> None:
+    """Make Transformer Engine's user buffers (Megatron-LM's ``_initialize_tp_communicators``)."""
+    import yaml
+    from transformer_engine.pytorch.module import base
+
+    args, by_product = job.args, {}
+    if args.tp_comm_overlap_cfg is not None:
+        with open(args.tp_comm_overlap_cfg, encoding="utf-8") as file:
+            by_product = yaml.safe_load(file)
+    modes, left = base.UserBufferQuantizationMode, _memory_left()
+    base.initialize_ub(
+        shape=[args.seq_length * args.micro_batch_size // args.context_parallel_size, args.hidden_size],
+        tp_size=args.tensor_model_parallel_size,
+        quantization_modes=[modes.FP8 if job.model.fp8 else modes.NONE],
+        ub_cfgs=by_product,
+        bootstrap_backend=job.model.tp_comm_bootstrap_backend,
+    )
+    print(f"user buffers take {left - _memory_left():,} bytes of the GPU", flush=True)
+
+
+def _memory_left() -> int:
+    """Bytes of the GPU that nothing but the caching allocator has taken."""
+    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+
+
 def build_chunk(job: Job, vp_stage: int | None) -> GPTModel:
     """One model chunk of this rank's pipeline stage."""
     args, config = job.args, job.model
@@ -377,6 +402,8 @@ def main() -> None:
     if job.model.deterministic_mode:
         torch.use_deterministic_algorithms(True)  # as Megatron-LM does; it also fills what torch.empty returns
     join(job)
+    if job.model.tp_comm_overlap:
+        share_buffers(job)
     announce(job)
     train(job)
     dist.barrier()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 HERE = Path(__file__).parent
-TABLE = HERE.parent.parent / "fakedist" / "time" / "data" / "collectives.csv"
+TABLE = HERE.parent.parent / "fakedist" / "cost_model" / "data" / "collectives.csv"
 #: The directory of a GPU model in the source -> our name of the GPU.
 SYSTEMS = {
     "a100_sxm": "a100-80g",

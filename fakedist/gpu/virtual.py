@@ -53,7 +53,7 @@ class _GpuCounters(ctypes.Structure):
 #: ``enum owner`` of driver/capacity.h after the allocator: memory that others can map, NVSHMEM's, managed, all else.
 _OWNERS = ("user buffers", "NVSHMEM heap", "managed memory", "extensions")
 #: ``peer_copy_function`` of driver/submit.c.
-_TELL = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int)
+_TELL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int)
 #: ``decide_function`` of driver/capacity.c.
 _DECIDE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64)
 
@@ -98,10 +98,10 @@ class VirtualGpu:
         self._decide = None if decide is None else _DECIDE(decide)
         self._library.fakedist_go_beyond(self._decide)
 
-    def tell_peer_copies(self, told: Callable[[int, int, int, int], None]) -> None:
+    def tell_peer_copies(self, told: Callable[[int, int, int, int], int]) -> None:
         """Call ``told(to, from, bytes, ends)`` where a copy to or from memory of another GPU begins, and where it ends.
 
-        The first two are addresses.
+        The first two are addresses. It returns 1 if the copy is part of a call that a kernel makes after it.
         """
         self._told = _TELL(told)
         self._library.fakedist_tell_peer_copies(self._told)

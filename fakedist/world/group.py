@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -196,6 +196,7 @@ class BareGroup(ProcessGroup):  # type: ignore[misc]
         self._by_device: dict[str, str] = dict(c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map())
         self._backends: dict[str, OneBackend] = {}
         self._store: object = None
+        self._holder: Backend | None = None
         self.num_splits = 0
 
     def named(self, name: str, description: str, number: int, store: object) -> None:
@@ -205,12 +206,24 @@ class BareGroup(ProcessGroup):  # type: ignore[misc]
         """
         self.number = number
         self._store = store
-        holder = _make_holder(self._own_rank, self._num_ranks)
-        for device in ("cpu", "cuda"):
-            self._register_backend(torch.device(device), ProcessGroup.BackendType.CUSTOM, holder)
-        ProcessGroup._set_default_backend(self, ProcessGroup.BackendType.CUSTOM)
+        self._holder = _make_holder(self._own_rank, self._num_ranks)
+        self._hold(ProcessGroup.BackendType.CUSTOM)
         self._set_group_name(name)
         self._set_group_desc(description)
+
+    @contextmanager
+    def as_nccl(self) -> Iterator[None]:
+        """Tell C++ callers that ask for its type of backend that it is NCCL."""
+        self._hold(ProcessGroup.BackendType.NCCL)
+        try:
+            yield
+        finally:
+            self._hold(ProcessGroup.BackendType.CUSTOM)
+
+    def _hold(self, kind: object) -> None:
+        for device in ("cpu", "cuda"):
+            self._register_backend(torch.device(device), kind, self._holder)
+        ProcessGroup._set_default_backend(self, kind)
 
     def backend_of(self, device_type: str) -> str:
         """The backend that serves a device type; if none does, the one that the script asked for."""

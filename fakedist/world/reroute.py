@@ -34,6 +34,7 @@ from fakedist.world.spawned import OwnRanks, own_ranks
 from fakedist.world.store import RankStore, faked_stores
 from fakedist.world.symmetric import PeerCopies, symmetric_memory
 from fakedist.world.tapes import Tapes
+from fakedist.world.user_buffers import user_buffers
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
@@ -81,10 +82,12 @@ def fake_world(
         world.own_ranks = stack.enter_context(own_ranks(job)) if own is None else own
         stack.enter_context(watched_files(arrivals.tapes.moved))
         stack.enter_context(faked_objects(world.write_object_call, arrivals.tapes))
-        memory = stack.enter_context(symmetric_memory(is_virtual=job.device == "virtual"))
+        is_virtual = job.device == "virtual"
+        sent = stack.enter_context(user_buffers(is_virtual=is_virtual))
+        memory = stack.enter_context(symmetric_memory(is_virtual=is_virtual, others=sent))
         if tell_peer_copies is not None:
             tell_peer_copies(memory.copied)
-        if job.device == "virtual":
+        if is_virtual:
             stack.enter_context(sparse_saving())
         notes_of_deep_ep = stack.enter_context(deep_ep(device))
         try:

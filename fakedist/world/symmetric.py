@@ -96,30 +96,39 @@ class _MulticastProperties(ctypes.Structure):
     ]
 
 
+def multicast_object(num_ranks: int, num_bytes: int) -> tuple[int, int] | None:
+    """Make a multicast object as rank 0 would: its handle and a file descriptor. None: nothing here multicasts."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    made, file = ctypes.c_void_p(), ctypes.c_int(-1)
+    wanted = _MulticastProperties(num_ranks, num_bytes, _FILE, 0)
+    if driver.cuMulticastCreate(ctypes.byref(made), ctypes.byref(wanted)):
+        return None
+    driver.cuMemExportToShareableHandle(ctypes.byref(file), made, _FILE, ctypes.c_ulonglong(0))
+    return made.value or 0, file.value
+
+
 def _send_multicast(num_bytes: int) -> int | None:
     """Send this process a multicast object as rank 0 would, and return it.
 
     Without NVSwitches that multicast, there is none, and torch does not wait for one.
     """
-    driver = ctypes.CDLL("libcuda.so.1")
-    made, file = ctypes.c_void_p(), ctypes.c_int(-1)
-    wanted = _MulticastProperties(1, num_bytes, _FILE, 0)
-    if driver.cuMulticastCreate(ctypes.byref(made), ctypes.byref(wanted)):
+    made = multicast_object(1, num_bytes)
+    if made is None:
         return None
-    driver.cuMemExportToShareableHandle(ctypes.byref(file), made, _FILE, ctypes.c_ulonglong(0))
     directory = next(filter(None, map(os.environ.get, ("TMPDIR", "TMP", "TEMP", "TEMPDIR"))), "/tmp")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.connect(f"{directory}/symm_mem-{os.getpid()}")  # send_fds passes no address
-        socket.send_fds(sender, [b"fd"], [file.value])
-    os.close(file.value)
-    return made.value
+        socket.send_fds(sender, [b"fd"], [made[1]])
+    os.close(made[1])
+    return made[0]
 
 
 # ---- calls
 
 
 #: Called where a copy to or from memory of a peer begins and ends, with addresses to and from, bytes, whether it ends.
-PeerCopies = Callable[[int, int, int, int], None]
+#: Returns 1 if a kernel that follows ends it.
+PeerCopies = Callable[[int, int, int, int], int]
 
 
 class _Buffer(NamedTuple):
@@ -132,9 +141,13 @@ class _Buffer(NamedTuple):
 
 
 class PeerMemory:
-    """The memory of other ranks that is mapped here, and the calls that copies to and from it are."""
+    """The memory of other ranks that is mapped here, and the calls that copies to and from it are.
 
-    def __init__(self) -> None:
+    ``others`` is called with the bytes of a copy to or from other memory of a peer, and returns as :data:`PeerCopies`.
+    """
+
+    def __init__(self, others: Callable[[int], int]) -> None:
+        self._others = others
         self._buffers: list[_Buffer] = []
         self._groups: dict[tuple[int, ...], RankGroup] = {}
         self._open = threading.local()
@@ -151,22 +164,23 @@ class PeerMemory:
         kept = [own for own in self._buffers if not any(own.start < one.end and one.start < own.end for one in new)]
         self._buffers = sorted([*kept, *new], key=lambda buffer: buffer.start)
 
-    def copied(self, to: int, source: int, num_bytes: int, ends: int) -> None:
+    def copied(self, to: int, source: int, num_bytes: int, ends: int) -> int:
         """A copy to or from an address of a peer begins, or ends, in this thread."""
         if ends:
             if (timed := self._open.__dict__.pop("timed", None)) is not None:
                 timed.__exit__(None, None, None)
-            return
+            return 0
         read, written = self._at(source), self._at(to)
         buffer = read or written
         if buffer is None:
-            return
+            return self._others(num_bytes)
         operation, moved = ("get", (0, num_bytes)) if read else ("put", (num_bytes, 0))
         ledger = buffer.group._ledger
         ledger.write(operation, buffer.group.number, [], [], peer=buffer.peer, moved=moved)
         if (timed := ledger.timed(operation)) is not None:
             timed.__enter__()
             self._open.timed = timed
+        return 0
 
     def group_of(self, handle: _SymmetricMemory) -> RankGroup | None:
         """The group of a rendezvous."""
@@ -186,12 +200,12 @@ _COLLECTIVES = (
 
 
 @contextmanager
-def symmetric_memory(*, is_virtual: bool) -> Iterator[PeerMemory]:
-    """Record what symmetric memory does as calls of its group; on a real GPU, refuse it.
+def symmetric_memory(*, is_virtual: bool, others: Callable[[int], int]) -> Iterator[PeerMemory]:
+    """Record what symmetric memory does as calls of its group; on a real GPU, refuse it. ``others``: of `PeerMemory`.
 
     Its kernels wait for signals from the other ranks, which a real GPU would wait for without end.
     """
-    memory = PeerMemory()
+    memory = PeerMemory(others)
     with ExitStack() as stack:
         if is_virtual:
             stack.enter_context(_rendezvous(memory))

@@ -208,7 +208,7 @@ _NEMOTRON = """
 --sequence-parallel --squared-relu --no-bias-gelu-fusion --disable-bias-linear --apply-layernorm-1p
 --position-embedding-type rope --rotary-percent 0.5 --attention-dropout 0.0 --hidden-dropout 0.0
 --cross-entropy-loss-fusion --cross-entropy-fusion-impl te --use-precision-aware-optimizer --lr 4.5e-5 --min-lr 4.5e-5
---clip-grad 1.0 --weight-decay 0.1
+--clip-grad 1.0 --weight-decay 0.1 --tp-comm-overlap
 """
 
 

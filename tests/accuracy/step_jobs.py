@@ -122,8 +122,8 @@ _MEGATRON_NOTE = (
     "deterministic algorithms as there"
 )
 _NEMOTRON_NOTE = (
-    "NVIDIA's run overlaps the collectives of tensor parallelism with products and shifts power to the SMs "
-    "(vboost); here neither"
+    "as there, the collectives of tensor parallelism overlap with products, here by Transformer Engine's defaults; "
+    "NVIDIA's run also shifts power to the SMs (vboost), which is not modelled"
 )
 _A100_NOTE = "the network is not said, taken as eight HDR NICs a node; RMSNorm was one Triton kernel, here torch's own"
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -194,6 +194,14 @@ class CollectiveTimes:
         largest = self._curves[name].largest
         return num_bytes / largest * self._in_domain(name, largest, shape.size)[0]
 
+    def within_sms(self, estimate: CollectiveTime, num_bytes: float, num_sms: int) -> CollectiveTime:
+        """The time of a kernel that moves so many bytes with so many SMs, each at most what a channel of NCCL does."""
+        least = num_bytes / (max(num_sms, 1) * self._tuner.channel_bandwidth) * 1e6
+        if least <= estimate.time_us:
+            return estimate
+        share = estimate.link_share * estimate.time_us / least
+        return replace(estimate, time_us=least, link_share=share, spread=max(estimate.spread, _COUNT_SPREAD))
+
     def link_bandwidth(self, shape: GroupShape) -> float:
         """Bytes per second of what joins one GPU to the other nodes of a group, or to the other GPUs of its node."""
         return self._own_nic() if shape.num_nodes > 1 else self._interconnect.bandwidth
@@ -290,7 +298,7 @@ class CollectiveTimes:
 
 
 def symmetric_time(nccl: CollectiveTime) -> CollectiveTime:
-    """The time of a kernel of symmetric memory, given NCCL's for the same collective.
+    """The time of a kernel of symmetric memory or user buffers, given NCCL's for the same collective.
 
     None was measured. It takes at least as long as its bytes keep the links busy, and at most as long as NCCL's.
     Scripts choose it to be faster. The estimate is between the two, which are its interval.

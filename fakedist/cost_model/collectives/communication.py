@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,10 @@ from fakedist.units import format_bytes
 
 #: Between two ranks: a send through NCCL, a copy from memory that they share.
 _PAIRS = ("send", "get")
+#: Kernels of user buffers that hold some SMs: "userbuffers_all_gather_16sms".
+_HOLDS = re.compile(r"userbuffers_\w+_(\d+)sms")
+#: They wait for what a peer sends, with one thread. Links carry as much in either direction: they share none.
+_ARRIVES = re.compile("userbuffers_recv|put_wait")
 _COLUMNS = [
     *("time_us", "low_us", "high_us", "algorithm", "num_nodes", "moved_bytes"),
     *("link_share", "kind", "queue", "is_uneven", "text", "sms"),
@@ -96,7 +101,7 @@ def call_times(
     Columns:
 
     - time_us, low_us, high_us: Microseconds, and the 90 % interval; NaN for an unknown operation.
-    - algorithm: ring, tree, nvls, nvlstree, pat, pairs, send, copy, kernel (of symmetric memory) or deep_ep.
+    - algorithm: ring, tree, nvls, nvlstree, pat, pairs, send, copy, kernel (of shared memory) or deep_ep.
     - num_nodes: NVLink domains that it spans.
     - moved_bytes: Bytes of the whole buffer; of DeepEP, those sent to other ranks, or over nodes to other nodes.
     - link_share: The fraction of its time for which its bytes would keep the links busy.
@@ -133,8 +138,8 @@ def call_times(
         paced = _even_load(part, exchanged, shape) if is_uneven else num_bytes
         paced *= moe_imbalance if kind == "all_to_all" and not passes_on else 1
         estimate = times.time(kind, paced, shape) if kind else _UNKNOWN
-        if is_symmetric := kind != "" and operation.startswith("symm_mem_"):
-            estimate = symmetric_time(estimate)
+        if is_symmetric := kind != "" and operation.startswith(("symm_mem_", "userbuffers_")):
+            estimate = _by_a_kernel(operation, symmetric_time(estimate), num_bytes, shape, times)
         low, high = estimate.time_us * np.exp(-estimate.spread), estimate.time_us * np.exp(estimate.spread)
         how = f"{estimate.algorithm} {estimate.protocol}".rstrip()
         text = f"{format_bytes(num_bytes)}, {counted(shape.num_nodes, 'node')}, {how}"
@@ -143,8 +148,8 @@ def call_times(
         is_uneven = is_uneven and not passes_on
         queue = -1 if kind in _PAIRS or is_symmetric else group
         how_long = estimate.time_us, low, high
-        moved = float(num_bytes), estimate.link_share
-        sms = 0 if estimate.algorithm == "copy" else -1
+        moved = float(num_bytes), 0.0 if _ARRIVES.match(operation) else estimate.link_share
+        sms = 0 if estimate.algorithm == "copy" or _ARRIVES.match(operation) else _num_sms(operation)
         rows.append((*how_long, estimate.algorithm, shape.num_nodes, *moved, kind, queue, is_uneven, text, sms))
     table = pd.DataFrame(rows, columns=_COLUMNS)
     return table.iloc[of_call].set_axis(calls.index)
@@ -159,6 +164,23 @@ def _dispatched_row(
     text = f"{format_bytes(num_bytes)} to others, {counted(shape.num_nodes, 'node')}, {estimate.text}"
     moved = float(num_bytes), share
     return (time_us, low, high, "deep_ep", shape.num_nodes, *moved, kind, -1, bool(num_bytes), text, estimate.sms)
+
+
+def _by_a_kernel(
+    operation: str, estimate: CollectiveTime, num_bytes: float, shape: GroupShape, times: CollectiveTimes
+) -> CollectiveTime:
+    """The time of a kernel that may have few SMs: NVSwitches multicast and add up, else it moves each other's part."""
+    num_sms = _num_sms(operation)
+    if num_sms < 0:
+        return estimate
+    is_pair = re.match("userbuffers_(send|recv)", operation) is not None
+    others = 1 if is_pair or "multimem" in operation else shape.size - 1
+    return times.within_sms(estimate, num_bytes * others / (1 if is_pair else shape.size), num_sms)
+
+
+def _num_sms(operation: str) -> int:
+    held = _HOLDS.fullmatch(operation)
+    return -1 if held is None else int(held[1])
 
 
 def _optional(calls: pd.DataFrame, column: str) -> npt.NDArray[np.int64]:

@@ -182,10 +182,11 @@ _KINDS = (
 )
 
 
-#: Kernels of torch.ops.symm_mem, which take what is in the others' memory, by the algorithm before their names.
-_SYMMETRIC = re.compile(r"symm_mem_(?:multimem_)?(?:one_shot_|two_shot_)?")
+#: Kernels of torch.ops.symm_mem and of Transformer Engine's user buffers, which take or write what is in the others'
+#: memory, by the algorithm before their names.
+_SYMMETRIC = re.compile(r"(?:symm_mem_|userbuffers_)(?:multimem_)?(?:one_shot_|two_shot_)?")
 #: Calls through memory that ranks share: NCCL has no part in them.
-THROUGH_SHARED_MEMORY = r"get|put|symm_mem_\w+|deep_ep_\w+"
+THROUGH_SHARED_MEMORY = r"get|put|put_wait|symm_mem_\w+|userbuffers_\w+|deep_ep_\w+"
 
 
 def collective_of(operation: str, bytes_in: int, bytes_out: int) -> tuple[str, int]:

@@ -96,6 +96,11 @@ class Tuner:
         self._counts_channels = counts_channels
         self._generation = {8: 0, 9: 1}.get(interconnect.capability, 2 if interconnect.capability > 9 else 0)
 
+    @property
+    def channel_bandwidth(self) -> float:
+        """Bytes per second that a channel moves at most."""
+        return _RING_LL128_CHANNEL[self._generation] * _GB
+
     def choose(self, kind: str, num_bytes: float, shape: GroupShape) -> Candidate:
         """The cheapest candidate for a kind of collective (or send), of so many bytes in the whole buffer."""
         return min(self.candidates(kind, num_bytes, shape), key=lambda candidate: candidate.time_us)

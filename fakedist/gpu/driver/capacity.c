@@ -38,17 +38,27 @@ static uint64_t limit_of(int device) {
 
 /* ---- what is outside of the caching allocator ---- */
 
-/* The caller holds the lock. */
-static void raise_to(uint64_t *peak, uint64_t bytes) {
-    if (bytes > *peak) *peak = bytes;
+/* Memory is an owner's only once more is taken or given back: until then it may become another's. */
+static void raise_peaks(int device) {
+    assert(IS_HELD(&lock));
+    for (int owner = ALLOCATOR + 1; owner < NUM_OWNERS; owner++)
+        if (outside_bytes[device][owner] > outside_peaks[device][owner])
+            outside_peaks[device][owner] = outside_bytes[device][owner];
+    if (all_outside[device] > all_outside_peaks[device]) all_outside_peaks[device] = all_outside[device];
 }
 static void count_outside(int device, uint64_t bytes, enum owner owner) {
     assert(IS_HELD(&lock));
     if (owner == ALLOCATOR) return;
+    raise_peaks(device);
     outside_bytes[device][owner] += bytes;
     all_outside[device] += bytes;
-    raise_to(&outside_peaks[device][owner], outside_bytes[device][owner]);
-    raise_to(&all_outside_peaks[device], all_outside[device]);
+}
+void capacity_now_of(int device, uint64_t bytes, enum owner before, enum owner after) {
+    pthread_mutex_lock(&lock);
+    assert(before != ALLOCATOR && after != ALLOCATOR && outside_bytes[device][before] >= bytes);
+    outside_bytes[device][before] -= bytes;
+    outside_bytes[device][after] += bytes;
+    pthread_mutex_unlock(&lock);
 }
 
 /* Whether one of the callers is code of libc10_cuda, which has the caching allocator. It also calls what a MemPool
@@ -70,6 +80,7 @@ enum owner capacity_owner(enum owner otherwise) {
 API uint64_t fakedist_outside(int device, int owner) {
     if (device < 0 || device >= MAX_DEVICES || owner < 0 || owner >= NUM_OWNERS) return 0;
     pthread_mutex_lock(&lock);
+    raise_peaks(device);
     uint64_t most = owner == ALLOCATOR ? all_outside_peaks[device] : outside_peaks[device][owner];
     pthread_mutex_unlock(&lock);
     return most;
@@ -182,6 +193,7 @@ void capacity_give_back(int device, uint64_t bytes, enum owner owner) {
     used_bytes[device] -= bytes;
     if (owner != ALLOCATOR) {
         assert(outside_bytes[device][owner] >= bytes);
+        raise_peaks(device);
         outside_bytes[device][owner] -= bytes;
         all_outside[device] -= bytes;
     }

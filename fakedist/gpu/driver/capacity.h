@@ -8,6 +8,8 @@ enum owner { ALLOCATOR, USER_BUFFERS, NVSHMEM_HEAP, MANAGED, EXTENSIONS, NUM_OWN
 LOCAL enum owner capacity_owner(enum owner otherwise); /* the allocator, if it is what calls; else as given */
 LOCAL int capacity_take(int device, uint64_t bytes, enum owner owner); /* 0: the GPU does not have that much left */
 LOCAL void capacity_give_back(int device, uint64_t bytes, enum owner owner);
+LOCAL void capacity_now_of(int device, uint64_t bytes, enum owner before,
+                           enum owner after); /* outside of the allocator */
 LOCAL void capacity_served(void); /* this thread got all that it asked for */
 LOCAL void capacity_left(int device, size_t *free_bytes, size_t *total_bytes);
 LOCAL void capacity_asked_once(int more); /* from here on, or (-1) no longer, a refused request is not repeated */

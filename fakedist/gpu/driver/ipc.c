@@ -1,9 +1,9 @@
 /* Memory of another process, opened by a handle that it sent.
  *
  * The other ranks mirror this one, so the handles that arrive from them are this rank's own. The memory behind them
- * belongs to other GPUs and takes none of this one. Any address will do, because nothing reads it. */
+ * belongs to other GPUs and takes none of this one. It has addresses of its own, and holds the same as this rank's. */
+#include "devices.h"
 #include "memory.h"
-
 #include "refuse.h"
 
 #include <unistd.h>
@@ -17,18 +17,28 @@ _Static_assert(sizeof(struct ipc_handle) == 64, "cudaIpcMemHandle_t");
 
 API int cudaIpcGetMemHandle(struct ipc_handle *handle, void *address) {
     *handle = (struct ipc_handle){.process = (uint64_t)getpid()};
+    memory_shared(address);
     return memory_allocation_of(address, &handle->base, NULL);
 }
 API int cudaIpcOpenMemHandle(void **out, struct ipc_handle handle, unsigned flags) {
     (void)flags;
     if (handle.process != (uint64_t)getpid())
         return refuse_call("cudaIpcOpenMemHandle of a process that is not a rank", NOT_SUPPORTED);
-    return *out = handle.base, OK;
+    size_t size = 0;
+    int status = memory_allocation_of(handle.base, NULL, &size);
+    if (status != OK) return status;
+    uint64_t span = ((uint64_t)size + GRANULE - 1) / GRANULE * GRANULE;
+    *out = memory_reserve(device_current(), span);
+    return *out && memory_open(*out, span, handle.base) ? OK : gpu_fail(OUT_OF_MEMORY);
 }
-API int cudaIpcCloseMemHandle(void *address) { return (void)address, OK; }
+API int cudaIpcCloseMemHandle(void *address) {
+    int device = memory_device_of(address);
+    uint64_t span = device < 0 || !memory_mirrored(address) ? 0 : memory_close(address);
+    return span ? (memory_release(device, address, span), OK) : gpu_fail(INVALID_VALUE);
+}
 
 API int cuIpcGetMemHandle(struct ipc_handle *handle, void *address) { return cudaIpcGetMemHandle(handle, address); }
 API int cuIpcOpenMemHandle_v2(void **out, struct ipc_handle handle, unsigned flags) {
     return cudaIpcOpenMemHandle(out, handle, flags);
 }
-API int cuIpcCloseMemHandle(void *address) { return (void)address, OK; }
+API int cuIpcCloseMemHandle(void *address) { return cudaIpcCloseMemHandle(address); }

@@ -237,6 +237,19 @@ static int write_file(const struct shared *shared, int *out) {
     if (write(file, shared, sizeof *shared) != sizeof *shared) return close(file), OUT_OF_MEMORY;
     return *out = file, OK;
 }
+static struct {
+    struct shared shared;
+    enum { NO_EXPORT, MEMORY, MULTICAST } kind;
+} last_export;
+/* What was exported last since this was called with NULL, and another file of it, if it is memory. */
+API int fakedist_last_export(int *file) {
+    pthread_mutex_lock(&lock);
+    if (!file) last_export.kind = NO_EXPORT;
+    struct shared shared = last_export.shared;
+    int kind = last_export.kind;
+    pthread_mutex_unlock(&lock);
+    return kind == MEMORY && write_file(&shared, file) ? NO_EXPORT : kind;
+}
 API int cuMemExportToShareableHandle(void *out, void *handle, int type, unsigned long long flags) {
     CLOCK_STANDS_STILL;
     struct physical *memory = handle;
@@ -249,9 +262,11 @@ API int cuMemExportToShareableHandle(void *out, void *handle, int type, unsigned
         source->next_exported = exported;
         exported = source;
     }
-    pthread_mutex_unlock(&lock);
     struct shared shared = {MAGIC, (uint64_t)getpid(), source->id, memory->bytes, memory->properties};
     shared.properties.win32 = NULL;
+    last_export.shared = shared;
+    last_export.kind = source->num_devices ? MULTICAST : MEMORY;
+    pthread_mutex_unlock(&lock);
     if (type == HANDLE_FABRIC) return memcpy(out, &shared, sizeof shared), OK;
     return write_file(&shared, out);
 }

@@ -304,6 +304,16 @@ int memory_free(void *address) {
     return OK;
 }
 
+void memory_shared(void *address) {
+    pthread_mutex_lock(&lock);
+    struct segment *s = find_segment(address);
+    if (s && s->owner == EXTENSIONS) {
+        capacity_now_of(memory_device_of(address), s->span, s->owner, USER_BUFFERS);
+        s->owner = USER_BUFFERS;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 int memory_allocation_of(const void *address, void **base, size_t *size) {
     pthread_mutex_lock(&lock);
     struct segment *s = find_segment(address);

@@ -14,6 +14,7 @@ LOCAL void *memory_reserve(int device, uint64_t span);
 LOCAL void memory_release(int device, void *address, uint64_t span);
 /* A peer's memory comes with the address of what it mirrors: of this GPU's memory, or its own. Other memory: NULL. */
 LOCAL int memory_open(void *address, uint64_t span, const void *mirrored);
+LOCAL void memory_shared(void *address); /* others map it: what an extension took is a user buffer */
 LOCAL const void *memory_mirrored(const void *address); /* NULL: it is not a peer's */
 LOCAL uint64_t memory_close(void *address); /* returns its span; 0: no segment begins there */
 

@@ -61,7 +61,7 @@ API int __cudaLaunchKernel(const void *kernel, struct dim3 grid, struct dim3 blo
     TRACED;
     const unsigned sizes[6] = {grid.x, grid.y, grid.z, block.x, block.y, block.z};
     effect_of_kernel(kernel, arguments, NULL);
-    return (void)shared, submit_kernel(kernel, sizes, stream);
+    return (void)shared, submit_kernel(kernel, arguments, sizes, stream);
 }
 
 /* ---- device variables: __constant__ and __device__, one piece of host memory each ---- */
@@ -135,7 +135,7 @@ API int cudaLaunchCooperativeKernel(const void *function, struct dim3 grid, stru
 API int cudaLaunchKernelExC(const struct launch_config *config, const void *function, void **arguments) {
     TRACED;
     effect_of_kernel(function, arguments, NULL);
-    return submit_kernel(function, config->sizes, config->stream);
+    return submit_kernel(function, arguments, config->sizes, config->stream);
 }
 API int cudaFuncSetAttribute(const void *function, int attribute, int value) {
     return (void)function, (void)attribute, (void)value, OK;
@@ -286,12 +286,12 @@ API int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, un
     TRACED;
     const unsigned sizes[6] = {gx, gy, gz, bx, by, bz};
     effect_of_kernel(function, arguments, extra);
-    return (void)shared, submit_kernel(function, sizes, stream);
+    return (void)shared, submit_kernel(function, arguments, sizes, stream);
 }
 API int cuLaunchKernelEx(const struct launch_config *config, void *function, void **arguments, void **extra) {
     TRACED;
     effect_of_kernel(function, arguments, extra);
-    return submit_kernel(function, config->sizes, config->stream);
+    return submit_kernel(function, arguments, config->sizes, config->stream);
 }
 API int cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                                   unsigned bz, unsigned shared, void *stream, void **arguments) {

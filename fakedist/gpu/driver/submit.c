@@ -55,14 +55,27 @@ int submit_library(const char *name, void *stream) {
 static _Thread_local unsigned last_grid[3];
 API const unsigned *fakedist_last_grid(void) { return last_grid; } /* of the kernel that this thread launched last */
 
-int submit_kernel(const void *function, const unsigned sizes[6], void *stream) {
+/* A kernel of Transformer Engine's user buffers sends to other ranks, or waits for them, so it is a call of the job's
+ * process groups: they hear of it before and after its launch. */
+typedef void (*user_buffers_function)(const char *name, void *const *arguments, unsigned blocks, void *stream,
+                                      int ends);
+static user_buffers_function tell_user_buffers;
+API void fakedist_tell_user_buffers(user_buffers_function telling) { tell_user_buffers = telling; }
+
+int submit_kernel(const void *function, void *const *arguments, const unsigned sizes[6], void *stream) {
     CLOCK_STANDS_STILL;
     COUNT(launches, 1);
     for (int i = 0; i < 3; i++) last_grid[i] = sizes[i];
-    if (!is_wanted(stream)) return OK;
-    struct launch made = {.kind = LAUNCH_KERNEL, .name = kernel_name(function)};
-    for (int i = 0; i < 3; i++) made.grid[i] = sizes[i], made.block[i] = sizes[i + 3];
-    return submit(made, stream), OK;
+    const char *name = tell_user_buffers || is_wanted(stream) ? kernel_name(function) : NULL;
+    int is_told = tell_user_buffers && name && arguments && strstr(name, "userbuffers_");
+    if (is_told) tell_user_buffers(name, arguments, sizes[0], stream, 0);
+    if (is_wanted(stream)) {
+        struct launch made = {.kind = LAUNCH_KERNEL, .name = name};
+        for (int i = 0; i < 3; i++) made.grid[i] = sizes[i], made.block[i] = sizes[i + 3];
+        submit(made, stream);
+    }
+    if (is_told) tell_user_buffers(name, arguments, sizes[0], stream, 1);
+    return OK;
 }
 
 int submit_product(struct launch product, void *stream) {
@@ -110,8 +123,9 @@ static int answer(void *to, size_t size) {
     return is_answered;
 }
 
-/* A copy to or from a peer's memory is a call of the job's process groups: they hear where it begins and ends. */
-typedef void (*peer_copy_function)(const void *to, const void *from, uint64_t size, int ends);
+/* A copy to or from a peer's memory is a call of the job's process groups: they hear where it begins and ends. They
+ * return 1 if it is part of a call that a kernel makes after it. */
+typedef int (*peer_copy_function)(const void *to, const void *from, uint64_t size, int ends);
 static peer_copy_function tell_peer_copy;
 API void fakedist_tell_peer_copies(peer_copy_function telling) { tell_peer_copy = telling; }
 
@@ -131,11 +145,12 @@ static int copy(void *to, const void *from, size_t size, void *stream) {
 }
 int submit_copy(void *to, const void *from, size_t size, void *stream) {
     CLOCK_STANDS_STILL;
-    const void *mirrored = memory_mirrored(from);
+    const void *mirrored = memory_mirrored(from), *source = from;
     int is_told = tell_peer_copy && (mirrored || memory_mirrored(to));
-    if (is_told) tell_peer_copy(to, from, size, 0);
-    int status = copy(to, mirrored ? mirrored : from, size, stream);
-    if (is_told) tell_peer_copy(to, from, size, 1);
+    if (mirrored) from = mirrored;
+    if (is_told && tell_peer_copy(to, source, size, 0)) return memory_copy(to, from, size);
+    int status = copy(to, from, size, stream);
+    if (is_told) tell_peer_copy(to, source, size, 1);
     return status;
 }
 

@@ -7,7 +7,7 @@ struct graph;
 
 /* A library call, a kernel, a product: counted, because they run on the GPU's cores. They always return OK. */
 LOCAL int submit_library(const char *name, void *stream);
-LOCAL int submit_kernel(const void *function, const unsigned sizes[6], void *stream);
+LOCAL int submit_kernel(const void *function, void *const *arguments, const unsigned sizes[6], void *stream);
 LOCAL int submit_product(struct launch product, void *stream);
 LOCAL int submit_graph(struct graph *graph, void *stream); /* everything in it, again */
 

@@ -10,6 +10,7 @@ module                                   adapter
 ``megatron_fsdp.uneven_dtensor``         :mod:`fakedist.rank.frameworks.megatron`
 ``deepspeed.runtime.zero.utils``         :mod:`fakedist.rank.frameworks.deepspeed`
 ``safetensors.torch``                    :mod:`fakedist.rank.frameworks.safetensors`
+``transformer_engine...module.base``     :mod:`fakedist.rank.frameworks.transformer_engine`
 =======================================  ============================================
 
 On the virtual GPU, :mod:`fakedist.rank.frameworks.sharding` also makes DTensor and FSDP2 answer sooner.
@@ -17,6 +18,7 @@ On the virtual GPU, :mod:`fakedist.rank.frameworks.sharding` also makes DTensor 
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -37,6 +39,7 @@ from fakedist.rank.frameworks.sharding import (
     flags_once,
     strategies_once,
 )
+from fakedist.rank.frameworks.transformer_engine import buffers_of_ranks
 
 #: Takes a module; returns what to replace in it, by dotted name.
 Adapter = Callable[[ModuleType], dict[str, object]]
@@ -53,6 +56,7 @@ _ADAPTERS: dict[str, Adapter] = {
     "torch.distributed.pipelining.stage": stages_alone,
     "deepspeed.runtime.zero.utils": lists_of_rank_0,
     "safetensors.torch": sparse_safetensors,
+    "transformer_engine.pytorch.module.base": buffers_of_ranks,
 }
 
 
@@ -88,7 +92,8 @@ def _adapted(adapters: Mapping[str, Adapter]) -> Iterator[None]:
             adapter = _adapter_of(module.__name__, adapters)
             for name, replacement in adapter(module).items() if adapter is not None else ():
                 owner, _, attribute = name.rpartition(".")
-                stack.enter_context(patched(getattr(module, owner) if owner else module, attribute, replacement))
+                parts = owner.split(".") if owner else []
+                stack.enter_context(patched(functools.reduce(getattr, parts, module), attribute, replacement))
 
         def is_adapted(name: str) -> bool:
             return _adapter_of(name, adapters) is not None

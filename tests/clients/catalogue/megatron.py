@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from tests.clients.catalogue.entry import Entry, Refusal
@@ -61,7 +62,45 @@ def _feature(feature: str, flags: str, stages: int = 2, **more: Any) -> Entry:
     )
 
 
+_MIB = 1 << 20
+#: What a product's input of 4,096 tokens takes in bf16, and what their exchange takes: the ranks' flags and counters.
+_INPUT, _COUNTERS = 32 * _MIB, 10 * _MIB
+#: All products exchange their parts in rings, and those that reduce keep what came from each other rank.
+_RINGS = """
+proj_fprop: {method: ring_exchange, num_splits: 4}
+fc2_fprop: {method: ring_exchange, num_splits: 4}
+qkv_fprop: {method: ring_exchange, aggregate: true}
+"""
+
+
+def _write_rings(directory: Path) -> None:
+    (directory / "rings.yaml").write_text(_RINGS)
+
+
 _FEATURES = (
+    _feature(
+        "products that overlap their collectives (--tp-comm-overlap), TP 4: rings, pipelines, bulk, multicast",
+        f"{_DENSE} --num-layers 2 --tensor-model-parallel-size 4 --tp-comm-overlap",
+        1,
+        ranks=(31,),
+        collectives=("put", "put_wait", "userbuffers_multimem_all_gather", "userbuffers_multimem_reduce_scatter"),
+        prints=("grad norm", f"user buffers take {12 * _INPUT + _COUNTERS:,} bytes"),
+    ),
+    _feature(
+        "the same in fp8, without multicast, rings by a YAML file, set up through gloo",
+        f"{_DENSE} --num-layers 2 --tensor-model-parallel-size 4 --tp-comm-overlap --tp-comm-overlap-cfg rings.yaml "
+        "--tp-comm-bootstrap-backend gloo --fp8-format hybrid",
+        1,
+        ranks=(31,),
+        collectives=("put", "put_wait", "userbuffers_reduce_scatter"),
+        # Eight inputs in fp8, two gradients of them in bf16, and two results: 4 parts of this rank, 3 of the others.
+        prints=(
+            "grad norm",
+            f"user buffers take {8 * _INPUT // 2 + 2 * _INPUT + 2 * _INPUT * 7 // 4 + _COUNTERS:,} bytes",
+        ),
+        environment={"UB_SKIPMC": "1"},
+        prepare=_write_rings,
+    ),
     _feature("layers offloaded to the host", "--cpu-offloading-num-layers 4", 1),
     _feature(
         "optimizer offloaded to the host",

@@ -234,3 +234,37 @@ def test_memory_outside_the_allocator_is_counted_by_who_took_it() -> None:
     assert found["held"] == [{"user buffers": 6, "managed memory": 10, "extensions": 6}, 22]
     assert found["later"] == [{"user buffers": 6, "managed memory": 10, "extensions": 6}, 22]
     assert found["other_device"] == {}
+
+
+def test_memory_of_a_peer_by_ipc_has_addresses_of_its_own_and_makes_a_user_buffer_of_what_is_shared() -> None:
+    found = on_driver(
+        _SCRIPT
+        + """
+class Handle(ctypes.Structure):
+    _fields_ = [("bytes", c_char * 64)]
+
+def outside():
+    return {name: count // MIB for name, count in gpu.outside(0).items()}
+
+base, handle = c_void_p(make("cudaMalloc", c_size_t(6 * MIB))), Handle()
+call("cudaIpcGetMemHandle", byref(handle), base)
+driver.cudaIpcOpenMemHandle.argtypes = [c_void_p, Handle, c_uint]
+theirs = [c_void_p(), c_void_p()]
+found["opened"] = [call("cudaIpcOpenMemHandle", byref(peer), handle, 1) for peer in theirs]
+found["apart"] = len({base.value, theirs[0].value, theirs[1].value})
+copies = []
+told = ctypes.CFUNCTYPE(c_int, c_uint64, c_uint64, c_uint64, c_int)(lambda *copy: copies.append(copy) or 0)
+driver.fakedist_tell_peer_copies(told)
+call("cudaMemcpyAsync", theirs[1], base, c_size_t(MIB), 3, NULL)
+call("cudaMemcpyAsync", base, base, c_size_t(MIB), 3, NULL)
+found["told"] = [(to == theirs[1].value, size, ends) for to, _, size, ends in copies]
+found["used"] = used()
+found["outside"] = outside()
+found["closed"] = [call("cudaIpcCloseMemHandle", peer) for peer in (*theirs, theirs[0])]
+"""
+    )
+    assert found["opened"] == [0, 0]
+    assert found["apart"] == 3
+    assert found["told"] == [[True, 1 << 20, 0], [True, 1 << 20, 1]]
+    assert (found["used"], found["outside"]) == (6, {"user buffers": 6})
+    assert found["closed"] == [0, 0, 1]

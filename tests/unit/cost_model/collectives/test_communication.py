@@ -73,6 +73,32 @@ def test_kernels_of_symmetric_memory_are_between_the_links_and_nccl() -> None:
     assert (found["queue"] == -1).all()
 
 
+def test_kernels_of_user_buffers_move_what_their_sms_can() -> None:
+    gathers, reduces = (1, 8 * MIB, 64 * MIB, -1), (1, 64 * MIB, 8 * MIB, -1)
+    found = of(
+        ("userbuffers_all_gather_16sms", *gathers), ("userbuffers_all_gather_2sms", *gathers),
+        ("userbuffers_multimem_reduce_scatter_2sms", *reduces), ("symm_mem_multimem_all_gather_out", *gathers),
+    )  # fmt: skip
+    assert found["kind"].tolist() == ["all_gather", "all_gather", "reduce_scatter", "all_gather"]
+    assert found["sms"].tolist() == [16, 2, 2, -1]
+    assert found["time_us"].iloc[0] == found["time_us"].iloc[3]
+    by_two_channels_us = 56 * MIB / (2 * 36.7e3)
+    assert found["time_us"].iloc[1] == pytest.approx(by_two_channels_us)
+    assert found["time_us"].iloc[2] < by_two_channels_us / 2, "NVSwitches add up: each rank takes its part"
+
+
+def test_what_arrives_in_user_buffers_takes_as_long_as_it_is_sent_and_shares_no_links() -> None:
+    sent, received = (1, 64 * MIB, 0, 3), (1, 0, 64 * MIB, 3)
+    found = of(
+        ("put", *sent), ("put_wait", *received), ("userbuffers_send_4sms", *sent), ("userbuffers_recv_4sms", *received)
+    )
+    assert found["time_us"].iloc[0] == found["time_us"].iloc[1]
+    assert found["time_us"].iloc[2] == found["time_us"].iloc[3] == pytest.approx(64 * MIB / (4 * 36.7e3))
+    assert (found["link_share"] > 0).tolist() == [True, False, True, False]
+    assert found["sms"].tolist() == [0, 0, 4, 0]
+    assert (found["queue"] == -1).all()
+
+
 def test_copy_engines_hold_no_sm() -> None:
     def num_sms(*rows: tuple[str, int, int, int, int]) -> int:
         times = call_times(pd.DataFrame(rows, columns=COLUMNS), GROUPS, TIMES)
