@@ -301,7 +301,7 @@ def experts_made_up(operation: str, line: str, router: str, load: str = EVEN) ->
 
 @note
 def experts_load_drawn(load: str, num_ranks: int, own: float, hottest: int, most: float) -> str:
-    """What this rank received by a load, and the rank that received most, in times the mean of its group."""
+    """Name the rank that received most by a load; shares in times the mean of the group."""
     if own == most:
         return (
             f"by --router-load {load}, the experts of this rank got the most tokens of {num_ranks} ranks: {own:.2f} x "
@@ -591,6 +591,9 @@ WARNINGS = (
     "tape_without_values",
     "tape_too_short",
     "tensors_made_up",
+    "router_load_unused",
+    "router_not_reached",
+    "experts_load_drawn",
     "experts_made_up",
     "indices_made_up",
     "values_made_up",

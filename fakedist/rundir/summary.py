@@ -119,13 +119,13 @@ class RouterLoadFacts:
         return [rank for _, rank in order]
 
     def share(self, rank: int) -> float:
-        """What a rank received, in times the mean of all of them."""
+        """A rank's tokens, in times the mean of all ranks."""
         if rank not in self.ranks or not sum(self.received):
             return 1.0
         return self.received[self.ranks.index(rank)] * len(self.ranks) / sum(self.received)
 
     def busiest(self) -> float:
-        """What the busiest rank of each call received, in times the mean of all of them: all others wait for it."""
+        """Tokens of the busiest rank of each call, in times the mean of all ranks. All others wait for it."""
         return self.hottest * len(self.ranks) / sum(self.received) if sum(self.received) else 1.0
 
 

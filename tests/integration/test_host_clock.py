@@ -140,7 +140,7 @@ def test_the_hosts_own_times_are_scaled_again_for_another_host(waiting: Profiled
 
 
 def test_a_launch_takes_no_known_value_away_while_the_clock_runs() -> None:
-    """Looking for what it takes away is no part of a bare step: it took longer than the script's own time."""
+    """A bare step does not look for what a kernel overwrites: that took longer than the script itself."""
     found = on_virtual_gpu(
         """
         import ctypes

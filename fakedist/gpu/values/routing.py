@@ -304,7 +304,7 @@ class Routing:
         return _mask(self.load, self._recent[-1], self.rank).argsort(dim=0, descending=True, stable=True)[:capacity]
 
     def facts(self) -> RouterLoadFacts | None:
-        """What is known of the routers; None without any."""
+        """The routers that picked by generated values, and their load; None without any."""
         lines = {(choice.filename, choice.line) for choice in self._routers}
         layers = [layer for layer in self.passes if self._line_of[layer] in lines]
         unknown = [] if self.load.is_even else [f"{name}:{line}" for name, line in sorted(self.fused)]
@@ -327,7 +327,7 @@ class Routing:
         )
 
     def of_ranks(self, mine: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor] | None:
-        """What each rank has instead of this rank's values on the host, if these follow from its choices of experts.
+        """Each rank's values in place of this rank's, on the host, if these follow from its choices of experts; else None.
 
         Found by comparing them: the experts of tokens, a mask of them, counts by expert or by rank, the largest count.
         """
