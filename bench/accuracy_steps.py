@@ -40,7 +40,7 @@ from fakedist.cost_model.job.job_times import Models, job_times  # noqa: E402
 from fakedist.cost_model.kernels.kernel_times import KernelTimes  # noqa: E402
 from fakedist.cost_model.kernels.measurements import DATA  # noqa: E402
 from fakedist.cost_model.nccl.settings import Nccl  # noqa: E402
-from fakedist.cost_model.step import ImbalancedPrices, PricedStep, Prices, price_step  # noqa: E402
+from fakedist.cost_model.step import ExpertsLoad, ImbalancedPrices, PricedStep, Prices, price_step  # noqa: E402
 from fakedist.gpu.models.catalogue import find_gpu  # noqa: E402
 from fakedist.gpu.models.spec import GpuSpec  # noqa: E402
 from fakedist.rundir.manifest import load_manifest  # noqa: E402
@@ -129,7 +129,7 @@ class Run:
 
     def _alone(self, prices: Prices, communication: Communication | None) -> PricedStep:
         (tables,) = self.tables.values()
-        prices = ImbalancedPrices(prices, 1.0, self._host.costs)
+        prices = ImbalancedPrices(prices, ExpertsLoad(), self._host.costs)
         return price_step(tables["launches"], tables["work"], prices, communication)
 
 

@@ -7,7 +7,6 @@ from the seed, the layer, the pass and the rank alone, so every rank of the job 
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,29 +14,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fakedist.errors import JobError
+from fakedist.options.router_load import EVEN, FILE_ENDING, WORKLOADS, RouterLoadError, lines_of
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-EVEN = "even"
-#: Workloads of NVIDIA/Megatron-LM#7488 (benchmarks/moe/token_imbalance/benchmark.py at f5c50249). A token picks among a
-#: few hot experts, or among all. W2 is W1, whose hot experts are the first ranks' at any expert parallel size; W4 is
-#: uneven only in the tokens that ranks have, which are the script's. Both pick as the benchmark does.
-WORKLOADS = tuple(f"W{number}" for number in range(8))
-FORMS = "even, zipf:S, lognormal:SIGMA, W0 to W7 or a file of counts (.jsonl)"
-FILE_ENDING = ".jsonl"
-_MOST_PARAMETER = 10.0
 #: Added to the weights of a group of which no expert is picked.
 _LEAST = 1e-300
-
-
-class RouterLoadError(JobError):
-    """A load cannot be read, or does not fit the job."""
-
-    def __init__(self, predicate: str) -> None:
-        super().__init__(f"--router-load {predicate}", "--router-load zipf:0.5")
-        self.predicate = predicate
 
 
 class RouterPass(NamedTuple):
@@ -59,13 +42,6 @@ class RouterPass(NamedTuple):
     top_k: int
     groups: int = 1
     top_groups: int = 1
-
-
-class _Line(NamedTuple):
-    layer: int
-    step: int
-    top_k: int
-    counts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -108,27 +84,7 @@ class RouterLoad:
 
     def layers_in_file(self) -> int | None:
         """The number of layers that the file has; None without a file."""
-        return len({line.layer for line in _lines(self.text)}) if self.text.endswith(FILE_ENDING) else None
-
-
-def parse_router_load(text: str) -> str:
-    """Return a load's text if it can be read. A file is not opened.
-
-    Raises:
-        RouterLoadError: It is none of :data:`FORMS`.
-    """
-    name, colon, parameter = text.partition(":")
-    if text in (EVEN, *WORKLOADS) or text.endswith(FILE_ENDING):
-        return text
-    if name not in ("zipf", "lognormal") or not colon:
-        raise RouterLoadError(f"is {FORMS}, not {text!r}")
-    try:
-        value = float(parameter)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= _MOST_PARAMETER:  # nan too
-        raise RouterLoadError(f"has a number from 0 to {_MOST_PARAMETER:g} after the colon, not {parameter!r}")
-    return text
+        return len({line.layer for line in lines_of(self.text)}) if self.text.endswith(FILE_ENDING) else None
 
 
 _WORD = (1 << 64) - 1
@@ -246,7 +202,7 @@ def _placed(order: np.random.Generator, counts: Integers, tokens: int) -> Intege
 
 
 def _in_file(text: str, of: RouterPass) -> Floats:
-    lines = _lines(text)
+    lines = lines_of(text)
     layers = sorted({line.layer for line in lines})
     if of.layer >= len(layers):
         raise RouterLoadError(f"{text} has {len(layers)} layers of experts, and the rank runs {of.layer + 1} or more")
@@ -259,50 +215,3 @@ def _in_file(text: str, of: RouterPass) -> Floats:
     if of.top_k and line.top_k != of.top_k:
         raise RouterLoadError(f"{text} is for top-{line.top_k} in layer {line.layer}, and the job picks top-{of.top_k}")
     return np.array(line.counts, np.float64)
-
-
-@functools.lru_cache(maxsize=4)
-def _lines(path: str) -> tuple[_Line, ...]:
-    """Lines of a file, in the order of steps.
-
-    Raises:
-        RouterLoadError: It cannot be read, or its counts do not add up.
-    """
-    lines = []
-    try:
-        with open(path, encoding="utf-8") as file:
-            texts = [text for text in file if text.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise RouterLoadError(f"{path} cannot be read: {error}") from None
-    for number, text in enumerate(texts, 1):
-        lines.append(_line(text, f"line {number} of {path}"))
-    if not lines:
-        raise RouterLoadError(f"{path} is empty")
-    return tuple(sorted(lines, key=lambda line: (line.step, line.layer)))
-
-
-def _line(text: str, where: str) -> _Line:
-    try:
-        values = json.loads(text)
-        layer, step, tokens, top_k = (values[name] for name in ("layer", "step", "tokens", "top_k"))
-        counts = tuple(values["counts"])
-    except (ValueError, KeyError, TypeError):
-        raise RouterLoadError(f"needs layer, step, tokens, top_k and counts in {where}") from None
-    if not all(type(value) is int and value >= 0 for value in (layer, step, tokens, top_k, *counts)):
-        raise RouterLoadError(f"has a value in {where} that is not a whole number from 0")
-    if sum(counts) != tokens * top_k or not sum(counts):
-        raise RouterLoadError(
-            f"counts {sum(counts):,} choices in {where}, not {tokens:,} tokens x top-{top_k} = {tokens * top_k:,}"
-        )
-    if max(counts) > tokens:
-        raise RouterLoadError(f"sends {max(counts):,} of {tokens:,} tokens to one expert in {where}")
-    return _Line(layer, step, top_k, counts)
-
-
-def check_file(path: str) -> None:
-    """Read a file of counts, which a job will use.
-
-    Raises:
-        RouterLoadError: It cannot be read, or its counts do not add up.
-    """
-    _lines(path)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from fakedist.errors import JobError
+from fakedist.options.router_load import RouterLoadError, parse_router_load
 from fakedist.rank_list import format_rank_list, parse_rank_list
-from fakedist.router_load import RouterLoadError, parse_router_load
 from fakedist.units import GIB, UNLIMITED_BYTES, format_bytes, parse_bytes
 from fakedist.visible import visible
 

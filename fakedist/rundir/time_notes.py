@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fakedist.router_load import EVEN
+from fakedist.options.router_load import EVEN
 from fakedist.rundir.notes import counted, note, share_text
 from fakedist.rundir.step_time import HostTime
 
@@ -126,9 +126,10 @@ def host_time(time: HostTime) -> str:
             f"{interval}"
         )
     clock = time.clock
+    differ = f" (they differ by {clock.spread:.0%})" if clock.num_repeats > 1 else ""
     text = (
-        f"the host's time was measured by {counted(clock.num_repeats, 'step')} on the machine that recorded the run "
-        f"(they differ by {clock.spread:.0%}), and is taken {time.scale:.2g} times for the host {time.model}"
+        f"the host's time was measured by {counted(clock.num_repeats, 'step')} on the machine that recorded the run"
+        f"{differ}, and is taken {time.scale:.2g} times for the host {time.model}"
     )
     if time.machine_us is not None and time.host_us is not None:
         text += f", where a forward of torch's Linear takes {time.host_us:.1f} µs, and {time.machine_us:.1f} µs here"

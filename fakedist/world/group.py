@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -210,15 +210,6 @@ class BareGroup(ProcessGroup):  # type: ignore[misc]
         self._hold(ProcessGroup.BackendType.CUSTOM)
         self._set_group_name(name)
         self._set_group_desc(description)
-
-    @contextmanager
-    def as_nccl(self) -> Iterator[None]:
-        """Tell C++ callers that ask for its type of backend that it is NCCL."""
-        self._hold(ProcessGroup.BackendType.NCCL)
-        try:
-            yield
-        finally:
-            self._hold(ProcessGroup.BackendType.CUSTOM)
 
     def _hold(self, kind: object) -> None:
         for device in ("cpu", "cuda"):

@@ -94,6 +94,16 @@ class _Thread(threading.local):
         self.open: list[AbstractContextManager[object]] = []
 
 
+@contextmanager
+def _as_nccl(group: RankGroup) -> Iterator[None]:
+    """Tell C++ callers that ask for the group's type of backend that it is NCCL."""
+    group._hold(c10d.ProcessGroup.BackendType.NCCL)
+    try:
+        yield
+    finally:
+        group._hold(c10d.ProcessGroup.BackendType.CUSTOM)
+
+
 class UserBuffers:
     """The user buffers of this rank and the calls on them. One domain: Transformer Engine has one communicator."""
 
@@ -177,7 +187,7 @@ class UserBuffers:
         with ExitStack() as stack:
             for group in {id(group): group for group in (world, domain)}.values():
                 if group._asked == "nccl":  # it then exchanges through memory of the GPU
-                    stack.enter_context(group.as_nccl())
+                    stack.enter_context(_as_nccl(group))
             yield
 
     @contextmanager

@@ -88,7 +88,7 @@ def test_torch_may_be_imported_first_in_a_thread(tmp_path: Path, run_fakedist: R
     )
     finished = run_script(text + _TRAIN, tmp_path, run_fakedist)
     assert (finished.code, finished.stdout.splitlines()[0]) == (0, "SUM 12.0"), finished.stderr
-    assert "ended   stopped after 2 steps" in finished.stdout
+    assert "fits (2 steps recorded" in finished.stdout
     layers = table(tmp_path / "run", "layers").set_index("name")
     assert layers.at["(Linear)", "most_own_bytes"] > 32 << 20  # with its GEMMs' workspace: the main thread is recorded
 

@@ -25,8 +25,8 @@ from fakedist.rank.preloading import ForkedRank, Imports, Start, forked_rank  # 
 
 #: What optimizers, and the wrappers of most jobs, import.
 _MODULES = ("torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel")
-#: Torch reads some variables while it is imported.
-_SETS_A_VARIABLE = re.compile(r"environ(\[[^]]*\]\s*=[^=]|\s*\|=|\.(update|setdefault|pop)\b)|putenv")
+#: A script that looks for modules, or sets variables: torch reads some while it is imported.
+_SEES_THE_START = re.compile(r"sys\.modules|environ(\[[^]]*\]\s*=[^=]|\s*\|=|\.(update|setdefault|pop)\b)|putenv")
 
 
 class AnyScriptServer(ForkServer):
@@ -68,7 +68,7 @@ class _AnyScriptDoor(RankDoor):
             or job.nsys
             or job.environment
             or not imports_torch
-            or _SETS_A_VARIABLE.search(script)
+            or _SEES_THE_START.search(script)
         ):
             return None
         assert self.descriptor is not None

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fakedist.router_load import RouterLoad, RouterLoadError, RouterPass, check_file, parse_router_load
+from fakedist.options.router_load import RouterLoadError, check_file, parse_router_load
+from fakedist.router_load import RouterLoad, RouterPass
 
 LOADS = ["even", "zipf:0.7", "zipf:0", "lognormal:0.5", *(f"W{number}" for number in range(8))]
 CALL = RouterPass(layer=3, number=2, step=0, tokens=1024, num_experts=32, top_k=4)

@@ -175,7 +175,7 @@ class ValueEngine:
         self._routing.load, self._routing.rank, self._routing.whereabouts = load, rank, whereabouts
 
     def of_ranks(self, mine: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor] | None:
-        """Each rank's values in place of this tensor's if these follow from a router's choices, on the host; else None."""
+        """Each rank's values for this tensor's if these follow from a router's choices, on the host; else None."""
         if self._routing.load.is_even or not mine.numel():
             return None
         values = (

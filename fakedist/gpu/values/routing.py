@@ -29,7 +29,8 @@ from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.inventions import script_line
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.tensors import Arguments, Keywords, device_tensors, plain_tensors, tensor_at
-from fakedist.router_load import EVEN, RouterLoad, RouterLoadError, RouterPass
+from fakedist.options.router_load import EVEN, RouterLoadError
+from fakedist.router_load import RouterLoad, RouterPass
 from fakedist.rundir.sources import ROUTED
 from fakedist.rundir.summary import RouterLoadFacts
 
@@ -327,7 +328,7 @@ class Routing:
         )
 
     def of_ranks(self, mine: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor] | None:
-        """Each rank's values in place of this rank's, on the host, if these follow from its choices of experts; else None.
+        """Each rank's values for this rank's, on the host, if these follow from its choices of experts; else None.
 
         Found by comparing them: the experts of tokens, a mask of them, counts by expert or by rank, the largest count.
         """

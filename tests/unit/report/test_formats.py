@@ -24,13 +24,13 @@ def test_markdown_says_the_verdict_and_every_table(tmp_path: Path) -> None:
     text = run_markdown(open_run(ended_well(tmp_path / "run")))
     recorded = "(2 steps recorded; validation and saving did not run)"
     assert f"rank 1 of 8 **fits** {recorded}, headroom 79.00 GiB, 986.00 MiB of it for NCCL, estimated. Peak" in text
-    assert text.count("<details>") == text.count("</details>") == 7
+    assert text.count("<details>") == text.count("</details>") == 8
     assert "| layers.0-2.mlp x3 |" in text
     assert "\nup to 821.51 MiB less reserved, estimated: use expandable segments.\n" in text
     assert "- **up to 821.51 MiB** less reserved at the peak" in text
     assert "- a word that a reader of these figures must know" in text
     tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("|")]
-    assert len(tables) == 8
+    assert len(tables) == 9
     assert all(len({line.count("|") for line in lines}) == 1 for lines in tables)  # every row as many cells
     lines = run_markdown(open_run(out_of_memory(tmp_path / "full"))).splitlines()
     assert lines[2].startswith("rank 1 of 8 **does not fit**: ")
