@@ -107,7 +107,7 @@ def test_garbage_and_batches_of_a_real_run_are_told_apart(waiting: Profiled, run
     for text in (shown, (waiting.path / "report.html").read_text()):
         assert "of these, data loading" in text
         assert "without garbage collection: " in text
-    assert waiting.summary["kernels"]["host"]["queue_depth"] == 4096
+    assert waiting.summary["kernels"]["host"]["queue_depth"] == 4094
 
 
 def test_each_thread_of_the_host_has_a_lane(waiting: Profiled) -> None:

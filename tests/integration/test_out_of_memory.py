@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.conftest import RunFakedist
+from tests.support.commands import COLD
 
 JOB = Path(__file__).parent / "jobs" / "out_of_memory.py"
 LINES = JOB.read_text().splitlines()
@@ -57,7 +58,7 @@ def runs(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) ->
             options += ("--gpu-memory", "512MiB")
         rank = ("--world-size", "1", "--rank", "0", "--device", "virtual")
         path = tmp_path_factory.mktemp("ran") / "run"
-        ended = run_fakedist("profile", *rank, *options, "--json", "-o", path, JOB, how)
+        ended = run_fakedist("profile", *rank, *options, "--json", "-o", path, JOB, how, env=COLD)
         return Ran(ended.code, ended.json(), ended.stderr)
 
     return Runs(profile)

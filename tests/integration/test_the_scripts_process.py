@@ -17,6 +17,7 @@ from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.schema import TABLES
 from tests.conftest import ROOT, RunFakedist, clean_environment
 from tests.integration.jobs.late_settings import SETTINGS
+from tests.support.commands import COLD
 from tests.support.runs import Finished
 
 JOB = Path(__file__).parent / "jobs" / "late_settings.py"
@@ -74,7 +75,9 @@ def test_what_a_script_sets_counts_as_if_it_were_set_outside(tmp_path: Path, run
 def run_script(text: str, directory: Path, run_fakedist: RunFakedist) -> Finished:
     """Rank 3 of 8 of a script."""
     (directory / "script.py").write_text(text)
-    return run_fakedist("profile", "--world-size", "8", "--rank", "3", "-o", "run", "script.py", cwd=directory)
+    return run_fakedist(
+        "profile", "--world-size", "8", "--rank", "3", "-o", "run", "script.py", cwd=directory, env=COLD
+    )
 
 
 def test_torch_may_be_imported_first_in_a_thread(tmp_path: Path, run_fakedist: RunFakedist) -> None:

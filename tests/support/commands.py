@@ -15,6 +15,8 @@ from pathlib import Path
 
 from tests.support.rank_server import AnyScriptServer, fork_ranks
 
+#: For a run whose rank is to start in a new interpreter.
+COLD = {"FAKEDIST_COLD": "1"}
 #: Variables that no import reads.
 _READ_LATE = {"COLUMNS", "FAKEDIST_HOST_CLOCK"}
 
@@ -27,7 +29,7 @@ class Commands:
 
         self._server = TaskServer()
         self._ranks: AnyScriptServer | None = None
-        self._is_cold = bool(os.environ.get("FAKEDIST_COLD"))
+        self._is_cold = COLD.items() <= os.environ.items()
 
     def run(
         self, arguments: Sequence[str], cwd: Path, environment: dict[str, str], variables: dict[str, str]
