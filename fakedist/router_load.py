@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fakedist.options.router_load import EVEN, FILE_ENDING, WORKLOADS, RouterLoadError, lines_of
+from fakedist.options.expert_loads import EVEN, FILE_ENDING, WORKLOADS, RouterLoadError, lines_of
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -23,7 +23,7 @@ from fakedist.cli.output import (
 )
 from fakedist.cli.say import print_report, remark, say, say_ending, say_first_failure
 from fakedist.options import Job
-from fakedist.options.router_load import EVEN
+from fakedist.options.expert_loads import EVEN
 
 if TYPE_CHECKING:
     from fakedist.launcher.launching import Streams

@@ -14,7 +14,7 @@ from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.hosts import HostCosts
 from fakedist.cost_model.placing import StepInterval, StepLaunches
 from fakedist.cost_model.timeline import ON_GPU, Array, CriticalPath, Placed, find_critical_path
-from fakedist.options.router_load import EVEN
+from fakedist.options.expert_loads import EVEN
 from fakedist.rundir import time_notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.schema import TABLES

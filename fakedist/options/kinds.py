@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from fakedist.errors import JobError
-from fakedist.options.router_load import RouterLoadError, parse_router_load
+from fakedist.options.expert_loads import RouterLoadError, parse_router_load
 from fakedist.rank_list import format_rank_list, parse_rank_list
 from fakedist.units import GIB, UNLIMITED_BYTES, format_bytes, parse_bytes
 from fakedist.visible import visible

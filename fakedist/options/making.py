@@ -21,8 +21,8 @@ from fakedist.options.definition import (
     Until,
     Values,
 )
+from fakedist.options.expert_loads import FILE_ENDING, check_file
 from fakedist.options.option import Door, Option
-from fakedist.options.router_load import FILE_ENDING, check_file
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 _WORLD_SIZE, _GPUS_PER_NODE = _BY_NAME["world_size"], _BY_NAME["gpus_per_node"]

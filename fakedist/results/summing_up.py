@@ -21,7 +21,7 @@ from fakedist.cost_model.estimated import StepTimes, recorded_gpu
 from fakedist.cost_model.outside_memory import estimate_outside
 from fakedist.errors import TRACEBACK, described
 from fakedist.options import Job, Until
-from fakedist.options.router_load import EVEN
+from fakedist.options.expert_loads import EVEN
 from fakedist.rundir import notes as run_note
 from fakedist.rundir.memory_records import BeyondCapacityRecord
 from fakedist.rundir.notes import Note

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import ParamSpec
 
-from fakedist.options.router_load import EVEN
+from fakedist.options.expert_loads import EVEN
 from fakedist.units import format_bytes, format_us
 
 _Arguments = ParamSpec("_Arguments")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fakedist.options.router_load import EVEN
+from fakedist.options.expert_loads import EVEN
 from fakedist.rundir.notes import counted, note, share_text
 from fakedist.rundir.step_time import HostTime
 

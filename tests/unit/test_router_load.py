@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fakedist.options.router_load import RouterLoadError, check_file, parse_router_load
+from fakedist.options.expert_loads import RouterLoadError, check_file, parse_router_load
 from fakedist.router_load import RouterLoad, RouterPass
 
 LOADS = ["even", "zipf:0.7", "zipf:0", "lognormal:0.5", *(f"W{number}" for number in range(8))]

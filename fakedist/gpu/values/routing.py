@@ -29,7 +29,7 @@ from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.inventions import script_line
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.tensors import Arguments, Keywords, device_tensors, plain_tensors, tensor_at
-from fakedist.options.router_load import EVEN, RouterLoadError
+from fakedist.options.expert_loads import EVEN, RouterLoadError
 from fakedist.router_load import RouterLoad, RouterPass
 from fakedist.rundir.sources import ROUTED
 from fakedist.rundir.summary import RouterLoadFacts

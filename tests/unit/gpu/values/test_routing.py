@@ -17,7 +17,7 @@ from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.means import spread
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.routing import Routing, RunningLayer, spread_over_experts
-from fakedist.options.router_load import RouterLoadError
+from fakedist.options.expert_loads import RouterLoadError
 from fakedist.router_load import RouterLoad, RouterPass
 from fakedist.rundir.sources import ROUTED
 from tests.support.idle_device import IdleDevice
