@@ -111,7 +111,7 @@ def with_baseline(folder: Path, baseline: bytes) -> Path:
     return folder
 
 
-@LONG
+@NIGHTLY
 def test_the_same_commit_gives_the_same_bytes_in_another_directory(tmp_path: Path, baseline: bytes) -> None:
     folder = project(tmp_path / "elsewhere")
     assert checked(folder, "--update", "--jobs", "1").returncode == 0
@@ -174,7 +174,9 @@ def test_a_missing_baseline_says_how_to_make_one_before_anything_runs(tmp_path: 
     [
         (CONFIG, 'raise ValueError("no such shard")', "the script failed: ValueError: no such shard", "Traceback"),
         pytest.param(FIRST, 'print("bye"); sys.exit(3)', "the script failed with exit code 3", "bye", marks=NIGHTLY),
-        (FIRST, "os.kill(os.getpid(), signal.SIGKILL)", "the script was killed: by SIGKILL", ""),
+        pytest.param(
+            *(FIRST, "os.kill(os.getpid(), signal.SIGKILL)", "the script was killed: by SIGKILL", ""), marks=NIGHTLY
+        ),
         pytest.param(
             *(FIRST, "os.kill(os.getppid(), signal.SIGKILL); signal.pause()", "the run was killed before it ended", ""),
             marks=NIGHTLY,
@@ -252,6 +254,7 @@ def test_a_script_that_does_not_compile_is_not_run(tmp_path: Path) -> None:
     assert finished.stderr.splitlines()[-1].endswith("the script does not compile; nothing was run")
 
 
+@NIGHTLY
 def test_runs_are_replaced_and_one_that_cannot_be_is_not_judged_in_place_of_the_new_one(tmp_path: Path) -> None:
     folder = project(tmp_path / "p", FIRST)
     assert checked(folder, "--update", "--runs", "runs").returncode == 0
@@ -316,6 +319,7 @@ def with_cwd(path: Path, folder: Path) -> bool:
         return False
 
 
+@NIGHTLY
 def test_a_layer_that_is_not_there_is_refused_with_a_likely_one(tmp_path: Path) -> None:
     config = FIRST + 'budgets = { layers = { "*.upp" = "1 GiB" } }\n'
     finished = checked(project(tmp_path / "p", config), "--update")

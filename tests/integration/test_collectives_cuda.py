@@ -126,7 +126,13 @@ NIGHTLY = pytest.mark.nightly
 
 
 @pytest.mark.parametrize(
-    ("size", "rank"), [pytest.param(1, 0, marks=NIGHTLY), (2, 1), pytest.param(8, 5, marks=NIGHTLY), (1024, 517)]
+    ("size", "rank"),
+    [
+        pytest.param(1, 0, marks=NIGHTLY),
+        (2, 1),
+        pytest.param(8, 5, marks=NIGHTLY),
+        pytest.param(1024, 517, marks=NIGHTLY),
+    ],
 )
 def test_every_row_of_the_table_holds_on_cuda(size: int, rank: int) -> None:
     rows = ROWS.replace("SIZE", str(size)).replace("RANK", str(rank))

@@ -81,7 +81,7 @@ def test_torch_compiles_programs_as_it_does_without_fakedist(tmp_path: Path, run
     assert different == {}
 
 
-@pytest.mark.parametrize("kind", ["AdamW", "Descent"])
+@pytest.mark.parametrize("kind", ["AdamW", pytest.param("Descent", marks=pytest.mark.nightly)])
 def test_compiled_steps_of_optimizers_are_recorded_as_steps(
     kind: str, tmp_path: Path, run_fakedist: RunFakedist
 ) -> None:

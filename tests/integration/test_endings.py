@@ -142,6 +142,7 @@ def test_an_error_is_shown_without_our_frames(tmp_path: Path) -> None:
     assert "ValueError: a bad value" in shown
 
 
+@pytest.mark.nightly
 def test_an_error_where_nothing_is_computed_says_that_it_may_come_of_that(tmp_path: Path) -> None:
     run = finish(start(tmp_path, "exception", "--values", "off"), tmp_path)
     notes = run.report["notes"]
@@ -176,6 +177,7 @@ def test_a_signal_ends_the_script_and_not_the_report(
     assert (run.err.count("Traceback"), run.err.count("KeyboardInterrupt")) == ((1, 1) if code == 130 else (0, 0))
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_killed_itself_is_told_as_killed(tmp_path: Path) -> None:
     process = start(tmp_path, "terminate")
     until(process, "sleeping")

@@ -102,6 +102,7 @@ def test_an_interleaved_pipeline_idles_as_the_formula_says(pipelines: dict[int, 
         assert stage.num_unmatched == 0
 
 
+@pytest.mark.nightly
 def test_further_micro_batches_of_a_real_schedule_are_those_of_a_longer_run(pipelines: dict[int, list[Path]]) -> None:
     found, longer = time_job(pipelines[8], micro_batches=12).summary, time_job(pipelines[12]).summary
     # Joining the outputs of all micro-batches is the one thing that is as large as it was recorded.

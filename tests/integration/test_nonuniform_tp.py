@@ -94,7 +94,7 @@ def test_groups_of_replicas_are_of_unequal_size(profiled: dict[int, dict[str, An
     assert calls(5) == reduces_alone
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_spare_rank_is_reported_to_have_left_during_init(
     profiled: dict[int, dict[str, Any]], run_fakedist: RunFakedist
 ) -> None:

@@ -183,6 +183,7 @@ def test_every_rank_ends_as_it_should(finished: subprocess.CompletedProcess[str]
     assert f"test_memory.py::{name} {outcome}" in finished.stdout, finished.stdout
 
 
+@pytest.mark.nightly
 def test_a_rank_that_does_not_fit_fails_whatever_the_mark_says(finished: subprocess.CompletedProcess[str]) -> None:
     shown = section(finished, "test_misfit")
     assert re.search(

@@ -131,6 +131,7 @@ def test_a_flag_that_another_rank_should_have_sent_is_named_where_the_script_rea
     assert all(one["left_during_init"] is None for one in ranks)
 
 
+@pytest.mark.nightly
 def test_stages_that_wait_for_each_other_run_again_until_all_are_answered(
     run_fakedist: RunFakedist, tmp_path: Path
 ) -> None:

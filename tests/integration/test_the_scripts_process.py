@@ -41,7 +41,7 @@ def table(run: Path, name: str) -> pd.DataFrame:
     return found.drop(columns=[column for column in CLOCK if column in found])
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_what_a_script_sets_counts_as_if_it_were_set_outside(tmp_path: Path, run_fakedist: RunFakedist) -> None:
     rank = ("profile", "--world-size", "8", "--rank", "5")
     outside = [f"--env={name}={value}" for name, value in SETTINGS.items()]
