@@ -217,13 +217,17 @@ class RankDoor:
             return None
         if (imports := Imports.read(self.path)) is None or not imports.fits(key_of(job), environment):
             return None
+        return self._ask(run_directory, environment, (0, 1 if stdout is None else stdout, 2, pipe))
+
+    def _ask(self, run_directory: Path, environment: Mapping[str, str], files: Sequence[int]) -> ForkedChild | None:
+        assert self.descriptor is not None
         request = {
             "run_directory": os.fspath(run_directory.absolute()),
             "environment": dict(environment),
             "cwd": os.getcwd(),
             "parent": os.getpid(),
         }
-        return ForkedChild.ask(self.descriptor, request, (0, 1 if stdout is None else stdout, 2, pipe))
+        return ForkedChild.ask(self.descriptor, request, files)
 
     def own_start(self, job: Job) -> dict[str, str]:
         """The variable of a rank that starts on its own: with a closed door, it is the first of its script."""

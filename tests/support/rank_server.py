@@ -7,7 +7,6 @@ script that imports torch itself and sets no variable of its environment.
 from __future__ import annotations
 
 import functools
-import os
 import re
 import sys
 import tempfile
@@ -71,14 +70,7 @@ class _AnyScriptDoor(RankDoor):
             or _SEES_THE_START.search(script)
         ):
             return None
-        assert self.descriptor is not None
-        request = {
-            "run_directory": os.fspath(run_directory.absolute()),
-            "environment": dict(environment),
-            "cwd": os.getcwd(),
-            "parent": os.getpid(),
-        }
-        return ForkedChild.ask(self.descriptor, request, (0, 1 if stdout is None else stdout, 2, pipe))
+        return self._ask(run_directory, environment, (0, 1 if stdout is None else stdout, 2, pipe))
 
 
 class _OfAnyScript(Start):
