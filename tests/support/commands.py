@@ -12,8 +12,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tests.support.rank_server import AnyScriptServer, fork_ranks
+
+if TYPE_CHECKING:
+    from fakedist.launcher.fork_servers import ForkedChild
 
 #: For a run whose rank is to start in a new interpreter.
 COLD = {"FAKEDIST_COLD": "1"}
@@ -22,7 +26,7 @@ _READ_LATE = {"COLUMNS", "FAKEDIST_HOST_CLOCK"}
 
 
 class Commands:
-    """Runs commands; from the second on, those without variables of their own fork."""
+    """Runs commands. Those without variables of their own fork."""
 
     def __init__(self) -> None:
         from fakedist.launcher.fork_servers import TaskServer
@@ -49,7 +53,8 @@ class Commands:
             if may_fork and arguments[0] == "profile":
                 self._ranks = self._ranks or AnyScriptServer(environment)
                 files = (*files, *self._ranks.doors())
-            if may_fork and (forked := self._server.fork([sys.executable, __file__], task, files)):
+            forked = self._fork(task, files) if may_fork else None
+            if forked is not None:
                 code = forked.wait()
             else:
                 words = [sys.executable, "-m", "fakedist", *arguments]
@@ -58,6 +63,11 @@ class Commands:
             for file in (stdout, stderr):
                 file.seek(0)
             return code, stdout.read().decode(), stderr.read().decode()
+
+    def _fork(self, task: dict[str, Any], files: tuple[int, ...]) -> ForkedChild | None:
+        """Fork, the first command too: a server of tasks leaves that one to start on its own."""
+        program = [sys.executable, __file__]
+        return self._server.fork(program, task, files) or self._server.fork(program, task, files)
 
     def close(self) -> None:
         """End the processes that they fork from."""
