@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from fakedist.errors import JobError
 from fakedist.options import kinds
+from fakedist.options.expert_loads import EVEN
 from fakedist.options.kinds import RefusedError
 from fakedist.options.option import Door, Option, OptionGroup, declared, named, options_of
 from fakedist.rank_list import MAX_RANKS
@@ -275,7 +276,7 @@ class Job:
     collectives: Collectives = field(default="values", metadata=declared(_COLLECTIVES))
     values: Values = field(default="small", metadata=declared(_VALUES))
     seed: int = field(default=0, metadata=declared(_SEED))
-    router_load: str = field(default="even", metadata=declared(ROUTER_LOAD))
+    router_load: str = field(default=EVEN, metadata=declared(ROUTER_LOAD))
     steps: int | Literal["auto"] = field(default="auto", metadata=declared(_STEPS))
     until: int | Until | None = field(default=None, metadata=declared(_UNTIL))
     timeout_s: float | None = field(default=None, metadata=declared(_TIMEOUT))

@@ -91,12 +91,3 @@ def _line(text: str, where: str) -> CountsLine:
     if max(counts) > tokens:
         raise RouterLoadError(f"sends {max(counts):,} of {tokens:,} tokens to one expert in {where}")
     return CountsLine(layer, step, top_k, counts)
-
-
-def check_file(path: str) -> None:
-    """Read a file of counts, which a job will use.
-
-    Raises:
-        RouterLoadError: It cannot be read, or its counts do not add up.
-    """
-    lines_of(path)

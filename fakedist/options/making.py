@@ -21,7 +21,7 @@ from fakedist.options.definition import (
     Until,
     Values,
 )
-from fakedist.options.expert_loads import FILE_ENDING, check_file
+from fakedist.options.expert_loads import FILE_ENDING, lines_of
 from fakedist.options.option import Door, Option
 
 _BY_NAME = {option.name: option for option in OPTIONS}
@@ -108,7 +108,7 @@ def make_jobs(program: JobProgram, plain: Mapping[str, object], door: Door, dire
         first = dataclasses.replace(first, host=os.path.abspath(os.path.join(directory, first.host)))
     if first.router_load.endswith(FILE_ENDING):
         first = dataclasses.replace(first, router_load=os.path.abspath(os.path.join(directory, first.router_load)))
-        check_file(first.router_load)
+        lines_of(first.router_load)  # before anything runs
     if first.times:
         first = dataclasses.replace(first, times=os.path.abspath(os.path.join(directory, first.times)))
     return (first, *(dataclasses.replace(first, rank=rank) for rank in ranks[1:]))

@@ -309,7 +309,7 @@ def experts_load_drawn(load: str, num_ranks: int, own: float, hottest: int, most
         )
     return (
         f"by --router-load {load}, this rank's experts got {own:.2f} x the mean of {num_ranks} ranks' tokens; those of "
-        f"rank {hottest} got the most, {most:.2f} x: --rank {hottest} has the highest peak"
+        f"rank {hottest} got the most, {most:.2f} x (--rank {hottest} runs it)"
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fakedist.options.expert_loads import RouterLoadError, check_file, parse_router_load
+from fakedist.options.expert_loads import RouterLoadError, lines_of, parse_router_load
 from fakedist.router_load import RouterLoad, RouterPass
 
 LOADS = ["even", "zipf:0.7", "zipf:0", "lognormal:0.5", *(f"W{number}" for number in range(8))]
@@ -129,7 +129,7 @@ def test_a_file_whose_counts_do_not_add_up_is_refused(tmp_path: Path, text: str,
     path = tmp_path / "counts.jsonl"
     path.write_text(text)
     with pytest.raises(RouterLoadError, match=message):
-        check_file(str(path))
+        lines_of(str(path))
 
 
 @pytest.mark.parametrize("text", ["hot", "zipf", "zipf:", "zipf:x", "zipf:nan", "lognormal:11", "W8", ""])

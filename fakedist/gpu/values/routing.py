@@ -17,6 +17,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import NamedTuple
 
@@ -230,10 +231,13 @@ class Routing:
         source, dim = tensor_at(args, 0), operator.argument("dim", args, kwargs)
         if not isinstance(dim, int) or not source.dim():
             return zeros(indices.shape, dtype=torch.int64)
-        drawn = self._drawn(source.shape, dim % source.dim(), indices) if operator.name in _ROUTING else None
-        return _evenly(source.shape, dim, indices.shape) if drawn is None or self.load.is_even else drawn
+        draw = self._draws(source.shape, dim % source.dim(), indices) if operator.name in _ROUTING else None
+        if draw is None or self.load.is_even:
+            return _evenly(source.shape, dim, indices.shape)
+        return draw().reshape(indices.shape)
 
-    def _drawn(self, source: torch.Size, dim: int, indices: torch.Tensor) -> torch.Tensor | None:
+    def _draws(self, source: torch.Size, dim: int, indices: torch.Tensor) -> Callable[[], torch.Tensor] | None:
+        """Note a router's call. Returns what draws its choices; None: no router's."""
         num_choices = source[dim]
         picked = indices.shape[dim] if indices.dim() == len(source) else 1
         if dim == 0 and len(source) == 2 and picked < num_choices:
@@ -242,7 +246,7 @@ class Routing:
         if dim != len(source) - 1 or tokens < 2 or not 0 < picked < num_choices <= _MOST_EXPERTS:
             return None
         if (again := self._picked_before(source, picked)) is not None:
-            return from_numpy(self.load.experts(again, self.rank)).reshape(indices.shape)
+            return partial(self._experts_of, again)
         now = self.whereabouts()
         self._check_layers(now)
         layer = self._layers.setdefault(now.layer if now.layer >= 0 else script_line(), len(self._layers))
@@ -253,13 +257,16 @@ class Routing:
             self._forget_best(layer, before)
             router = router._replace(num_experts=num_choices * before[2], groups=num_choices, top_groups=picked)
             self._groups = _Groups(layer, tokens, num_choices, picked, router.num_experts)
-            return from_numpy(self.load.groups(router, self.rank)).reshape(indices.shape)
+            return lambda: from_numpy(self.load.groups(router, self.rank))
         router = self._in_groups(router)
         self._recent.append(router)
         if not now.in_backward and len(passes := self.passes.setdefault(layer, [])) < _MOST_PASSES:
             self._line_of[layer] = script_line()
             passes.append(router)
-        return from_numpy(self.load.experts(router, self.rank)).reshape(indices.shape)
+        return partial(self._experts_of, router)
+
+    def _experts_of(self, router: RouterPass) -> torch.Tensor:
+        return from_numpy(self.load.experts(router, self.rank))
 
     def _forget_best(self, layer: int, source: torch.Size) -> None:
         """Forget the call that picked the best experts of each group, which sends no tokens."""
@@ -298,11 +305,12 @@ class Routing:
             return router
         return router._replace(groups=groups.groups, top_groups=groups.top_groups)
 
-    def _kept(self, source: torch.Size, capacity: int) -> torch.Tensor | None:
+    def _kept(self, source: torch.Size, capacity: int) -> Callable[[], torch.Tensor] | None:
         """The tokens that each expert keeps, [capacity, experts]: its own first. None: no router picked among these."""
         if not self._recent or source != (self._recent[-1].tokens, self._recent[-1].num_experts):
             return None
-        return _mask(self.load, self._recent[-1], self.rank).argsort(dim=0, descending=True, stable=True)[:capacity]
+        mask = partial(_mask, self.load, self._recent[-1], self.rank)
+        return lambda: mask().argsort(dim=0, descending=True, stable=True)[:capacity]
 
     def facts(self) -> RouterLoadFacts | None:
         """The routers that picked by generated values, and their load; None without any."""
@@ -346,7 +354,7 @@ class Routing:
     def experts_of_ranks(self, experts: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor] | None:
         """The experts of each rank's tokens, if this rank's are these, [tokens, top-k]."""
         for router in reversed(self._recent):
-            own = from_numpy(self.load.experts(router, self.rank))
+            own = self._experts_of(router)
             if own.shape == experts.shape and torch.equal(own.sort(1)[0], experts.sort(1)[0]):
                 self.groups[router.layer] = tuple(ranks)
                 return [from_numpy(self.load.experts(router, rank)) for rank in ranks]
