@@ -5,9 +5,9 @@
 Five jobs, both sides in turns, in processes of their own; on two quiet cores a round takes under five minutes. A
 profiled run gives the sum over the timed step's launches, as the table ``launches`` has them. The bare run has the
 virtual GPU and the faked groups alone; an optimizer hook reads the CPU time of the process. The time in the groups'
-calls is left out, and that in the driver's, and pauses for garbage collection, as on the clock. Each figure has the
-machine's score around it, because a core's speed changes from process to process; the ratio is of figures over scores.
-Each is the least over its score: of a bare run's steps, and of the rounds.
+calls is left out, and that in the driver's, and pauses for garbage collection, as on the clock. A core's speed changes
+from moment to moment, so the machine's score is taken between the steps, as in a profiled run; the ratio is of mean
+steps over mean scores, in all rounds.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -79,6 +81,12 @@ class Side:
         return self.ms * 1e3 / self.score_us
 
 
+def mean_side(rounds: Sequence[Side]) -> Side:
+    """The mean of all rounds, and the greatest bound."""
+    steps_ms, scores_us, bounds_ms = zip(*((side.ms, side.score_us, side.bound_ms) for side in rounds), strict=True)
+    return Side(fmean(steps_ms), fmean(scores_us), max(bounds_ms))
+
+
 def profiled(python: str, job: Example) -> Side:
     """The sum of a profiled run's launches."""
     with tempfile.TemporaryDirectory() as directory:
@@ -107,13 +115,13 @@ def profiled(python: str, job: Example) -> Side:
 
 
 def bare(python: str, job: Example) -> Side:
-    """The least step of a bare run: CPU time, without the groups' calls, the driver's, and collections."""
+    """The mean step of a bare run: CPU time, without the groups' calls, the driver's, and collections."""
     command = [python, __file__, "--bare", str(job.world_size), str(ROOT / job.script), *job.flags.split()]
     lines = [line for line in _run(command).splitlines() if line.startswith("[[")]
     if not lines:
         raise SystemExit(f"{job.name}: the bare run ended before it had {WARM_UP + STEPS} steps of an optimizer")
-    steps = json.loads(lines[0])
-    return min((Side(*step) for step in steps), key=lambda side: side.for_score)
+    steps_ms, scores_us = json.loads(lines[0])
+    return Side(fmean(steps_ms), fmean(scores_us))
 
 
 def _run(command: list[str]) -> str:
@@ -155,7 +163,7 @@ class Stopwatch:
 
 
 def run_bare(world_size: int, script: str, flags: list[str]) -> None:
-    """Run a script on the virtual GPU among faked ranks, and print its steady steps: milliseconds, and the score."""
+    """Run a script on the virtual GPU among faked ranks, and print its steady steps: milliseconds, and scores."""
     with virtual_gpu(find_gpu("h100-80g"), min(world_size, 8), UNLIMITED_BYTES):
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -188,9 +196,9 @@ def run_bare(world_size: int, script: str, flags: list[str]) -> None:
                 library.fakedist_clock(1, ctypes.c_uint64(0))
             ends.append((watch.read_ns, linear_us()))
             if len(ends) > WARM_UP + STEPS:
-                pairs = itertools.pairwise(ends[WARM_UP:])
-                steps = [((end - begin) / 1e6, min(score, later)) for (begin, score), (end, later) in pairs]
-                print("\n" + json.dumps(steps), flush=True)  # Megatron's own lines may be open
+                at_ns, scores_us = zip(*ends[WARM_UP:], strict=True)
+                steps_ms = [(end - begin) / 1e6 for begin, end in itertools.pairwise(at_ns)]
+                print("\n" + json.dumps([steps_ms, scores_us]), flush=True)  # Megatron's own lines may be open
                 os._exit(0)
             watch.go(0)
 
@@ -226,7 +234,7 @@ def main() -> None:
             print(f"{job.name:<22} not run: {python} has none (make frameworks, or --megatron-python)", flush=True)
             continue
         rounds = [(bare(python, job), profiled(python, job)) for _ in range(arguments.rounds)]
-        own, clock = (min(sides, key=lambda side: side.for_score) for sides in zip(*rounds, strict=True))
+        own, clock = map(mean_side, zip(*rounds, strict=True))
         print(
             f"{job.name:<22} {own.ms:7.2f} ms {own.score_us:6.2f} us {clock.ms:8.2f} ms {clock.score_us:6.2f} us "
             f"{clock.for_score / own.for_score:6.2f} {clock.bound_ms:7.3f} ms",

@@ -6,9 +6,10 @@ faked ranks, but without the recorder and the value engine. The driver's log has
 stands still in our own code. The launches of a bare step are matched with those of the timed step.
 
 That clock is the monotonic one, not a thread's CPU time: a read of the latter takes a microsecond, as long as some
-launches. A thread that was pre-empted shows in one of the steps: the least counts, launch by launch, and a factor for
-all makes their sum the least whole step. Forward and backward, which run in two threads, alternate, so one clock serves
-both. A core's speed changes by half within minutes, so each step counts for the machine's score just before and after.
+launches. A thread that was pre-empted shows in one of the steps, launch by launch. Forward and backward, which run in
+two threads, alternate, so one clock serves both. A core's speed changes by half within milliseconds, with what its
+sibling runs, so both the steps and the machine's score, taken between them, are means: their ratio varies less from run
+to run than that of the least ones, which need not be of equal moments.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import pairwise
 from math import inf, isnan, nan
-from statistics import median
+from statistics import fmean, median, pstdev
 from typing import NamedTuple, Protocol
 
 import torch
@@ -45,9 +46,9 @@ from fakedist.rundir.time_notes import host_clock_disturbed, host_not_measured
 Key = object
 
 #: One step warms up: caches that the recorder's hooks kept cold, and torch's own.
-_WARM_UP, _MOST_STEPS = 1, 3
+_WARM_UP, _MOST_STEPS = 1, 12
 #: Bare steps may take so much of the time of the recorded ones, or so many seconds.
-_FRACTION, _LEAST_S = 0.3, 2.0
+_FRACTION, _LEAST_S = 0.3, 1.5
 #: A bare step that takes so many times the longest recorded one, and so many seconds more, has run away.
 _RUNS_AWAY, _RUNS_AWAY_S = 10, 5.0
 #: Launches that must be those of the timed step.
@@ -181,38 +182,16 @@ def times_of_rows(matched: Sequence[int], at_us: Sequence[float], before_us: flo
     return times
 
 
-def least(repeats: Sequence[Sequence[float]]) -> list[float]:
-    """The least time of each row in all steps, at least 0, times what makes their sum the least whole step.
-
-    NaN for a row that no step has. In a whole step, which lacks the fewest rows, one that was pre-empted counts as its
-    least.
-    """
-    rows = [min((time for time in times if time == time), default=nan) for times in zip(*repeats, strict=True)]
-    rows = [max(time, 0.0) if time == time else nan for time in rows]
-    lacking = [sum(map(isnan, times)) for times in repeats]
-    whole = min(
-        sum(map(_undisturbed, times, rows))
-        for times, number in zip(repeats, lacking, strict=True)
-        if number == min(lacking)
-    )
-    total = sum(row for row in rows if row == row)
-    return [row * (whole / total) for row in rows] if total else rows
+def mean_times(repeats: Sequence[Sequence[float]]) -> list[float]:
+    """The mean time of each row over the steps that have it, not pre-empted, at least 0; NaN for a row of no step."""
+    return [_undisturbed_mean([time for time in times if not isnan(time)]) for times in zip(*repeats, strict=True)]
 
 
-def _undisturbed(time: float, least_time: float) -> float:
-    if isnan(time):
-        return 0.0
-    return least_time if time > _PREEMPTED * least_time + _PREEMPTED_US else time
-
-
-def scores(marks: Sequence[Mark]) -> list[float]:
-    """The machine's score of each step between marks: the lesser of those before and after. Empty if any has none.
-
-    With the lesser, a step in which the core got slower counts as longer than it was, and is not the least one.
-    """
-    pairs = pairwise([mark.linear_us for mark in marks])
-    found = [min((score for score in pair if not isnan(score)), default=nan) for pair in pairs]
-    return [] if any(map(isnan, found)) else found
+def _undisturbed_mean(times: Sequence[float]) -> float:
+    if not times:
+        return nan
+    most = _PREEMPTED * min(times) + _PREEMPTED_US
+    return max(fmean(time for time in times if time <= most), 0.0)
 
 
 def clock_record(
@@ -243,22 +222,18 @@ def clock_record(
     if num_matched < _LEAST_MATCHED * len(recorded):
         return f"only {num_matched:,} of its {len(recorded):,} launches were those of step {step}"
     steps_us = [after.host_us - before.host_us for before, after in pairs]
-    of_steps = (scored := scores(marks)) or [1.0] * len(pairs)
-    for_score = [us / score for us, score in zip(steps_us, of_steps, strict=True)]
-    linear = of_steps[for_score.index(min(for_score))]
-    # As if the machine had been as fast in all steps as in the least one.
-    alike = [[time * linear / score for time in times] for times, score in zip(repeats, of_steps, strict=True)]
+    scores = [mark.linear_us for mark in marks if not isnan(mark.linear_us)]
     return HostClockRecord(
         step=step,
-        dispatch_us=array("d", least(alike)).tobytes(),
+        dispatch_us=array("d", mean_times(repeats)).tobytes(),
         num_repeats=len(pairs),
         step_us=median(steps_us),
         wall_us=median([after.wall_us - before.wall_us for before, after in pairs]),
         cpu_us=median([after.cpu_us - before.cpu_us for before, after in pairs]),
         loading_us=median([after.loading_us - before.loading_us for before, after in pairs]),
         bound_us=launch_bound_us * num_launches,
-        spread=max(for_score) / max(min(for_score), 1e-9) - 1,
-        linear_us=linear if scored else 0.0,
+        spread=pstdev(steps_us) / max(fmean(steps_us), 1e-9),
+        linear_us=fmean(scores) if scores else 0.0,
         collector_us=(marks[-1].collector_us - marks[0].collector_us) / len(pairs),
     )
 

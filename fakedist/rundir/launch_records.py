@@ -193,8 +193,8 @@ class HostClockRecord(Record):
         step: The recorded step whose launches the rows are.
         dispatch_us: For each row of that step's :class:`LaunchesRecord`: the time from the row before it to this one;
             NaN where no step had such a launch. Rows of one CUDA graph's launch but for the first have 0. The first
-            row's includes what follows the last launch of the step before. Of all repeats, the least of each row for
-            its step's score, times what makes their sum that of the least whole step.
+            row's includes what follows the last launch of the step before. The mean of the repeats in which its thread
+            was not pre-empted there.
         num_repeats: Steps that were measured.
         step_us: The time of a whole step, the median.
         wall_us: The same with our own code and with waits for DataLoaders.
@@ -202,9 +202,9 @@ class HostClockRecord(Record):
         loading_us: The part of ``step_us`` in DataLoaders' iterators, in the main thread.
         bound_us: By how much our own code may have put ``step_us`` off: the error of the clock for each launch, from a
             job of tiny operations, for all of them.
-        spread: The longest of the steps, over the shortest, less 1, each for its own score.
-        linear_us: The machine's score (``MachineScoreRecord.linear_us``) that ``dispatch_us`` are for: the least around
-            the least step. 0 if none was taken around the steps, as in earlier versions.
+        spread: The standard deviation of the steps, over their mean.
+        linear_us: The machine's score (``MachineScoreRecord.linear_us``) that ``dispatch_us`` are for: the mean of
+            those taken between the steps. 0 if there was none, as in earlier versions.
         collector_us: Pauses of Python's garbage collector in such a step, the mean; no other time includes them.
     """
 

@@ -621,8 +621,7 @@ API void fakedist_taint(const char *address, size_t size) {
     pthread_mutex_unlock(&lock);
 }
 
-/* The caching allocator handed out a block, or took it back. */
-API void fakedist_handed_out(void *block, size_t size) {
+void memory_handed_out(void *block, size_t size) {
     __atomic_store_n(&are_told, 1, __ATOMIC_RELAXED);
     struct piece p;
     pthread_mutex_lock(&lock);

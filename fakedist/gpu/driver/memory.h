@@ -27,6 +27,7 @@ LOCAL int memory_fill_with(void *to, const void *element, size_t bytes, size_t c
 enum holding { NOTHING, COMPUTED, MADE_UP }; /* the same numbers as in gpu/values/tensors.py */
 LOCAL void memory_know(const void *address, size_t size, enum holding holding); /* what bytes hold from now on */
 LOCAL int memory_blocks_are_told(void); /* whether the caching allocator reports the blocks that it hands out */
+LOCAL void memory_handed_out(void *block, size_t size); /* by the caching allocator, or taken back */
 /* Something writes there, up to the end of the block, or it is not known whether it does: then values stay, made up. */
 LOCAL void memory_lose_block(const void *address);
 LOCAL void memory_taint_block(const void *address);

@@ -3,7 +3,7 @@ from math import isnan, nan
 
 import pytest
 
-from fakedist.record.host_clock import Mark, align, clock_record, least, scores, times_of_rows
+from fakedist.record.host_clock import Mark, align, clock_record, mean_times, times_of_rows
 from fakedist.rundir.launch_records import HostClockRecord
 
 
@@ -68,31 +68,26 @@ def test_a_row_without_a_launch_has_no_time_and_takes_none_from_the_next() -> No
     assert isnan(second)
 
 
-def test_the_least_of_all_repeats_counts_for_each_row() -> None:
-    assert least([[5.0, 900.0, 2.0], [700.0, 4.0, 2.0]]) == [5.0, 4.0, 2.0]
+def test_each_row_has_its_mean_over_the_steps() -> None:
+    assert mean_times([[10.0, 25.0, 31.0], [12.0, 20.0, 35.0], [14.0, 27.0, 30.0]]) == [12.0, 24.0, 32.0]
 
 
-def test_the_rows_add_up_to_the_least_whole_step() -> None:
-    # The least of each row: 10, 20 and 30, but no step took less than 66.
-    assert least([[10.0, 25.0, 31.0], [12.0, 20.0, 35.0], [16.0, 28.0, 30.0]]) == [11.0, 22.0, 33.0]
-
-
-def test_a_row_that_was_preempted_in_every_step_makes_none_longer() -> None:
-    assert least([[10.0, 4000.0, 30.0], [4000.0, 20.0, 30.0]]) == [10.0, 20.0, 30.0]
+def test_a_step_in_which_a_row_was_preempted_does_not_count_for_that_row() -> None:
+    assert mean_times([[10.0, 4000.0, 30.0], [4000.0, 20.0, 40.0]]) == [10.0, 20.0, 35.0]
 
 
 def test_a_long_row_that_varies_was_not_preempted() -> None:
-    assert sum(least([[10_000.0, 12.0], [11_000.0, 10.0]])) == pytest.approx(10_012.0)
+    assert mean_times([[10_000.0, 12.0], [11_000.0, 10.0]]) == [10_500.0, 11.0]
 
 
 def test_a_row_that_one_repeat_lacks_has_the_time_of_the_others() -> None:
-    first, second = least([[nan, nan], [4.0, nan]])
+    first, second = mean_times([[nan, nan], [4.0, nan]])
     assert first == 4.0
     assert isnan(second)
 
 
 def test_no_row_has_less_than_no_time() -> None:
-    assert least([[-0.5]]) == [0.0]
+    assert mean_times([[-0.5]]) == [0.0]
 
 
 def test_rows_before_the_optimizers_end_come_from_the_middle_of_a_bare_step() -> None:
@@ -123,34 +118,21 @@ def test_a_pause_in_one_of_the_steps_is_in_none_of_the_rows_but_in_the_spread() 
     marks = [mark(2, 10), mark(4, 30), mark(6, 1050)]
     record = clocked("ab", 2, "ababab", at_us, marks)
     assert times(record) == [10, 10]
-    assert (record.num_repeats, record.spread) == (2, 1020 / 20 - 1)
+    assert (record.num_repeats, record.spread) == (2, pytest.approx(500 / 520))
 
 
-def test_steps_at_two_speeds_of_the_core_count_as_if_it_had_one() -> None:
-    # The second step is the first on a core half as fast.
+def test_the_score_is_the_mean_of_those_between_the_steps() -> None:
+    # The second half of the steps ran on a core half as fast.
     marks = [mark(2, 10, score=7.0), mark(4, 40, score=7.0), mark(6, 100, score=14.0), mark(8, 160, score=14.0)]
     record = clocked("ab", 2, "abababab", [0, 10, 30, 40, 80, 100, 140, 160], marks)
-    assert times(record) == pytest.approx([20, 10])
-    assert record.linear_us == 7.0
-    assert record.step_us == 60
-    assert record.spread == 1.0, "the step in which the speed changed counts for the lesser score"
+    assert times(record) == pytest.approx([(20 + 40 + 40) / 3, (10 + 20 + 20) / 3])
+    assert (record.linear_us, record.step_us) == (10.5, 60)
 
 
-def test_the_clock_is_for_the_score_of_the_least_step_whichever_ran_on_the_faster_core() -> None:
-    marks = [mark(1, 0, score=14.0), mark(2, 20, score=14.0), mark(3, 32, score=7.0), mark(4, 44, score=7.0)]
-    record = clocked("a", 1, "aaaa", [0, 20, 32, 44], marks)
-    # 20 us at 14, 12 at 7 and 12 at 7: for one score 1.43, 1.71 and 1.71.
-    assert (times(record), record.linear_us) == ([pytest.approx(20)], 14.0)
-    assert record.spread == pytest.approx(12 / 7 / (20 / 14) - 1)
-
-
-def test_one_score_next_to_a_step_is_enough_and_with_none_the_steps_count_alike() -> None:
-    marks = [mark(1, 0, score=7.0), mark(2, 20), mark(3, 44, score=14.0)]
-    record = clocked("a", 1, "aaa", [0, 20, 44], marks)
-    assert (times(record), record.linear_us) == ([pytest.approx(24)], 14.0)
-    unscored = clocked("a", 1, "aaa", [0, 20, 44], [marks[0], mark(2, 20), mark(3, 44)])
-    assert (times(unscored), unscored.linear_us) == ([20], 0.0)
-    assert scores([mark(1, 0), mark(2, 1), mark(3, 2, score=7.0)]) == []
+def test_a_score_that_could_not_be_taken_does_not_count() -> None:
+    marks = [mark(1, 0, score=7.0), mark(2, 20), mark(3, 44, score=9.0)]
+    assert clocked("a", 1, "aaa", [0, 20, 44], marks).linear_us == 8.0
+    assert clocked("a", 1, "aaa", [0, 20, 44], [mark(1, 0), mark(2, 20), mark(3, 44)]).linear_us == 0.0
 
 
 def test_launches_for_the_score_are_none_of_a_step_and_not_in_its_bound() -> None:
