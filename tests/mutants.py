@@ -2,10 +2,12 @@
 
     python -m tests.mutants                        a seeded sample; survivors with their lines, and the score
     python -m tests.mutants --sample 0 --only record/steps.py    every change of one file
+    python -m tests.mutants --jobs 16              in as many processes, with the Python that runs it
 
 The usual tools do not fit. mutmut wraps each function, and a wrapper keeps alive the arguments that the recording's
 tests watch being freed. cosmic-ray starts pytest, and with it torch, anew for each change. Here a process that has
 imported torch forks for each change, and runs the test files that cover its line, its own file's first.
+Test files that fail without any change, such as for want of a package, are named and left out.
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ import itertools
 import json
 import os
 import random
-import resource
+import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -46,8 +50,8 @@ ROOMS = {
     "sweep": "tests/unit/sweep",
     "world/arrivals.py": "tests/unit/world/test_arrivals.py",
 }
-#: Seconds of CPU after which a change has made its tests run for ever, and counts as noticed.
-MOST_CPU_S = 120
+#: Seconds after which a test file hangs. With a change, its tests have a minute and several times what they took.
+MOST_S = 600
 
 _COMPARE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -203,75 +207,109 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compiled(self._mutant), module.__dict__)
 
 
-def in_child(run: Callable[[], int], most_cpu_s: int = resource.RLIM_INFINITY) -> int:
-    """Run in a forked process, silently; its exit status. -9 where it took too long."""
-    if (pid := os.fork()) == 0:
-        code = 70
-        try:
-            quiet = os.open(os.devnull, os.O_RDWR)
-            os.dup2(quiet, 1)
-            os.dup2(quiet, 2)
-            resource.setrlimit(resource.RLIMIT_CPU, (most_cpu_s, most_cpu_s))
-            code = run()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def in_children(
+    runs: Sequence[tuple[Callable[[], int], float]], jobs: int, folder: Path
+) -> Iterator[tuple[int, int, float]]:
+    """Run each in a forked process, silently; (its index, exit status, seconds) as they end.
+
+    Args:
+        runs: Each with the seconds after which it is killed, with all that it started; its status is then -9.
+        jobs: How many run at a time.
+        folder: Where each gets a temporary directory, removed when it ends.
+    """
+    running: dict[int, tuple[int, float]] = {}
+    waiting = list(reversed(range(len(runs))))
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                index = waiting.pop()
+                running[_forked(runs[index][0], folder / str(index))] = index, time.monotonic()
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            for late, (index, began) in running.items():
+                if not pid and time.monotonic() - began > runs[index][1]:
+                    os.kill(late, signal.SIGKILL)
+            if pid:
+                index, began = running.pop(pid)
+                _remove(pid, folder / str(index))
+                yield index, os.waitstatus_to_exitcode(status), time.monotonic() - began
+            else:
+                time.sleep(0.02)
+    finally:
+        for pid, (index, _) in running.items():
+            _remove(pid, folder / str(index))
 
 
-def _pytest(tests: Iterable[str], *plugins: object) -> int:
+def _forked(run: Callable[[], int], own: Path) -> int:
+    """The process in which it runs, the leader of its group; the first that the kernel ends if memory is short."""
+    own.mkdir()
+    if pid := os.fork():
+        return pid
+    code = 70
+    try:
+        os.setsid()
+        quiet = os.open(os.devnull, os.O_RDWR)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
+        Path("/proc/self/oom_score_adj").write_text("1000")
+        os.environ["TMPDIR"], tempfile.tempdir = str(own), None
+        code = run()
+    finally:
+        os._exit(code)
+
+
+def _remove(pid: int, own: Path) -> None:
+    """What a process leaves: processes of its group, and files."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    shutil.rmtree(own, ignore_errors=True)
+
+
+def _pytest(tests: Sequence[str], *plugins: object) -> int:
     # Rewritten assertions come with an import hook of their own, in front of the one that changes the code.
     options = ["-q", "-x", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(ROOT)]
     return int(pytest.main([*options, *tests], plugins=plugins))
 
 
 class _Covering:
-    """A plugin: which test files run which lines."""
+    """A plugin: which lines tests run, and which are run by imports."""
 
     def __init__(self, covering: object) -> None:
         self._covering = covering
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self._covering.switch_context(item.nodeid.partition("::")[0])  # type: ignore[attr-defined]
+        self._covering.switch_context("tests")  # type: ignore[attr-defined]
         return (yield)
 
 
-def cover(tests: Sequence[str], written: Path) -> int:
-    """Run the tests, and write {file: {line: [test files]}}. What runs at import belongs to all files that run any."""
+def cover(tests: str, written: Path) -> int:
+    """Run a test file, and write {file: [lines]} of the files of which the tests, not only imports, run a line."""
     from coverage import Coverage
 
     covering = Coverage(data_file=None, source=[str(ROOT / "fakedist")], config_file=False)
     covering.start()
-    code = _pytest(tests, _Covering(covering))
+    code = _pytest([tests], _Covering(covering))
     covering.stop()
     data = covering.get_data()
-    lines: dict[str, dict[int, list[str]]] = defaultdict(dict)
-    for name in data.measured_files():
-        by_line = data.contexts_by_lineno(name)
-        every = sorted({file for files in by_line.values() for file in files if file})
-        for line, files in by_line.items():
-            lines[str(Path(name).relative_to(ROOT))][line] = sorted(filter(None, files)) or every
-    written.write_text(json.dumps(lines))
+    contexts = {name: data.contexts_by_lineno(name) for name in data.measured_files()}
+    ran = {name: sorted(lines) for name, lines in contexts.items() if any("tests" in names for names in lines.values())}
+    written.write_text(json.dumps({str(Path(name).relative_to(ROOT)): lines for name, lines in ran.items()}))
     return code
 
 
-def covering_tests(by_line: dict[str, list[str]], mutant: Mutant) -> list[str]:
+def covering_tests(by_line: dict[int, list[str]], mutant: Mutant) -> list[str]:
     """Test files that run a line or, where Python counts it to an earlier line of its statement, that one. The tests of
     its own file, which notice most, are first.
     """
-    before = [int(covered) for covered in by_line if int(covered) <= mutant.line]
+    before = [covered for covered in by_line if covered <= mutant.line]
     own = f"/test_{Path(mutant.path).stem}.py"
-    return sorted(by_line[str(max(before))], key=lambda file: not file.endswith(own)) if before else []
+    return sorted(by_line[max(before)], key=lambda file: (not file.endswith(own), file)) if before else []
 
 
-def survives(mutant: Mutant, tests: Sequence[str]) -> bool:
-    """Whether the tests pass with the change."""
-
-    def run() -> int:
-        sys.meta_path.insert(0, Changed(mutant))
-        return _pytest(tests)
-
-    return in_child(run, MOST_CPU_S) == 0
+def run_changed(mutant: Mutant, tests: Sequence[str]) -> int:
+    """Run the tests with the change."""
+    sys.meta_path.insert(0, Changed(mutant))
+    return _pytest(tests)
 
 
 def main() -> int:
@@ -279,10 +317,12 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=300, help="how many changes; 0 for all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="files with this in their path")
+    parser.add_argument("--jobs", type=int, default=1, help="how many changes at a time")
     chosen = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(ROOT)
     os.environ["FAKEDIST_BUILD_ANEW"] = "1"  # tests.unit.report.handmade; nothing of ours is imported before a change
+    os.environ["OMP_NUM_THREADS"] = "1"
     for name in ("torch", "torch.distributed", "torch._dynamo", "pandas", "pyarrow.parquet", "rich.console"):
         importlib.import_module(name)
     by_room = {
@@ -295,20 +335,37 @@ def main() -> int:
     everything = list(room_of)
     random.Random(chosen.seed).shuffle(everything)
     sample = everything[: chosen.sample or None]
-    with tempfile.TemporaryDirectory() as folder:
-        written = Path(folder) / "covered.json"
-        tests = sorted({ROOMS[room_of[mutant]] for mutant in sample})
-        if in_child(lambda: cover(tests, written)):
-            print("the tests fail without any change")
-            return 1
-        covered = json.loads(written.read_text())
     results: dict[str, Counter[str]] = defaultdict(Counter)
-    for mutant in sample:
-        tests = covering_tests(covered.get(mutant.path, {}), mutant)
-        result = "not covered" if not tests else "survived" if survives(mutant, tests) else "noticed"
-        results[room_of[mutant]][result] += 1
-        with contextlib.suppress(BrokenPipeError):
-            print(f"{result:11}  {mutant}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
+        folder = Path(temporary)
+        files = [
+            str(file)
+            for room in sorted({ROOMS[room_of[mutant]] for mutant in sample})
+            for file in _files(Path(room), "test_*.py")
+        ]
+        covered: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+        seconds: dict[str, float] = {}
+        covers = [(partial(cover, file, folder / f"{index}.json"), MOST_S) for index, file in enumerate(files)]
+        for index, code, took in in_children(covers, chosen.jobs, folder):
+            if code:
+                print(f"left out, as it fails without any change (exit {code}): {files[index]}", flush=True)
+                continue
+            seconds[files[index]] = took
+            for path, lines in json.loads((folder / f"{index}.json").read_text()).items():
+                for line in lines:
+                    covered[path][line].append(files[index])
+        tests = [covering_tests(covered[mutant.path], mutant) for mutant in sample]
+        for mutant in (mutant for mutant, own in zip(sample, tests, strict=True) if not own):
+            results[room_of[mutant]]["not covered"] += 1
+            print(f"not covered  {mutant}")
+        changed = [(mutant, own) for mutant, own in zip(sample, tests, strict=True) if own]
+        runs = [(partial(run_changed, *pair), 60 + 4 * sum(seconds[file] for file in pair[1])) for pair in changed]
+        for index, code, _ in in_children(runs, chosen.jobs, folder):
+            mutant, _ = changed[index]
+            results[room_of[mutant]]["noticed" if code else "survived"] += 1
+            result = "hung" if code == -signal.SIGKILL else "noticed" if code else "survived"
+            with contextlib.suppress(BrokenPipeError):
+                print(f"{result:11}  {mutant}", flush=True)
     for room, counts in results.items():
         print(f"{counts['noticed']:4} of {counts.total():4} noticed, {counts['not covered']:3} not covered: {room}")
     noticed = sum(counts["noticed"] for counts in results.values())
@@ -316,8 +373,8 @@ def main() -> int:
     return 0
 
 
-def _files(room: Path) -> list[Path]:
-    return [room] if room.is_file() else sorted(room.rglob("*.py"))
+def _files(room: Path, pattern: str = "*.py") -> list[Path]:
+    return [room] if room.is_file() else sorted(room.rglob(pattern))
 
 
 if __name__ == "__main__":
