@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import statistics
 import subprocess
@@ -21,13 +22,19 @@ from tests.gpu.session import Session
 
 @dataclass(frozen=True)
 class Job:
-    """A script of one rank that trains for more steps than are looked at."""
+    """A script of one rank that trains for more steps than are looked at; ``needs`` names a package beside torch."""
 
     name: str
     script: str
     flags: str = ""
+    needs: str = ""
 
 
+_MEGATRON = (
+    "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512 --lr 1e-4 "
+    "--micro-batch-size 1 --global-batch-size 4 --train-iters 1000 --exit-interval 1000 --bf16 "
+    "--use-distributed-optimizer --no-check-for-nan-in-loss-and-grad"
+)
 JOBS = (
     Job("GPT-2, DDP, 1 sequence", "examples/ddp_gpt.py", "--model gpt2 --batch-size 1 --accumulate 1 --steps 1000"),
     Job("GPT-2, DDP, 8 sequences", "examples/ddp_gpt.py", "--model gpt2 --batch-size 8 --accumulate 1 --steps 1000"),
@@ -45,6 +52,11 @@ JOBS = (
     ),
     Job("experts without drops", "tests/gpu/many_steps.py", "moe_dropless"),
     Job("compiled GPT", "bench/jobs/compiled_gpt.py"),
+    Job("Megatron-core GPT", "examples/megatron_gpt.py", _MEGATRON, "megatron"),
+    Job(
+        "Megatron-core experts", "examples/megatron_gpt.py",
+        f"{_MEGATRON} --num-experts 8 --moe-router-topk 2 --swiglu --disable-bias-linear", "megatron",
+    ),
 )  # fmt: skip
 #: Cores that a job on the virtual GPU gets: its threads, and those of another job, must not wait for one.
 _CORES = 3
@@ -53,17 +65,21 @@ _CORES = 3
 def run(session: Session) -> bool:
     """Time the calls and the jobs; whether each has times on both sides."""
     went_well = _calls(session)
+    jobs = [job for job in JOBS if not job.needs or importlib.util.find_spec(job.needs)]
+    for job in JOBS:
+        if job not in jobs:
+            session.say(f"{job.name}: not run: {job.needs} is not installed")
     # The virtual GPU needs no real one; several processes share nothing but the processor.
     with (
         tempfile.TemporaryDirectory(prefix="gpu-host-") as text,
         ThreadPoolExecutor(max(1, session.at_once // _CORES)) as pool,
     ):
         directory = Path(text)
-        estimated = [pool.submit(_in_time, session, _estimated, job, directory) for job in JOBS]
-        measured = [_in_time(session, _measured, job, directory) for job in JOBS]
+        estimated = [pool.submit(_in_time, session, _estimated, job, directory) for job in jobs]
+        measured = [_in_time(session, _measured, job, directory) for job in jobs]
         estimates = [each.result() for each in estimated]
     rows, failed = [], []
-    for job, real, estimate in zip(JOBS, measured, estimates, strict=True):
+    for job, real, estimate in zip(jobs, measured, estimates, strict=True):
         failed += [f"{job.name}: {each}" for each in (real, estimate) if isinstance(each, str)]
         if not isinstance(real, str) and not isinstance(estimate, str):
             rows.append({"job": job.name, **real, **estimate})
