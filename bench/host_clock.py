@@ -97,6 +97,7 @@ def profiled(python: str, job: Example) -> Side:
             "0",
             "--device",
             "virtual",
+            "--no-page",
             "--gpu-memory",
             "unlimited",
             "-o",
@@ -125,7 +126,8 @@ def bare(python: str, job: Example) -> Side:
 
 
 def _run(command: list[str]) -> str:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"exit {done.returncode}: {' '.join(command)}\n{done.stderr[-2000:]}")
