@@ -46,7 +46,7 @@ from fakedist.rundir.time_notes import host_clock_disturbed, host_not_measured
 Key = object
 
 #: One step warms up: caches that the recorder's hooks kept cold, and torch's own.
-_WARM_UP, _MOST_STEPS = 1, 12
+_WARM_UP, _MOST_STEPS = 1, 8
 #: Bare steps may take so much of the time of the recorded ones, or so many seconds.
 _FRACTION, _LEAST_S = 0.3, 1.5
 #: A bare step that takes so many times the longest recorded one, and so many seconds more, has run away.

@@ -17,7 +17,7 @@ from tests.support.virtual import on_virtual_gpu
 
 JOB = Path(__file__).parent / "jobs" / "host_clock.py"
 WAITS = JOB.with_name("host_waits.py")
-RECORDED, BARE = 2, 4
+RECORDED, BARE = 2, 9
 
 
 def steps_of(run: Profiled) -> list[Any]:
@@ -33,12 +33,13 @@ def test_a_run_has_the_hosts_time_of_each_launch(clocked: Profiled) -> None:
     clock, launches = read_recording(clocked.path).host_clock, clocked.table("launches")
     assert clock is not None
     assert clock.step == RECORDED
-    assert 1 <= clock.num_repeats <= 3
+    assert 1 <= clock.num_repeats < BARE
     assert len(clock.dispatch_us) == 8 * len(launches)
     is_timed = launches["dispatch_us"].notna()
     assert is_timed.mean() > 0.9
     assert (launches["dispatch_us"][is_timed] >= 0).all()
-    assert 0 < launches["dispatch_us"].sum() <= clock.step_us * (1 + clock.spread)
+    mean_us = clock.step_us / (1 - clock.spread)  # at most: median and mean differ by one standard deviation at most
+    assert 0 < launches["dispatch_us"].sum() <= mean_us
     assert 0 < clock.loading_us < clock.step_us <= clock.wall_us
     assert clock.linear_us > 0
     kernels = clocked.summary["kernels"]
