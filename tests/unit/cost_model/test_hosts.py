@@ -190,7 +190,7 @@ def test_every_figure_of_a_host_model_has_a_source(name: str) -> None:
 
 
 def test_grace_is_between_the_two_published_ratios_to_an_h100s_host() -> None:
-    """A forward of Linear without CUDA's calls: 18.8 us, that is 35.1 - 3.3 - 13, to 6.48; a call: 196.8 ns to 176.6."""
+    """Linear without CUDA's calls: 18.8 us, that is 35.1 - 3.3 - 13, to 6.48; a call: 196.8 ns to 176.6."""
     reference, grace = HOSTS["dgx-h100"], HOSTS["grace"]
     slow, fast = 18.8 / 6.48, 196.8 / 176.6
     assert grace.dispatch_us / reference.dispatch_us == pytest.approx(math.sqrt(slow * fast), rel=0.01)
