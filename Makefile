@@ -5,7 +5,7 @@ OLDEST := .venv-oldest/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # Code that touches torch has to work on the oldest supported torch; other rooms do not depend on its version.
 OLDEST_TESTS := $(foreach room,gpu launcher rank record world,tests/unit/$(room)) tests/unit/test_importing.py \
-	tests/unit/test_package.py tests/unit/test_patch.py \
+	tests/unit/test_patch.py \
 	$(foreach name,compiled_programs examples measured_path profiler,tests/integration/test_$(name).py)
 # What `make torch` adds: the value contract, replay exactness, compiled graphs, and that recording changes nothing.
 TORCH_TESTS := $(OLDEST_TESTS) $(foreach name,compiled recording_changes_nothing replay_exact values values_agree values_in_training, \

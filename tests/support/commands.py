@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: For a run whose rank is to start in a new interpreter.
 COLD = {"FAKEDIST_COLD": "1"}
 #: Variables that no import reads.
-_READ_LATE = {"COLUMNS", "FAKEDIST_HOST_CLOCK"}
+_READ_LATE = {"COLUMNS", "FAKEDIST_HOST_CLOCK", "FAKEDIST_REHEARSE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 
 
 class Commands:
