@@ -60,7 +60,7 @@ demo: setup ## profile rank 0 of 1,024 of a 70B Llama, on this machine's GPU or 
 	@echo
 	@echo "The run is in $(DEMO); the same tables again: $(BIN)/fakedist report $(DEMO)"
 
-test: setup test-page ## every unit test, and a whole run of most kinds: 8 minutes; TESTS= chooses
+test: setup test-page ## every unit test, and a whole run of most kinds: 6 minutes; TESTS= chooses
 	$(BIN)/python -m pytest $(PARALLEL) --short $(TESTS)
 
 test-rest: setup ## the other whole runs, damaged files, pages in a browser; TESTS= chooses

@@ -145,10 +145,8 @@ def timed_step(run: Run) -> tuple[int, str]:
         ),
     ],
 )
-def test_a_run_ends_as_its_script_does(
-    tmp_path: Path, ran: Ran, finish: Finish, how: str, code: int, outcome: str, last: str
-) -> None:
-    run = finish(start(tmp_path, how)) if how == "stopped" else ran(how)
+def test_a_run_ends_as_its_script_does(ran: Ran, how: str, code: int, outcome: str, last: str) -> None:
+    run = ran(how)
     assert (run.code, run.outcome) == (code, outcome), run.err
     assert run.err.rstrip().rpartition("\n")[2] == last
     assert "swallowed" not in run.out
