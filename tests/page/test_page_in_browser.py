@@ -584,15 +584,7 @@ def test_the_chart_is_drawn_in_the_colours_of_the_page(reader: Reader, written: 
     page.get_by_role("button", name="dark colours").click()
 
 
-@pytest.mark.parametrize(
-    ("scheme", "width"),
-    [
-        ("light", 1280),
-        ("dark", 390),
-        pytest.param("light", 390, marks=pytest.mark.nightly),
-        pytest.param("dark", 1280, marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_axe_finds_no_serious_fault(reader: Reader, written: Path, advised: Path, scheme: Any, width: int) -> None:
     told = []
     for path in (written, advised):
