@@ -63,7 +63,7 @@ def parts(torches: Sequence[str], pythons: Sequence[str]) -> list[Part]:
         *(Part(f"poisoned {tier}", (*pytest, f"tests/{tier}"), poisoned) for tier in ("unit", "integration")),
         Part("poisoned clients", ("make", "clients-fast"), poisoned),
         *(Part(f"python {version}", ("make", "python", f"VERSION={version}")) for version in pythons),
-        Part("whole runs", (*pytest, "-m", "nightly", "tests/integration", "tests/unit")),
+        Part("whole runs", (*pytest, "-m", "nightly", "tests/integration", "tests/page", "tests/unit")),
         Part("cold starts", (*pytest, "tests/integration"), {"FAKEDIST_COLD": "1"}),
         Part("clients", ("make", "clients-fast")),
         Part("recipes", ("make", "clients-recipes")),

@@ -257,5 +257,6 @@ with world(1024, 5, collectives="noop"):
 """
 
 
+@NIGHTLY  # the unit tests of world/ have what noop leaves out
 def test_noop_moves_nothing_and_takes_the_same_memory() -> None:
     assert on_virtual_gpu(WORLD + NOOP) == {"flat": 1 << 30, "values": [[3.0], [7.0]]}

@@ -13,13 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
 from fakedist.launcher.executors.process import TaskProcesses
 from fakedist.launcher.executors.task import Task
 from fakedist.options import Job
+from tests.conftest import RunFakedist
 
 pytestmark = pytest.mark.integration
 
@@ -36,15 +37,12 @@ class Run:
     out: str
     err: str
     outcome: object
+    command: RunFakedist
 
     @cached_property
     def report(self) -> dict[str, Any]:
         """Its report, from ``fakedist report``, as JSON."""
-        again = [sys.executable, "-m", "fakedist", "report", "run", "--json"]
-        report = subprocess.run(again, cwd=self.directory, env=environment(), capture_output=True, text=True)
-        assert report.returncode == 0, report.stderr
-        found: dict[str, Any] = json.loads(report.stdout)
-        return found
+        return self.command("report", "run", "--json", cwd=self.directory).json()
 
 
 def environment() -> dict[str, str]:
@@ -53,11 +51,13 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "COLUMNS": "200"}
 
 
+JOB = ("profile", "--device", "virtual", "--world-size", "16", "--rank", "11", "--no-page", "--output", "run")
+
+
 def start(directory: Path, how: str, *options: str) -> subprocess.Popen[str]:
-    """Start a run of the script that ends in the way ``how``, in ``directory``."""
-    command = [sys.executable, "-m", "fakedist", "profile", "--device", "virtual", "--world-size", "16", "--rank", "11"]
+    """Start a run of the script that ends in the way ``how``, in ``directory``, in processes of its own."""
     return subprocess.Popen(
-        [*command, "--no-page", "--output", "run", *options, str(SCRIPT), how],
+        [sys.executable, "-m", "fakedist", *JOB, *options, str(SCRIPT), how],
         cwd=directory,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -66,16 +66,45 @@ def start(directory: Path, how: str, *options: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str], directory: Path, out: str = "") -> Run:
-    rest, err = process.communicate()
-    return ended(directory, process.returncode, out + rest, err)
+class Ran(Protocol):
+    """The type of the fixture ``ran``."""
+
+    def __call__(self, how: str, *options: str, directory: Path = ...) -> Run: ...
 
 
-def ended(directory: Path, code: int, out: str, err: str) -> Run:
-    """The finished run of a process that has ended."""
+class Finish(Protocol):
+    """The type of the fixture ``finish``."""
+
+    def __call__(self, process: subprocess.Popen[str], out: str = "") -> Run: ...
+
+
+@pytest.fixture
+def ran(run_fakedist: RunFakedist, tmp_path: Path) -> Ran:
+    """Run the script until it has ended in the way ``how``."""
+
+    def run(how: str, *options: str, directory: Path = tmp_path) -> Run:
+        done = run_fakedist(*JOB, *options, SCRIPT, how, cwd=directory, env={"COLUMNS": "200"})
+        return ended(directory, done.code, done.stdout, done.stderr, run_fakedist)
+
+    return run
+
+
+@pytest.fixture
+def finish(run_fakedist: RunFakedist, tmp_path: Path) -> Finish:
+    """Wait for a run that was started, of which ``out`` was read."""
+
+    def wait(process: subprocess.Popen[str], out: str = "") -> Run:
+        rest, err = process.communicate()
+        return ended(tmp_path, process.returncode, out + rest, err, run_fakedist)
+
+    return wait
+
+
+def ended(directory: Path, code: int, out: str, err: str, command: RunFakedist) -> Run:
+    """The run of a command that has ended."""
     manifest = json.loads((directory / "run/run.json").read_text())
     assert manifest["exit"]["code"] == code, err
-    return Run(directory, code, out, err, manifest["exit"]["outcome"])
+    return Run(directory, code, out, err, manifest["exit"]["outcome"], command)
 
 
 def until(process: subprocess.Popen[str], line: str) -> str:
@@ -116,8 +145,8 @@ def timed_step(run: Run) -> tuple[int, str]:
         ),
     ],
 )
-def test_a_run_ends_as_its_script_does(tmp_path: Path, how: str, code: int, outcome: str, last: str) -> None:
-    run = finish(start(tmp_path, how), tmp_path)
+def test_a_run_ends_as_its_script_does(ran: Ran, how: str, code: int, outcome: str, last: str) -> None:
+    run = ran(how)
     assert (run.code, run.outcome) == (code, outcome), run.err
     assert run.err.rstrip().rpartition("\n")[2] == last
     assert "swallowed" not in run.out
@@ -129,29 +158,19 @@ def test_a_run_ends_as_its_script_does(tmp_path: Path, how: str, code: int, outc
     assert isinstance(peak, int)
     if how == "exception":  # before step 2, the first that is to be timed
         assert timed_step(run) == (1, "step 1, the last complete one before the script failed, estimated")
+        shown = run.err[run.err.index("Traceback") :]
+        assert shown.splitlines()[1].strip().startswith(f'File "{SCRIPT}", line ')
+        assert f"{ROOT}/fakedist/" not in shown
+        assert "ValueError: a bad value" in shown
     if how != "segfault":  # killed before the first drain of the history, nothing but the start may be there
         assert peak > 3 * 64 * 64 * 4  # weights, gradients and AdamW's state of the tiny model
 
 
-@pytest.mark.long
-def test_an_error_is_shown_without_our_frames(tmp_path: Path) -> None:
-    run = finish(start(tmp_path, "exception"), tmp_path)
-    shown = run.err[run.err.index("Traceback") :]
-    assert shown.splitlines()[1].strip().startswith(f'File "{SCRIPT}", line ')
-    assert f"{ROOT}/fakedist/" not in shown
-    assert "ValueError: a bad value" in shown
-
-
 @pytest.mark.nightly
-def test_an_error_where_nothing_is_computed_says_that_it_may_come_of_that(tmp_path: Path) -> None:
-    run = finish(start(tmp_path, "exception", "--values", "off"), tmp_path)
-    notes = run.report["notes"]
-    assert isinstance(notes, list)
-    assert any(note["code"] == "values_off" for note in notes)
-    small = tmp_path / "small"
-    small.mkdir()
-    notes = finish(start(small, "exception"), small).report["notes"]
-    assert isinstance(notes, list)
+def test_an_error_where_nothing_is_computed_says_that_it_may_come_of_that(ran: Ran, tmp_path: Path) -> None:
+    assert any(note["code"] == "values_off" for note in ran("exception", "--values", "off").report["notes"])
+    (tmp_path / "small").mkdir()
+    notes = ran("exception", directory=tmp_path / "small").report["notes"]
     assert not any(note["code"] == "values_off" for note in notes)
 
 
@@ -163,12 +182,12 @@ def test_an_error_where_nothing_is_computed_says_that_it_may_come_of_that(tmp_pa
     ],
 )
 def test_a_signal_ends_the_script_and_not_the_report(
-    tmp_path: Path, how: str, number: int, code: int, outcome: str, message: str
+    tmp_path: Path, finish: Finish, how: str, number: int, code: int, outcome: str, message: str
 ) -> None:
     process = start(tmp_path, how)
     out = until(process, "sleeping")
     process.send_signal(number)
-    run = finish(process, tmp_path, out)
+    run = finish(process, out)
     assert (run.code, run.outcome) == (code, outcome), run.err
     assert "finally ran" in run.out
     assert "atexit ran" in run.out
@@ -207,20 +226,20 @@ def test_what_a_killed_run_leaves_in_the_temporary_directory_goes_at_the_next_st
     processes[0].communicate()
     assert left[0].is_dir()
     (tmp_path / "next").mkdir()
-    assert finish(start(tmp_path / "next", "exit3"), tmp_path / "next").code == 3
+    process = start(tmp_path / "next", "exit3")
+    process.communicate()
+    assert process.returncode == 3
     assert (left[0].exists(), left[1].exists()) == (False, True)
     processes[1].terminate()
     processes[1].communicate()
     assert not left[1].exists()
 
 
-def test_the_time_of_a_run_can_be_limited(tmp_path: Path) -> None:
+def test_the_time_of_a_run_can_be_limited(ran: Ran) -> None:
     for seconds in (5, 20, 80, 320):  # it counts from the start, and a slow machine takes longer to come to the step
-        process = start(tmp_path, "timeout", "--timeout", str(seconds), "--force", "--steps", "9")
-        out, err = process.communicate()
-        if "sleeping" in out:
+        run = ran("timeout", "--timeout", str(seconds), "--force", "--steps", "9")
+        if "sleeping" in run.out:
             break
-    run = ended(tmp_path, process.returncode, out, err)
     assert (run.code, run.outcome) == (124, "timeout"), run.err
     assert "finally ran" in run.out
     assert f"reached, at {SCRIPT}:" in run.err
@@ -230,8 +249,8 @@ def test_the_time_of_a_run_can_be_limited(tmp_path: Path) -> None:
     ]
 
 
-def test_a_rank_that_is_killed_leaves_a_report_and_no_process(tmp_path: Path) -> None:
-    run = finish(start(tmp_path, "sigkill"), tmp_path)
+def test_a_rank_that_is_killed_leaves_a_report_and_no_process(tmp_path: Path, finish: Finish) -> None:
+    run = finish(start(tmp_path, "sigkill"))
     assert (run.code, run.outcome) == (137, "killed"), run.err
     assert "killed by SIGKILL, which it sent itself" in run.err
     left = next(line.split()[1] for line in run.out.splitlines() if line.startswith("left "))
@@ -239,23 +258,23 @@ def test_a_rank_that_is_killed_leaves_a_report_and_no_process(tmp_path: Path) ->
     assert not stat.exists() or ") Z " in stat.read_text()
 
 
-def test_worker_processes_of_the_script_work_and_leave_the_recording_alone(tmp_path: Path) -> None:
-    run = finish(start(tmp_path, "workers"), tmp_path)
+def test_worker_processes_of_the_script_work_and_leave_the_recording_alone(ran: Ran) -> None:
+    run = ran("workers")
     assert "fork [(42, '__main__')]" in run.out
     assert "spawn [(42, '__mp_main__')]" in run.out
     assert (run.code, run.outcome) == (0, "finished"), run.err
 
 
 @pytest.mark.nightly
-def test_a_process_that_the_script_forked_ends_with_its_own_code(tmp_path: Path) -> None:
-    run = finish(start(tmp_path, "fork"), tmp_path)
+def test_a_process_that_the_script_forked_ends_with_its_own_code(ran: Ran) -> None:
+    run = ran("fork")
     assert "child 5" in run.out
     assert (run.code, run.outcome) == (0, "finished"), run.err
 
 
 @pytest.mark.long
-def test_with_json_the_object_stands_alone_on_stdout(tmp_path: Path) -> None:
-    run = finish(start(tmp_path, "stopped", "--json"), tmp_path)
+def test_with_json_the_object_stands_alone_on_stdout(ran: Ran) -> None:
+    run = ran("stopped", "--json")
     assert json.loads(run.out) == run.report
     assert "finally ran" in run.err
     assert "atexit ran" in run.err
@@ -272,16 +291,17 @@ def test_with_json_the_object_stands_alone_on_stdout(tmp_path: Path) -> None:
         (["--device", "cuda", str(SCRIPT)], 1, "--device virtual"),
     ],
 )
-def test_a_bad_request_leaves_nothing_behind(tmp_path: Path, options: list[str], code: int, told: str) -> None:
+def test_a_bad_request_leaves_nothing_behind(
+    tmp_path: Path, run_fakedist: RunFakedist, options: list[str], code: int, told: str
+) -> None:
     (tmp_path / "bad.py").write_text("if x\n")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/file").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
     device = [] if "--device" in options else ["--device", "virtual"]
-    command = [sys.executable, "-m", "fakedist", "profile", "--world-size", "16", "--rank", "0", *device]
-    hidden = {**environment(), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([*command, *options], cwd=tmp_path, env=hidden, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if "--device" in options else {}
+    done = run_fakedist("profile", "--world-size", "16", "--rank", "0", *device, *options, cwd=tmp_path, env=hidden)
+    assert (done.code, done.stdout) == (code, ""), done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr
     assert sorted(tmp_path.rglob("*")) == before

@@ -9,6 +9,8 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.support.training import training
 from tests.support.virtual_worker import on_virtual_gpu
 
@@ -121,6 +123,7 @@ def _agree(program: Program, least: float) -> None:
     assert compiled.read == python.read
 
 
+@pytest.mark.long
 @on_virtual_gpu
 def test_training_with_recomputation_and_accumulated_gradients() -> None:
     _agree(training, 0.8)

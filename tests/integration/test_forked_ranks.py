@@ -56,11 +56,12 @@ def assert_same_tables(one: Path, other: Path) -> None:
     ("script", "arguments"),
     [
         (JOBS / "sets_first.py", ()),
-        pytest.param(JOBS / "lazy_cuda.py", (), marks=pytest.mark.nightly),
-        pytest.param(EXAMPLES / "llama_fsdp2.py", ("--num-layers=2", "--tp=4"), marks=pytest.mark.nightly),
+        (JOBS / "lazy_cuda.py", ()),
+        (EXAMPLES / "llama_fsdp2.py", ("--num-layers=2", "--tp=4")),
     ],
     ids=["sets first", "lazy CUDA", "fsdp2"],
 )
+@pytest.mark.nightly  # the last test here compares the tables of one script
 def test_every_table_of_a_forked_rank_is_that_of_a_cold_start(
     processes: TaskProcesses, tmp_path: Path, script: Path, arguments: tuple[str, ...]
 ) -> None:

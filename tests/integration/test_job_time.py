@@ -14,6 +14,7 @@ from fakedist.results.job_time import open_job_runs, time_job
 from fakedist.results.opening import open_run
 from fakedist.units import format_us
 from tests.conftest import ROOT, RunFakedist
+from tests.support.runs import made_once
 from tests.unit.report.reading import read_page
 
 pytestmark = pytest.mark.long
@@ -21,16 +22,26 @@ pytestmark = pytest.mark.long
 SIZES = ("--layers", "4", "--hidden", "512", "--heads", "8", "--vocab", "512", "--seq-len", "1024", "--batch", "16")
 
 
+def profile_stages(run_fakedist: RunFakedist) -> tuple[Path, dict[str, Any]]:
+    """The runs of ranks 0 and 2, one of each stage, and what was printed of them. All files share them."""
+    script = ROOT / "examples" / "three_d.py"
+
+    def make(folder: Path) -> None:
+        job = ("--world-size", "8", "--rank", "stages", "--device", "virtual", "--gpu", "h100-80g", "-o", "runs")
+        layout = ("--tp", "2", "--pp", "2", "--dp", "2")
+        finished = run_fakedist("profile", *job, "--json", script, *layout, *SIZES, cwd=folder, page=True)
+        assert finished.code == 0, finished.stderr
+        assert "pipeline of 2 stages: group PP, as its name is PP" in finished.stderr
+        assert "fakedist: the page of these ranks: runs/report.html" in finished.stderr
+        (folder / "printed.json").write_text(finished.stdout)
+
+    folder = made_once(f"stages {SIZES} {script.read_text()}", make)
+    return folder / "runs", json.loads((folder / "printed.json").read_text())
+
+
 @pytest.fixture(scope="module")
-def profiled(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("stages")
-    job = ("--world-size", "8", "--rank", "stages", "--device", "virtual", "--gpu", "h100-80g", "-o", "runs")
-    script = (ROOT / "examples" / "three_d.py", "--tp", "2", "--pp", "2", "--dp", "2", *SIZES)
-    finished = run_fakedist("profile", *job, "--json", *script, cwd=folder, page=True)
-    assert finished.code == 0, finished.stderr
-    assert "pipeline of 2 stages: group PP, as its name is PP" in finished.stderr
-    assert "fakedist: the page of these ranks: runs/report.html" in finished.stderr
-    return folder / "runs", json.loads(finished.stdout)
+def profiled(run_fakedist: RunFakedist) -> tuple[Path, dict[str, Any]]:
+    return profile_stages(run_fakedist)
 
 
 def test_a_rank_of_each_stage_runs_and_the_job_is_priced(profiled: tuple[Path, dict[str, Any]]) -> None:

@@ -191,6 +191,7 @@ def test_a_rank_that_does_not_fit_fails_whatever_the_mark_says(finished: subproc
     )
 
 
+@pytest.mark.nightly
 def test_a_test_that_fails_shows_its_own_assertion(finished: subprocess.CompletedProcess[str]) -> None:
     shown = section(finished, "test_broken")
     assert "AssertionError: too many ranks" in shown
@@ -198,6 +199,7 @@ def test_a_test_that_fails_shows_its_own_assertion(finished: subprocess.Complete
     assert "over max_peak" not in shown
 
 
+@pytest.mark.nightly
 def test_the_fixture_shows_the_table_of_its_run(finished: subprocess.CompletedProcess[str]) -> None:
     shown = section(finished, "test_fixture")
     assert "assert" in shown

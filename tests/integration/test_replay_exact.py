@@ -31,7 +31,7 @@ MEMORY_FRACTION = pytest.mark.skipif(
         pytest.param("max_split_size_mb:32", marks=pytest.mark.nightly),
         pytest.param("roundup_power2_divisions:4", marks=pytest.mark.nightly),
         pytest.param("garbage_collection_threshold:0.3,per_process_memory_fraction:0.8", marks=MEMORY_FRACTION),
-        pytest.param("expandable_segments:True", marks=pytest.mark.long),
+        pytest.param("expandable_segments:True", marks=pytest.mark.nightly),  # the last one has it, too
         "expandable_segments:True,garbage_collection_threshold:0.3,max_split_size_mb:32",
     ],
     ids=lambda conf: "-".join(part.partition(":")[0] for part in conf.split(",")) or "default",

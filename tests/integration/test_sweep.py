@@ -1,4 +1,4 @@
-"""A whole sweep on this machine: it is interrupted, then killed, and goes on both times."""
+"""A whole sweep on this machine: it is interrupted or killed, and goes on."""
 
 from __future__ import annotations
 
@@ -94,22 +94,24 @@ def left(directory: Path) -> list[Path]:
     return found
 
 
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a sweep that was interrupted after its first point, killed after its third, then let run."""
+@pytest.fixture(scope="module", params=["interrupted", pytest.param("killed", marks=pytest.mark.nightly)])
+def swept(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """The directory of a sweep that was interrupted after its first point, or killed after its third, then let run."""
     directory = tmp_path_factory.mktemp("sweep").resolve()
     (directory / "train.py").write_text(SCRIPT)
     (directory / "sweep.toml").write_text(SWEEP)
-    code, said = ended(directory, 1, signal.SIGINT)
-    assert code == 130
-    assert "1 of 5 points are done; the same command goes on from here" in said
-    assert len(pd.read_parquet(directory / "made" / "sweep.parquet")) == 1
-    assert ended(directory, 3, signal.SIGKILL)[0] == -signal.SIGKILL
-    assert len(fakedist.open_sweep(directory / "made").rows) == 3
+    if request.param == "interrupted":
+        code, said = ended(directory, 1, signal.SIGINT)
+        assert code == 130
+        assert "1 of 5 points are done; the same command goes on from here" in said
+        assert len(pd.read_parquet(directory / "made" / "sweep.parquet")) == 1
+    else:
+        assert ended(directory, 3, signal.SIGKILL)[0] == -signal.SIGKILL
+        assert len(fakedist.open_sweep(directory / "made").rows) == 3
     last = start(directory)
     answer, said = last.communicate()
     assert last.returncode == 0, said
-    assert "3 of them ran before" in said
+    assert f"{1 if request.param == 'interrupted' else 3} of them ran before" in said
     assert "5 points: 2 fit, 1 does not fit, 1 invalid layout, 1 failed" in answer
     return directory / "made"
 

@@ -264,7 +264,7 @@ def lands(page: Any, section: str) -> None:
     assert page.evaluate(_LANDED, section), section
 
 
-@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("width", [pytest.param(1440, marks=pytest.mark.nightly), 390])
 def test_a_link_lands_at_its_section_and_stays_there(reader: Reader, written: Path, width: int) -> None:
     page = reader.open(written)
     page.set_viewport_size({"width": width, "height": 900})
@@ -584,8 +584,7 @@ def test_the_chart_is_drawn_in_the_colours_of_the_page(reader: Reader, written: 
     page.get_by_role("button", name="dark colours").click()
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_axe_finds_no_serious_fault(reader: Reader, written: Path, advised: Path, scheme: Any, width: int) -> None:
     told = []
     for path in (written, advised):

@@ -6,23 +6,27 @@ their jobs the same way (``fakedist.cli.task_program``). With FAKEDIST_COLD=1 ev
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.support.rank_server import AnyScriptServer, fork_ranks
 
 if TYPE_CHECKING:
+    from fakedist.cli.program import Program
     from fakedist.launcher.fork_servers import ForkedChild
 
 #: For a run whose rank is to start in a new interpreter.
 COLD = {"FAKEDIST_COLD": "1"}
 #: Variables that no import reads.
-_READ_LATE = {"COLUMNS", "FAKEDIST_HOST_CLOCK"}
+_READ_LATE = {"COLUMNS", "FAKEDIST_HOST_CLOCK", "FAKEDIST_REHEARSE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 
 
 class Commands:
@@ -50,7 +54,7 @@ class Commands:
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr, open(os.devnull) as stdin:
             files = stdin.fileno(), stdout.fileno(), stderr.fileno()
             may_fork = not self._is_cold and variables.keys() <= _READ_LATE
-            if may_fork and arguments[0] == "profile":
+            if may_fork and arguments[0] in ("profile", "check"):
                 self._ranks = self._ranks or AnyScriptServer(environment)
                 files = (*files, *self._ranks.doors())
             forked = self._fork(task, files) if may_fork else None
@@ -76,6 +80,39 @@ class Commands:
             self._ranks.close()
 
 
+def _fork_tasks(program: Program) -> None:
+    """Have this process's ``fakedist check`` run its tasks one by one, in forks of it."""
+    from fakedist.cli.job_file import run_job_file
+    from fakedist.launcher.executors import choosing
+    from fakedist.launcher.executors.local import LocalExecutor
+    from fakedist.launcher.executors.process import TaskProcesses
+    from fakedist.launcher.executors.supervising import Order, Supervised
+
+    class Forks(TaskProcesses):
+        """Is its own supervisor."""
+
+        @contextmanager
+        def _supervisor(self) -> Iterator[Any]:
+            yield self
+
+        def ask(self, order: Order) -> bytes:
+            if (pid := os.fork()) == 0:
+                code = 1
+                try:
+                    os.setsid()
+                    log = os.open(order.log, os.O_WRONLY | os.O_CREAT)
+                    os.dup2(log, 1)
+                    os.dup2(log, 2)
+                    os.chdir(order.cwd)
+                    code = program.run(lambda: run_job_file(order.arguments[0]))
+                finally:
+                    os._exit(code)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            return json.dumps(asdict(Supervised("itself", code, 0.0, 0))).encode()
+
+    choosing.make_executor = lambda *_, **options: LocalExecutor(1, processes=Forks())
+
+
 def _serve(door: str) -> int:
     """Be the process that commands fork from, and in each fork run one."""
     import gc
@@ -97,6 +134,8 @@ def _serve(door: str) -> int:
     command, doors = serve(socket.socket(fileno=int(door)), serves=can_fork())
     for descriptor in doors:
         fork_ranks(descriptor)
+        if command["arguments"][0] == "check":
+            _fork_tasks(program)
     os.environ.update(command["variables"])
     sys.path[0] = command["cwd"]
     sys.argv = [str(module.__file__), *command["arguments"]]

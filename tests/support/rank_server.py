@@ -49,11 +49,13 @@ class AnyScriptServer(ForkServer):
         self._folder.cleanup()
 
 
-def fork_ranks(door: int) -> None:
-    """Have this process's ``fakedist profile`` fork its rank from the server behind the descriptor."""
+def fork_ranks(descriptor: int) -> None:
+    """Have ranks of this process and its tasks fork from the server behind the descriptor."""
     from fakedist.launcher import launching
 
-    launching.Streams = functools.partial(launching.Streams, door=_AnyScriptDoor(Path(), door))
+    door = _AnyScriptDoor(Path(), descriptor)
+    launching.Streams = functools.partial(launching.Streams, door=door)
+    RankDoor.from_environment = lambda: door
 
 
 class _AnyScriptDoor(RankDoor):

@@ -1,4 +1,7 @@
-"""Run a piece of Python on the virtual GPU in a process of its own; what it prints as JSON comes back."""
+"""Run a piece of Python on the virtual GPU in a process of its own; what it prints as JSON comes back.
+
+The process forks from one that has imported torch, unless the test sets a variable.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any
+
+from tests.support.virtual_worker import run_python
 
 ROOT = Path(__file__).parents[2]
 _BEFORE = """
@@ -37,16 +43,22 @@ def on_virtual_gpu(
         gpu: Their model.
         environment: Variables to set.
     """
-    body = textwrap.indent(textwrap.dedent(body), "    ")
-    code = _BEFORE.format(devices=devices, memory=memory_bytes, gpu=gpu, body=body)
-    finished = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-        capture_output=True,
-        text=True,
-    )
-    assert finished.returncode == 0, finished.stderr
-    line = next(line for line in finished.stdout.splitlines() if line.startswith("FOUND "))
+    body = textwrap.dedent(body)
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr, open(os.devnull) as stdin:
+        files = stdin.fileno(), stdout.fileno(), stderr.fileno()
+        if environment:
+            code = _BEFORE.format(devices=devices, memory=memory_bytes, gpu=gpu, body=textwrap.indent(body, "    "))
+            own = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+            status = subprocess.run(
+                [sys.executable, "-c", code], env=own, stdin=stdin, stdout=stdout, stderr=stderr
+            ).returncode
+        else:
+            status = run_python(body, gpu, devices, memory_bytes, files)
+        stdout.seek(0)
+        stderr.seek(0)
+        printed = stdout.read().decode()
+        assert status == 0, stderr.read().decode()
+    line = next(line for line in printed.splitlines() if line.startswith("FOUND "))
     found = json.loads(line.removeprefix("FOUND "))
     assert isinstance(found, dict)
     return found

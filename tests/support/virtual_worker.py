@@ -1,8 +1,7 @@
 """Test functions that run on the virtual GPU, in a process of their own: it must be loaded before torch is.
 
 One worker process serves all tests of a module; what a test function raises there fails the test here. Workers fork
-from a process that has imported torch. Tests of what a process is (how many devices it has, how it runs out of memory)
-take :mod:`tests.support.virtual` instead.
+from a process that has imported torch, as do those of :mod:`tests.support.virtual`, which run one piece of Python each.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fakedist.launcher.fork_servers import ForkServer
+from fakedist.launcher.fork_servers import ForkedChild, ForkServer
 from tests.conftest import ROOT, clean_environment
 
 if TYPE_CHECKING:
@@ -54,12 +53,9 @@ class _Worker:
     def __init__(self, module: str) -> None:
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
-        request = {"environment": clean_environment(), "cwd": str(ROOT), "module": module}
-        process = _server().ask(request, (theirs_in, theirs_out, 2))
+        self._process, self._module = _asked({"module": module}, (theirs_in, theirs_out, 2)), module
         os.close(theirs_in)
         os.close(theirs_out)
-        assert process is not None
-        self._process, self._module = process, module
         self._questions, self._answers = os.fdopen(ours_out, "w"), os.fdopen(ours_in)
 
     def run(self, name: str) -> str:
@@ -89,12 +85,30 @@ _workers: list[_Worker] = []
 
 
 def _worker(module: str) -> _Worker:
-    for worker in _workers[:]:
-        if not worker.is_of(module):
-            worker.close()
+    _close_workers(but_of=module)
     if not _workers:
         _workers.append(_Worker(module))
     return _workers[0]
+
+
+def _close_workers(but_of: str = "") -> None:
+    for worker in _workers[:]:
+        if not worker.is_of(but_of):
+            worker.close()
+
+
+def run_python(body: str, gpu: str, devices: int, memory_bytes: int | None, files: tuple[int, int, int]) -> int:
+    """Run Python in a process of its own with these virtual GPUs, ``torch``, ``gpu`` and the dict ``found``, which it
+    prints as JSON at the end. ``files`` are its streams. Returns its exit code.
+    """
+    _close_workers()
+    return _asked({"body": body, "gpu": gpu, "devices": devices, "memory": memory_bytes}, files).wait()
+
+
+def _asked(request: dict[str, Any], files: tuple[int, int, int]) -> ForkedChild:
+    process = _server().ask({"environment": clean_environment(), "cwd": str(ROOT), **request}, files)
+    assert process is not None
+    return process
 
 
 @functools.cache
@@ -102,26 +116,32 @@ def _server() -> ForkServer:
     server = ForkServer()
     server.start([sys.executable, "-m", "tests.support.virtual_worker"], clean_environment(), str(ROOT), 2)
     atexit.register(server.close)
-    atexit.register(lambda: [worker.close() for worker in _workers[:]])  # first
+    atexit.register(_close_workers)  # first
     return server
 
 
 def _serve(door: str) -> None:
-    """Be the server, and in each fork answer for the tests of a module."""
+    """Be the server, and in each fork run Python or answer for the tests of a module."""
     from fakedist.gpu.models.catalogue import find_gpu
     from fakedist.gpu.virtual import virtual_gpu
     from fakedist.rank.fork_server import can_fork, end_with_parent, serve
 
     end_with_parent(signal.SIGKILL)
-    with virtual_gpu(find_gpu("h100-80g"), devices=NUM_DEVICES):
+    with virtual_gpu(find_gpu("h100-80g")):  # forks configure their own
         import torch
 
         import fakedist.gpu.values.engine  # noqa: F401
-
-        gc.collect()
-        gc.freeze()
-        request, _ = serve(socket.socket(fileno=int(door)), serves=can_fork())
-        torch.default_generator.seed()
+    gc.collect()
+    gc.freeze()
+    request, _ = serve(socket.socket(fileno=int(door)), serves=can_fork())
+    torch.default_generator.seed()
+    if "body" in request:
+        found: dict[str, Any] = {}
+        with virtual_gpu(find_gpu(request["gpu"]), request["devices"], request["memory"]) as gpu:
+            exec(request["body"], {"torch": torch, "gpu": gpu, "found": found, "sys": sys, "json": json})
+            print("FOUND", json.dumps(found), flush=True)
+            os._exit(0)  # an autograd thread that starts while the interpreter ends aborts the process
+    with virtual_gpu(find_gpu("h100-80g"), devices=NUM_DEVICES):
         answers = sys.stdout
         sys.stdout = sys.stderr
         path = Path(request["module"])

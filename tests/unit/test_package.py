@@ -46,6 +46,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.long
 def test_the_wheel_holds_every_source_of_the_package(wheel: Path) -> None:
     suffixes = {
         ".py",
@@ -68,6 +69,7 @@ def test_the_wheel_holds_every_source_of_the_package(wheel: Path) -> None:
     assert names == expected
 
 
+@pytest.mark.long
 def test_the_wheel_runs_from_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
     site, empty = tmp_path / "site", tmp_path / "empty"
     empty.mkdir()

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pandas as pd
-from torch.distributed import pipelining
 
 from fakedist.cost_model.launches import launch_table, work_table
 from fakedist.rundir.launch_records import WorkRow
@@ -63,6 +62,8 @@ class Shape:
             for stage in range(self.num_stages)
             if self.rank_of(stage) == rank
         ]
+        from torch.distributed import pipelining  # takes three seconds
+
         made = getattr(pipelining, f"Schedule{self.schedule}")(
             stages if self.num_chunks > 1 else stages[0], self.micro_batches, loss_fn=lambda *_: None
         )

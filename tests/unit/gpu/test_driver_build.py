@@ -100,6 +100,7 @@ def test_every_source_and_header_has_a_driver_of_its_own(
     assert build.driver_path() != before
 
 
+@pytest.mark.long
 def test_the_sources_compile_without_a_warning(tmp_path: Path) -> None:
     """CUDA's functions alone have no prototypes: their callers declare them."""
     warnings = [f"-W{name}" for name in ("all", "extra", "shadow", "strict-prototypes", "missing-prototypes")]
