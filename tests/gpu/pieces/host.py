@@ -22,7 +22,7 @@ from tests.gpu.session import Session
 
 @dataclass(frozen=True)
 class Job:
-    """A script of one rank that trains for more steps than are looked at; ``needs`` names a package beside torch."""
+    """A script of one rank that trains for more steps than are looked at; ``needs`` names a package besides torch."""
 
     name: str
     script: str
