@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.metadata import distributions
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 import numpy.typing as npt
@@ -134,7 +134,7 @@ class Run:
 
 
 def host_of(kept: Iterable[Path], gpu: GpuSpec) -> HostModel:
-    """The GPU's usual host, by the clock of all recorded ranks: of their machine's scores the least."""
+    """The GPU's usual host, by the clock of all recorded ranks: of their machine's scores the mean."""
     times = [from_plain(HostTime, json.loads(path.read_text())) for each in kept if (path := each / HOST).exists()]
     clocks = [time.clock for time in times if time.clock is not None]
     if not clocks:
@@ -144,7 +144,7 @@ def host_of(kept: Iterable[Path], gpu: GpuSpec) -> HostModel:
         max(clock.spread for clock in clocks),
         max(clock.bound for clock in clocks),
     )
-    return host_model(gpu, None, min(time.machine_us for time in times if time.machine_us is not None), worst)
+    return host_model(gpu, None, fmean(time.machine_us for time in times if time.machine_us is not None), worst)
 
 
 def places(step: Published) -> dict[int, Path]:
