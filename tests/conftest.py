@@ -120,6 +120,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Libraries of C++ tell of what is not taken down."""
+    gc.unfreeze()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """How many ran, how many were skipped, and why; in a run of many files, which took longest."""
     terminalreporter.section("what ran")

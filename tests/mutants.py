@@ -258,7 +258,7 @@ def _forked(run: Callable[[], int], own: Path) -> int:
 
 
 def _remove(pid: int, own: Path) -> None:
-    """Remove what a process leaves: processes of its group, and files."""
+    """Remove processes of its group and its files."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     shutil.rmtree(own, ignore_errors=True)

@@ -37,8 +37,8 @@ bounded = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-#: The same with a tenth of the cases, for commands that take a second.
-bounded_commands = settings(bounded, max_examples=max(NUM_CASES // 10, 2))
+#: The same with fewer cases, for commands that take a second.
+bounded_commands = settings(bounded, max_examples=max(NUM_CASES // 15, 2))
 
 _NUMBERS = st.one_of(
     st.integers(-3, 300),

@@ -88,6 +88,7 @@ def test_a_70b_llama_at_world_1024_keeps_its_own_shard_to_the_byte(run_fakedist:
     assert result["largest_blocks"][0]["bytes"] == 8_192 * 128_256 * 4
 
 
+@pytest.mark.nightly  # `make budgets` holds the bytes of its mesh
 def test_the_collectives_of_a_70b_llama_are_those_of_its_mesh(run_fakedist: RunFakedist) -> None:
     script = ("llama_fsdp2.py", "--model", "70b", "--num-layers", "2", "--tp", "8", "--loss-parallel")
     result = profile(run_fakedist, 1_024, 1_023, *script)

@@ -51,11 +51,25 @@ class AnyScriptServer(ForkServer):
 
 def fork_ranks(descriptor: int) -> None:
     """Have ranks of this process and its tasks fork from the server behind the descriptor."""
-    from fakedist.launcher import launching
+    from fakedist.launcher import launching, ranks
 
     door = _AnyScriptDoor(Path(), descriptor)
     launching.Streams = functools.partial(launching.Streams, door=door)
     RankDoor.from_environment = lambda: door
+    ranks.RankServer = lambda *_: _OpenServer(door)
+
+
+class _OpenServer:
+    """In place of a server that a run of several ranks would start with the imports of its first."""
+
+    def __init__(self, door: RankDoor) -> None:
+        self._door = door
+
+    def door(self, key: str) -> RankDoor:
+        return self._door
+
+    def close(self) -> None:
+        """The other one goes on."""
 
 
 class _AnyScriptDoor(RankDoor):
