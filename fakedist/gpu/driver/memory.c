@@ -622,8 +622,7 @@ API void fakedist_taint(const char *address, size_t size) {
 }
 
 /* The caching allocator handed out a block, or took it back. */
-API void fakedist_handed_out(void *block, size_t size) {
-    __atomic_store_n(&are_told, 1, __ATOMIC_RELAXED);
+void memory_handed_out(void *block, size_t size) {
     struct piece p;
     pthread_mutex_lock(&lock);
     know_locked(block, size, NOTHING);
@@ -631,4 +630,8 @@ API void fakedist_handed_out(void *block, size_t size) {
     if (is_ours) cut_locked(p.segment, p.first, p.end);
     pthread_mutex_unlock(&lock);
     if (is_poisoned && size <= SMALL_SEGMENT && holds_data(block, 0, size)) poison(block, size);
+}
+API void fakedist_handed_out(void *block, size_t size) {
+    __atomic_store_n(&are_told, 1, __ATOMIC_RELAXED);
+    memory_handed_out(block, size);
 }
