@@ -51,7 +51,7 @@ class _GpuCounters(ctypes.Structure):
 
 
 #: ``enum owner`` of driver/capacity.h after the allocator: memory that others can map, NVSHMEM's, managed, all else.
-_OWNERS = ("user buffers", "NVSHMEM heap", "managed memory", "extensions")
+_OWNERS = ("user buffers", "NVSHMEM heap", "managed memory", "memory pools", "extensions")
 #: ``peer_copy_function`` of driver/submit.c.
 _TELL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int)
 #: ``decide_function`` of driver/capacity.c.

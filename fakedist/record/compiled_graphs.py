@@ -36,7 +36,7 @@ from fakedist.patch import patched, present
 from fakedist.rundir.rows import HolderRow
 
 #: Of the text, for the keys of caches.
-VERSION = 2
+VERSION = 3
 #: The most operations, and the most elements of a float tensor, that are worth it.
 _MOST_NODES, _FLOATS = 4_000, 65_536
 #: The operation of a node that stands for a tensor of at most so many elements, which is part of the graph.
@@ -102,17 +102,20 @@ class _GraphReader:
     def part(self, buffers: Mapping[str, object]) -> IntegerPart | None:
         part = IntegerPart()
         wanted: list[fx.Node] = []
+        dispatched = {getattr(buffer, "origin_node", None) for buffer in buffers.values() if _is_dispatched(buffer)}
         for node in self._graph.nodes:
             if node.op == "output":
                 for index, value in enumerate(_outputs(node)):
-                    if isinstance(value, fx.Node) and self._is_target(value):
+                    if not isinstance(value, fx.Node) or self._roots.get(value, value) in dispatched:
+                        continue
+                    if self._is_target(value):
                         part.outputs[index] = value.name
                         wanted.append(value)
             elif node.op == "call_function" and isinstance(node.target, HigherOrderOperator):
                 wanted += [value for value in node.all_input_nodes if self._is_target(value)]
         for name, buffer in buffers.items():
             origin = getattr(buffer, "origin_node", None)
-            if isinstance(origin, fx.Node) and self._is_target(origin):
+            if isinstance(origin, fx.Node) and origin not in dispatched and self._is_target(origin):
                 part.buffers[name] = origin.name
                 wanted.append(origin)
         needed = self._needed(wanted)
@@ -167,6 +170,13 @@ class _GraphReader:
         if any(value is _UNKNOWN for value in (*args, *kwargs.values())):
             return None
         return (node.name, name, args, kwargs)
+
+
+def _is_dispatched(buffer: object) -> bool:
+    """Return whether an operation of PyTorch's computes a buffer, so that it has its values as in eager code."""
+    if type(buffer).__name__ == "MultiOutput":  # of several results
+        (buffer,) = vars(buffer)["inputs"]
+    return isinstance(getattr(buffer, "op_overload", None), OpOverload)
 
 
 def _constant(node: fx.Node) -> tuple[str, str, list[object], dict[str, object]] | None:

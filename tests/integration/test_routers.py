@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
+from tests.support.runs import ProfileOnce
 from tests.support.virtual_worker import on_virtual_gpu
 
 if TYPE_CHECKING:
     from fakedist.gpu.values.engine import ValueEngine
 
 TOKENS, EXPERTS, WIDTH = 8192, 16, 64
+#: The logits are small, and no kernel computed them. topk is an operation, which the generated code calls.
+COMPILED = f"""
+import torch
+
+@torch.compile
+def pick(scores):
+    probabilities, experts = (scores * 2).topk(2)
+    return probabilities, experts, experts.view(-1)
+
+scores = torch.randn(2048, 8192, device="cuda") @ torch.randn(8192, {EXPERTS}, device="cuda")
+_, experts, flat = pick(scores)
+print("COUNTS", *(torch.bincount(each.reshape(-1), minlength={EXPERTS}).tolist() for each in (experts, flat)))
+"""
 
 
 @on_virtual_gpu
@@ -65,3 +81,11 @@ def test_what_sends_tokens_to_experts_is_a_router_and_no_metric_is(engine: Value
         engine.invented()
         run()
         assert any(row.operation == ROUTED for row in engine.invented()) is is_router, run.__name__
+
+
+def test_a_compiled_router_picks_as_evenly(profile_once: ProfileOnce, tmp_path_factory: pytest.TempPathFactory) -> None:
+    script = tmp_path_factory.mktemp("job") / "compiled_router.py"
+    script.write_text(COMPILED)
+    said = profile_once(script, options=("--json", "--no-kernels")).finished.stderr
+    counts = [2048 * 2 // EXPERTS] * EXPERTS
+    assert f"COUNTS {counts} {counts}" in said, said

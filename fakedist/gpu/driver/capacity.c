@@ -27,6 +27,8 @@ static uint64_t limits[MAX_DEVICES]; /* set_per_process_memory_fraction(); 0: no
 static int is_beyond[MAX_DEVICES];
 static decide_function decide;
 static int asked_once;
+static int (*give_up)(int device);
+void capacity_gives_up(int (*giving_up)(int device)) { __atomic_store_n(&give_up, giving_up, __ATOMIC_RELAXED); }
 static __thread struct {
     int was_refused, is_granted; /* is_granted: an expandable segment takes its memory in many pieces */
 } request;
@@ -169,6 +171,8 @@ static void hush_torch(int device, int on) {
 
 int capacity_take(int device, uint64_t bytes, enum owner owner) {
     if (take(device, bytes, owner, request.is_granted)) return 1;
+    int (*giving_up)(int device) = __atomic_load_n(&give_up, __ATOMIC_RELAXED);
+    if (giving_up && giving_up(device) && take(device, bytes, owner, 0)) return 1;
     if (!decide) return is_beyond[device] && take(device, bytes, owner, 1); /* what runs after the recording, too */
     if (!request.was_refused && !__atomic_load_n(&asked_once, __ATOMIC_RELAXED)) {
         request.was_refused = 1;

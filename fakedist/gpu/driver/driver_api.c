@@ -7,6 +7,7 @@
 #include "devices.h"
 #include "memory.h"
 #include "pinned.h"
+#include "pools.h"
 #include "refuse.h"
 #include "submit.h"
 
@@ -135,10 +136,10 @@ API int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
     return capacity_left(device_current(), free_bytes, total_bytes), OK;
 }
 API int cuMemGetAddressRange_v2(void **base, size_t *size, void *address) {
-    return QUIET(memory_allocation_of(address, base, size));
+    return pool_of(address, base, size) ? OK : QUIET(memory_allocation_of(address, base, size));
 }
 API int cuMemGetAddressRange(void **base, size_t *size, void *address) {
-    return QUIET(memory_allocation_of(address, base, size));
+    return cuMemGetAddressRange_v2(base, size, address);
 }
 API int cuStreamWriteValue64(void *stream, void *to, uint64_t value, unsigned flags) {
     return (void)flags, submit_copy(to, &value, sizeof value, stream);
@@ -184,7 +185,7 @@ API int cuPointerGetAttribute(void *value, int attribute, void *pointer) {
     void *base = pointer;
     size_t size = 0;
     if (!is_ours && !pinned_contains(pointer)) return INVALID_VALUE;
-    if (is_ours) QUIET(memory_allocation_of(pointer, &base, &size));
+    if (is_ours) cuMemGetAddressRange_v2(&base, &size, pointer);
     switch (attribute) {
     case POINTER_CONTEXT: return *(void **)value = device_context(is_ours ? device : device_current()), OK;
     case POINTER_MEMORY_TYPE: return *(unsigned *)value = is_ours ? MEMORY_DEVICE : MEMORY_HOST, OK;
@@ -201,7 +202,7 @@ API int cuPointerGetAttribute(void *value, int attribute, void *pointer) {
     case POINTER_SIZE: return *(size_t *)value = size, OK;
     case POINTER_MAPPED: return *(int *)value = 1, OK;
     case POINTER_ACCESS: return *(int *)value = ACCESS_READ_WRITE, OK;
-    case POINTER_POOL: return *(void **)value = NULL, OK; /* from no pool */
+    case POINTER_POOL: return *(void **)value = pool_of(pointer, NULL, NULL), OK;
     case POINTER_HANDLE_TYPES:
     case POINTER_DECOMPRESSES: return *(int *)value = 0, OK;
     case POINTER_RDMA: return *(int *)value = is_ours, OK;

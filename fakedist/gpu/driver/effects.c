@@ -33,7 +33,7 @@ static int has_none(void) {
 
 /* The caching allocator handed out a block, or took it back. torch cannot detach who tells, and bare steps need no values. */
 API void fakedist_handed_out(void *block, size_t size) {
-    if (!__atomic_load_n(&clock_is_on, __ATOMIC_RELAXED)) memory_handed_out(block, size);
+    if (!__atomic_load_n(&clock_is_on, __ATOMIC_RELAXED)) memory_told(block, size);
 }
 static void lose(const void *address) {
     if (covers) memory_taint_block(address);

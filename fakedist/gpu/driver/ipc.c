@@ -4,6 +4,7 @@
  * belongs to other GPUs and takes none of this one. It has addresses of its own, and holds the same as this rank's. */
 #include "devices.h"
 #include "memory.h"
+#include "pools.h"
 #include "refuse.h"
 
 #include <unistd.h>
@@ -18,6 +19,7 @@ _Static_assert(sizeof(struct ipc_handle) == 64, "cudaIpcMemHandle_t");
 API int cudaIpcGetMemHandle(struct ipc_handle *handle, void *address) {
     *handle = (struct ipc_handle){.process = (uint64_t)getpid()};
     memory_shared(address);
+    if (pool_of(address, NULL, NULL)) return gpu_fail(INVALID_VALUE); /* pools have handles of their own */
     return memory_allocation_of(address, &handle->base, NULL);
 }
 API int cudaIpcOpenMemHandle(void **out, struct ipc_handle handle, unsigned flags) {

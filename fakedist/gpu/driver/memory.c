@@ -621,8 +621,8 @@ API void fakedist_taint(const char *address, size_t size) {
     pthread_mutex_unlock(&lock);
 }
 
+/* The caching allocator handed out a block, or took it back. */
 void memory_handed_out(void *block, size_t size) {
-    __atomic_store_n(&are_told, 1, __ATOMIC_RELAXED);
     struct piece p;
     pthread_mutex_lock(&lock);
     know_locked(block, size, NOTHING);
@@ -630,4 +630,8 @@ void memory_handed_out(void *block, size_t size) {
     if (is_ours) cut_locked(p.segment, p.first, p.end);
     pthread_mutex_unlock(&lock);
     if (is_poisoned && size <= SMALL_SEGMENT && holds_data(block, 0, size)) poison(block, size);
+}
+void memory_told(void *block, size_t size) {
+    __atomic_store_n(&are_told, 1, __ATOMIC_RELAXED);
+    memory_handed_out(block, size);
 }

@@ -26,8 +26,9 @@ LOCAL int memory_fill(void *to, int value, size_t size); /* 0: nothing was writt
 LOCAL int memory_fill_with(void *to, const void *element, size_t bytes, size_t count); /* the same with any element */
 enum holding { NOTHING, COMPUTED, MADE_UP }; /* the same numbers as in gpu/values/tensors.py */
 LOCAL void memory_know(const void *address, size_t size, enum holding holding); /* what bytes hold from now on */
+LOCAL void memory_handed_out(void *block, size_t size); /* a block of a larger segment, which holds no values yet */
 LOCAL int memory_blocks_are_told(void); /* whether the caching allocator reports the blocks that it hands out */
-LOCAL void memory_handed_out(void *block, size_t size); /* by the caching allocator, or taken back */
+LOCAL void memory_told(void *block, size_t size); /* the caching allocator handed a block out, or took it back */
 /* Something writes there, up to the end of the block, or it is not known whether it does: then values stay, made up. */
 LOCAL void memory_lose_block(const void *address);
 LOCAL void memory_taint_block(const void *address);

@@ -6,6 +6,7 @@
 #include "cupti.h"
 #include "devices.h"
 #include "memory.h"
+#include "pools.h"
 #include "streams.h"
 #include "submit.h"
 
@@ -139,7 +140,8 @@ API int cudaFree(void *address) {
     CLOCK_STANDS_STILL;
     int unsafe =
         address ? stream_check_unsafe_call() : OK; /* cudaFree(NULL) creates the context, which already exists */
-    return unsafe ? unsafe : memory_free(address);
+    if (unsafe) return unsafe;
+    return pool_free(address) ? OK : memory_free(address);
 }
 /* Managed memory counts as device memory. Where its pages are changes nothing. */
 static uint64_t managed_bytes;

@@ -86,6 +86,7 @@ cudaError_t CUDARTAPI cudaGetDeviceProperties(struct cudaDeviceProp *prop, int d
     prop->concurrentKernels = prop->ECCEnabled = prop->concurrentManagedAccess = 1;
     prop->streamPrioritiesSupported = prop->cooperativeLaunch = prop->computePreemptionSupported = 1;
     prop->globalL1CacheSupported = prop->localL1CacheSupported = prop->hostRegisterSupported = 1;
+    prop->memoryPoolsSupported = 1;
     prop->clusterLaunch = model.major >= 9;
     prop->asyncEngineCount = 3;
     prop->pciBusID = device_installed(device) + 1;

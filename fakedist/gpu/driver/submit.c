@@ -13,6 +13,7 @@
 #include "kernels.h"
 #include "memory.h"
 #include "pinned.h"
+#include "pools.h"
 #include "streams.h"
 
 #include <string.h>
@@ -217,6 +218,8 @@ void submit_record(struct recording *event, void *stream) {
     CLOCK_STANDS_STILL;
     event->number = launch_new_event();
     event->capture = stream_capture(stream);
+    event->moment = pool_moment();
+    event->stream = stream;
     log_wait(STREAM_RECORDS, event->number, stream);
     if (cupti_is_tracing() && !event->capture) event->reached = cupti_trace_record(event->number, stream_queue(stream));
 }
@@ -235,6 +238,13 @@ static void host_waits(int kind, uint64_t event, void *stream, uint64_t until) {
 }
 void submit_wait_for_event(const struct recording *event) {
     host_waits(HOST_WAITS, event->number, NULL, event->reached);
+    if (event->number) pool_waited(event->stream, event->moment);
 }
-void submit_wait_for_stream(void *stream) { host_waits(HOST_WAITS, 0, stream, stream_queue(stream)->reaches); }
-void submit_wait_for_device(void) { host_waits(HOST_WAITS_FOR_DEVICE, 0, NULL, 0); }
+void submit_wait_for_stream(void *stream) {
+    host_waits(HOST_WAITS, 0, stream, stream_queue(stream)->reaches);
+    pool_waited(stream, UINT64_MAX);
+}
+void submit_wait_for_device(void) {
+    host_waits(HOST_WAITS_FOR_DEVICE, 0, NULL, 0);
+    pool_waited(ALL_STREAMS, UINT64_MAX);
+}

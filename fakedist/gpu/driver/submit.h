@@ -21,6 +21,8 @@ struct recording {
     uint64_t number;  /* for the log; 0: never recorded */
     uint64_t reached; /* when its stream reaches it, for a profiler */
     uint64_t capture; /* the capture in progress when it was recorded; 0 for none */
+    uint64_t moment;  /* of the pools */
+    void *stream;
 };
 LOCAL void submit_record(struct recording *event, void *stream);
 LOCAL void submit_stream_wait(const struct recording *event, void *stream);

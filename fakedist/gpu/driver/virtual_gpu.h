@@ -12,11 +12,12 @@
  * A module uses only modules of lower layers, through their headers. Its functions begin with its name, except those
  * marked API: they are CUDA's, or begin with fakedist_. tests/unit/gpu/test_driver_layers.py reads the drawing:
  *
- *   11 driver_api green_contexts structs          CUDA itself: second names, structs that differ between releases
- *   11 products cudnn_backend cudnn_legacy cudnn_rnn nvml_sensors  parts of its libraries
- *   10 runtime events modules copies mapping ipc entry_points crash       CUDA itself
- *   10 blas blaslt cudnn plans fft solver sparse nvml  its libraries
- *    9 submit                              where work goes: captured, logged, traced; and bytes moved
+ *   12 driver_api green_contexts structs          CUDA itself: second names, structs that differ between releases
+ *   12 products cudnn_backend cudnn_legacy cudnn_rnn nvml_sensors  parts of its libraries
+ *   11 runtime events modules copies mapping ipc entry_points crash       CUDA itself
+ *   11 blas blaslt cudnn plans fft solver sparse nvml  its libraries
+ *   10 submit                              where work goes: captured, logged, traced; and bytes moved
+ *    9 pools                               memory in the order of streams
  *    8 streams                             and their captures
  *    7 graphs effects                      what is captured; what launches do to memory
  *    6 cupti kernels                       what a profiler receives; kernels by their handles
