@@ -40,7 +40,8 @@ class LayerRow(NamedTuple):
 
 class RouterPassRow(NamedTuple):
     """A call of a router, also one that a backward repeats: the number of the operation that picked, and then as
-    ``router_load.RouterPass``."""
+    ``router_load.RouterPass``.
+    """
 
     op: int
     layer: int

@@ -14,6 +14,11 @@
 #include <exception>
 #include <vector>
 
+// libtorch_cuda, which is not loaded, would call it. No header of torch's declares it.
+namespace c10::cuda::_internal {
+void setHasPrimaryContext(bool (*has)(DeviceIndex));
+}
+
 namespace {
 using namespace c10::cuda;
 constexpr int32_t EMPTY_CACHE = INT32_MIN;
@@ -71,6 +76,7 @@ void play(const Program &of, const int64_t *counts, Played &played) {
 
 // Prepare the allocator, and so many streams besides the default one, which comes first. Returns 0 if that fails.
 API int fakedist_player_begin(int64_t num_streams) try {
+    _internal::setHasPrimaryContext(+[](c10::DeviceIndex) { return true; });
     CUDACachingAllocator::init(1);
     streams.assign(static_cast<size_t>(num_streams) + 1, nullptr);
     for (auto &stream : streams)

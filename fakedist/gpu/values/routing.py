@@ -157,7 +157,8 @@ _COMPARING = {"eq", "ne", *_ORDERING}
 
 class RunningLayer(NamedTuple):
     """Where an operation runs: the number of its layer (-1: outside of any), whether in a backward, the step, and the
-    number of the operation."""
+    number of the operation.
+    """
 
     layer: int = -1
     in_backward: bool = False
