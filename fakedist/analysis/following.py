@@ -3,11 +3,13 @@
 Calls of one router differ in their counts, so one recording shows which sizes follow them: of the blocks that the same
 line makes by the same operation, the sizes are ``base + per x count`` to the byte for one count of each call (what the
 rank receives, what one expert gets, what one rank sends). Blocks of a backward belong to the call before the forward
-operation whose node makes them.
+operation whose node makes them. A line that runs once has one size: it follows a count if another line's blocks of the
+same operation do, and its size is theirs for its own call.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -130,13 +132,20 @@ def _fitted(frame: pd.DataFrame, call: Ints, mine: Ints) -> tuple[Ints, Ints, In
     """
     size = frame["requested_bytes"].to_numpy("i8")
     base, per, follows = size.copy(), np.zeros(len(size), "i8"), np.full(len(size), -1)
-    unexplained = []
+    fits: dict[tuple[str, str], set[tuple[int, int, int]]] = defaultdict(set)
+    unexplained, constant = [], []
+    kind = list(zip(frame["operation"].astype(str), frame["phase"].astype(str), strict=True))
     for rows in _alike(frame, call):
-        if (size[rows] != size[rows[0]]).any():
-            fit = _fit(size[rows], mine[call[rows]])
-            if fit is None:
-                unexplained.append(rows)
-            else:
+        if (size[rows] == size[rows[0]]).all():
+            constant.append(rows)
+        elif (fit := _fit(size[rows], mine[call[rows]])) is None:
+            unexplained.append(rows)
+        else:
+            base[rows], per[rows], follows[rows] = fit
+            fits[kind[rows[0]]].add(fit)
+    for rows in constant:  # such as those of a first call, which compiles what it runs
+        for fit in fits[kind[rows[0]]]:
+            if (fit[0] + fit[1] * mine[call[rows], fit[2]] == size[rows]).all():
                 base[rows], per[rows], follows[rows] = fit
     if unexplained:
         rows = max(unexplained, key=lambda rows: size[rows].max())
