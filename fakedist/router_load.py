@@ -146,7 +146,8 @@ def _capped(weights: Floats, top_k: int) -> Floats:
 
 def _counts(text: str, seed: int, of: RouterPass, rank: int) -> Integers:
     if of.groups == 1:
-        return _counts_of_ranks(text, seed, of, rank // _RANKS)[rank % _RANKS]
+        counts: Integers = _counts_of_ranks(text, seed, of, rank // _RANKS)[rank % _RANKS]
+        return counts
     return _counts_in_groups(text, seed, of, rank)
 
 

@@ -53,7 +53,7 @@ class Program:
 
 
 class Counts:
-    """What a rank's experts get in each call of a router: the counts that sizes may follow.
+    """The counts that sizes may follow: tokens that a rank's experts get in each call of a router.
 
     Args:
         passes: The calls, each once.
@@ -69,7 +69,7 @@ class Counts:
 
     @staticmethod
     def of_rank(sent: Ints, position: int) -> Ints:
-        """What may matter to the rank at a position in its group, [calls, counts].
+        """The counts that may matter to the rank at a position in its group, [calls, counts].
 
         Received: all, by expert, from each rank, by both, and all with each expert's rounded up; sent to each rank.
         """
@@ -95,7 +95,7 @@ def program_of(recording: Recording, blocks: Blocks, counts: Counts, mine: Ints)
         )
     frame = blocks.frame
     call = _calls(recording, frame, counts.passes)
-    base, per, follows = _fitted(frame, call, mine)
+    base, per, follows = fitted_sizes(frame, call, mine)
     events, at = _events(recording, blocks)
     streams = {0: 0} | {handle: n for n, handle in enumerate(sorted(set(frame["stream"].tolist()) - {0}), 1)}
     return Program(
@@ -124,7 +124,7 @@ def _calls(recording: Recording, frame: pd.DataFrame, passes: list[RouterPass]) 
     return of_row[before]
 
 
-def _fitted(frame: pd.DataFrame, call: Ints, mine: Ints) -> tuple[Ints, Ints, Ints]:
+def fitted_sizes(frame: pd.DataFrame, call: Ints, mine: Ints) -> tuple[Ints, Ints, Ints]:
     """``base``, ``per`` and the column of ``mine`` of each block (-1: none).
 
     Raises:

@@ -12,7 +12,7 @@ from fakedist.cli.say import reading
 from fakedist.options.expert_loads import parse_router_load
 
 if TYPE_CHECKING:
-    from fakedist.results.playing import Playable, Played
+    from fakedist.results.router_draws import Playable, Played
 
 
 @click.command()
@@ -34,7 +34,7 @@ def play(
     form: str | None,
     as_json: bool,
 ) -> int:
-    """Draw the load of experts many times: how often does the hottest rank run out of memory?
+    """Draw loads of experts: how often the hottest rank lacks memory.
 
     RUN is a run on the virtual GPU with --router-load. Each draw gives experts other numbers of tokens. Of the ranks
     of the run's pipeline stage, the one that receives most is played: the run's allocations, with the sizes that follow
@@ -42,7 +42,7 @@ def play(
     priced again.
     """
     from fakedist.report.text import play_sheets
-    from fakedist.results.playing import open_playable
+    from fakedist.results.router_draws import open_playable
 
     output = chosen_output(form, as_json, file)
     with reading(run):
@@ -66,7 +66,7 @@ def play(
 
 def _played(playable: Playable, load: str, seeds: range) -> Played:
     from fakedist.launcher.playing import play as play_program
-    from fakedist.results.playing import play_draws
+    from fakedist.results.router_draws import play_draws
     from fakedist.temporary import scratch_directory
 
     with scratch_directory("play") as folder:

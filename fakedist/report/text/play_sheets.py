@@ -18,7 +18,7 @@ from fakedist.report.text.sheet import (
     sheet_markdown,
     us_column,
 )
-from fakedist.results.playing import Played
+from fakedist.results.router_draws import Played
 from fakedist.rundir.plain import to_plain
 from fakedist.units import format_bytes, format_us
 
@@ -27,7 +27,7 @@ _QUANTILES = {"median": 0.5, "9 in 10": 0.9, "99 in 100": 0.99, "most": 1.0}
 
 
 def play_facts(played: Played) -> list[tuple[str, str]]:
-    """What was played."""
+    """The run, its load and the ranks."""
     playable, draws = played.playable, played.draws
     ranks = sum(map(len, playable.groups))
     steps = len({of.step for of in playable.counts.passes})
@@ -75,7 +75,7 @@ def draws_sheet(played: Played) -> Sheet:
 
 
 def remedies_sheet(played: Played) -> Sheet:
-    """What would help the draws that need the most memory."""
+    """Changes that would help the draws that need the most memory."""
     worst = played.draws.set_index(["seed", "rank"]).loc[[(draw.seed, draw.rank) for draw in played.worst]]
     names = ["as drawn", *(remedy.name for remedy in played.remedies)]
     most = [int(worst["peak_allocated_bytes"].max()), *(max(remedy.peaks) for remedy in played.remedies)]

@@ -90,6 +90,13 @@ class Playable:
         for seed in seeds:
             yield _drawn(self.counts, RouterLoad(load, seed), self.groups, capacity)
 
+    def tokens(self, load: str, seed: int, ranks: tuple[int, ...]) -> Ints:
+        """Tokens that each expert of a group gets in a draw over all recorded calls, [layers, experts]."""
+        sent = self.counts.sent(RouterLoad(load, seed), ranks).sum(axis=1)
+        layers = sorted({of.layer for of in self.counts.passes})
+        every = np.array([of.layer for of in self.counts.passes])
+        return np.array([sent[every == layer].sum(axis=0) for layer in layers])
+
 
 def _drawn(
     counts: Counts, load: RouterLoad, groups: Sequence[tuple[int, ...]], capacity: float | None = None, rank: int = -1
@@ -215,7 +222,7 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Played:
-    """What the hottest rank needs in each draw.
+    """The memory and the time that the hottest rank needs in each draw.
 
     Attributes:
         load: As ``--router-load`` gives it.
