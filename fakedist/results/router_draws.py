@@ -16,7 +16,7 @@ import pandas as pd
 from fakedist.analysis.axes import find_pipeline
 from fakedist.analysis.blocks import build_blocks
 from fakedist.analysis.following import Counts, Program, program_of
-from fakedist.analysis.recording import read_recording
+from fakedist.analysis.recording import Recording, read_recording
 from fakedist.analysis.topology import read_groups
 from fakedist.cost_model.step import ExpertsLoad
 from fakedist.errors import JobError, RunDirectoryError
@@ -149,7 +149,7 @@ def open_playable(path: Path) -> Playable:
         )
     if not run.summary.exit.ended_well and recording.beyond is None:
         raise RunDirectoryError("the run ended before its last step", "play a run that finished its steps")
-    counts = Counts(list(dict.fromkeys(RouterPass(*row[1:]) for row in recording.router_passes)), tuple(facts.ranks))
+    counts = Counts(_passes(recording), tuple(facts.ranks))
     recorded = _drawn(counts, RouterLoad(facts.load, job.seed), [counts.ranks], rank=job.rank)
     gpu, outside = recording.gpu, run.summary.estimated_outside
     assert gpu is not None
@@ -182,6 +182,28 @@ def _groups_of_stage(run: Run, own: tuple[int, ...]) -> tuple[tuple[int, ...], .
             if own in parts:
                 return (own, *(part for part in parts if part != own))
     return (own,)
+
+
+def ranks_by_load(path: Path) -> list[tuple[int, float]]:
+    """The ranks of a recorded rank's pipeline stage that exchange tokens for experts, most tokens first.
+
+    With each are its tokens in times the mean. Empty if none were seen to exchange any by a load.
+    """
+    run, passes = open_run_directory(path), _passes(read_recording(path))
+    facts, job = run.summary.router_load, run.manifest.job
+    if facts is None or job is None or not facts.ranks or not passes:
+        return []
+    load, received = RouterLoad(facts.load, job.seed), {}
+    counts = Counts(passes, tuple(facts.ranks))
+    for ranks in _groups_of_stage(run, counts.ranks):
+        received |= dict(zip(ranks, _received(counts.sent(load, ranks)).sum(axis=0).tolist(), strict=True))
+    mean = sum(received.values()) / len(received)
+    return sorted(((rank, tokens / mean) for rank, tokens in received.items()), key=lambda pair: (-pair[1], pair[0]))
+
+
+def _passes(recording: Recording) -> list[RouterPass]:
+    """The calls of its routers, each once."""
+    return list(dict.fromkeys(RouterPass(*row[1:]) for row in recording.router_passes))
 
 
 def price_draws(playable: Playable, load: str, busiest: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

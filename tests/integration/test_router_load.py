@@ -141,3 +141,16 @@ def test_a_run_with_even_loads_is_not_played(run_fakedist: RunFakedist, tmp_path
     assert run_fakedist("profile", *OPTIONS, "-o", "run", JOB, cwd=tmp_path).code == 0
     finished = run_fakedist("play", tmp_path / "run")
     assert (finished.code, "no load of experts to draw again" in finished.stderr) == (2, True), finished.stderr
+
+
+def test_the_hottest_rank_may_be_in_another_group_of_experts(run_fakedist: RunFakedist, tmp_path: Path) -> None:
+    options = ("--world-size", "8", *OPTIONS[2:], "--router-load", "zipf:1", "--seed", "3")
+    finished = run_fakedist("profile", *options, "--rank", "hottest", "-o", "runs", "--json", JOB, "4", cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    hot = open_run(tmp_path / "runs" / f"rank{finished.json()['ranks'][1]['rank']}").summary
+    assert hot.router_load is not None
+    assert (hot.rank > 3, hot.router_load.by_load()[0]) == (True, hot.rank)
+    own = open_run(tmp_path / "runs" / "rank0").summary.router_load
+    assert own is not None
+    assert max(own.received) < max(hot.router_load.received)
+    assert "of 8 ranks" in finished.stderr
