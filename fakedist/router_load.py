@@ -84,6 +84,10 @@ class RouterLoad:
         received: Integers = sent.reshape(len(ranks), -1).sum(axis=1)
         return received
 
+    def experts_in_file(self) -> int | None:
+        """The number of experts of the file's first line; None without a file."""
+        return len(lines_of(self.text)[0].counts) if self.text.endswith(FILE_ENDING) else None
+
     def layers_in_file(self) -> int | None:
         """The number of layers that the file has; None without a file."""
         return len({line.layer for line in lines_of(self.text)}) if self.text.endswith(FILE_ENDING) else None

@@ -236,10 +236,17 @@ class Routing:
         source, dim = tensor_at(args, 0), operator.argument("dim", args, kwargs)
         if not isinstance(dim, int) or not source.dim():
             return zeros(indices.shape, dtype=torch.int64)
-        draw = self._draws(source.shape, dim % source.dim(), indices) if operator.name in _ROUTING else None
+        draw = (
+            self._draws(source.shape, dim % source.dim(), indices) if self._may_route(operator, source, dim) else None
+        )
         if draw is None or self.load.is_even:
             return _evenly(source.shape, dim, indices.shape)
         return draw().reshape(indices.shape)
+
+    def _may_route(self, operator: Operator, source: torch.Tensor, dim: int) -> bool:
+        """Whether an operation may be a router's. A loss takes the ``max`` of logits, over as many words as it has."""
+        in_file = self.load.experts_in_file()
+        return operator.name == "topk" or (operator.name in _ROUTING and in_file in (None, source.shape[dim]))
 
     def _draws(self, source: torch.Size, dim: int, indices: torch.Tensor) -> Callable[[], torch.Tensor] | None:
         """Note a router's call. Returns what draws its choices; None: no router's."""
