@@ -15,8 +15,8 @@ import pandas as pd
 
 from fakedist.analysis.axes import find_pipeline
 from fakedist.analysis.blocks import build_blocks
-from fakedist.analysis.following import Counts, Program, program_of
 from fakedist.analysis.recording import Recording, read_recording
+from fakedist.analysis.routed_blocks import AllocationProgram, Counts, program_of
 from fakedist.analysis.topology import read_groups
 from fakedist.cost_model.step import ExpertsLoad
 from fakedist.errors import JobError, RunDirectoryError
@@ -72,7 +72,7 @@ class Playable:
     job: Job
     facts: RouterLoadFacts
     counts: Counts
-    program: Program
+    program: AllocationProgram
     groups: tuple[tuple[int, ...], ...]
     room_bytes: int
     alloc_conf: str
@@ -130,7 +130,8 @@ def _capped(passes: Sequence[RouterPass], sent: Ints, capacity: float | None) ->
     if capacity is None:
         return sent
     most = [int(np.ceil(of.tokens * of.top_k / of.num_experts * capacity)) for of in passes]
-    return np.minimum(sent, np.array(most)[:, None, None])
+    kept: Ints = np.minimum(sent, np.array(most)[:, None, None])
+    return kept
 
 
 def open_playable(path: Path) -> Playable:
@@ -193,7 +194,7 @@ def ranks_by_load(path: Path) -> list[tuple[int, float]]:
     facts, job = run.summary.router_load, run.manifest.job
     if facts is None or job is None or not facts.ranks or not passes:
         return []
-    load, received = RouterLoad(facts.load, job.seed), {}
+    load, received = RouterLoad(facts.load, job.seed), dict[int, int]()
     counts = Counts(passes, tuple(facts.ranks))
     for ranks in _groups_of_stage(run, counts.ranks):
         received |= dict(zip(ranks, _received(counts.sent(load, ranks)).sum(axis=0).tolist(), strict=True))
@@ -224,11 +225,11 @@ def price_draws(playable: Playable, load: str, busiest: npt.NDArray[np.float64])
             run.manifest, run.summary, run.table, models_of(Pricing(), run.manifest, run.summary, experts)
         )
         times.append(np.nan if priced.summary is None else priced.summary.step_us)
-    return np.interp(busiest, at, np.array(times))
+    return np.asarray(np.interp(busiest, at, np.array(times)), np.float64)
 
 
 @dataclass(frozen=True)
-class Remedy:
+class PlayedChange:
     """A change, and what it does to the draws that need the most memory.
 
     Attributes:
@@ -261,7 +262,7 @@ class Played:
     even_peak_bytes: int
     even_step_us: float
     worst: list[Draw]
-    remedies: list[Remedy]
+    remedies: list[PlayedChange]
     busiest_by_size: dict[int, float]
 
     @property
@@ -334,7 +335,9 @@ def _even(playable: Playable) -> Ints:
     return counts.of_rank(sent, counts.ranks.index(playable.job.rank))
 
 
-def _with_capacity(playable: Playable, load: str, worst: Sequence[Draw], factor: float, play: PlayCounts) -> Remedy:
+def _with_capacity(
+    playable: Playable, load: str, worst: Sequence[Draw], factor: float, play: PlayCounts
+) -> PlayedChange:
     """A capacity factor: an expert drops what a rank sends it beyond its even part times this."""
     seeds = [draw.seed for draw in worst]
     capped = list(playable.draws(load, seeds, factor))
@@ -342,7 +345,9 @@ def _with_capacity(playable: Playable, load: str, worst: Sequence[Draw], factor:
     # The counts' first column is all that the rank receives.
     kept = sum(float(draw.kept) for draw in capped) / len(capped)
     without = sum(row["failed_event"] >= 0 for row in played)
-    return Remedy(f"capacity factor {factor:g}", [row["peak_allocated_bytes"] for row in played], without, 1 - kept)
+    return PlayedChange(
+        f"capacity factor {factor:g}", [row["peak_allocated_bytes"] for row in played], without, 1 - kept
+    )
 
 
 def _busiest_by_size(playable: Playable, load: str, seeds: Sequence[int]) -> dict[int, float]:

@@ -31,12 +31,14 @@ def play_page(played: Played) -> str:
         (
             "Memory of the hottest rank, allocated",
             "simulated",
-            _histogram(draws["peak_allocated_bytes"], fits, format_bytes),
+            _histogram(draws["peak_allocated_bytes"].to_list(), fits, format_bytes),
         )
     ]
     if draws["step_us"].notna().all():
-        charts.append(("Step", "estimated", _histogram(draws["step_us"], fits, lambda us: f"{us / 1e3:,.1f} ms")))
-    context = {
+        charts.append(
+            ("Step", "estimated", _histogram(draws["step_us"].to_list(), fits, lambda us: f"{us / 1e3:,.1f} ms"))
+        )
+    context: dict[str, object] = {
         "probability": probability_text(played),
         "facts": play_facts(played),
         "sheets": [draws_sheet(played), remedies_sheet(played)],

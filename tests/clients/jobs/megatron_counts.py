@@ -41,6 +41,7 @@ tokens = torch.randint(1024, (BATCH, LENGTH), device="cuda")
 positions = torch.arange(LENGTH, device="cuda").expand(BATCH, -1)
 mask = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool, device="cuda").triu(1)
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-for iteration in range(2):
+while iteration < 2:
     model(tokens, positions, mask, labels=tokens).mean().backward()
     optimizer.step()
+    iteration += 1

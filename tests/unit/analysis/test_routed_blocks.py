@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pandas as pd
 import pytest
 
-from fakedist.analysis.following import Counts, fitted_sizes
+from fakedist.analysis.routed_blocks import Counts, fitted_sizes
 from fakedist.errors import JobError
 from fakedist.router_load import RouterLoad, RouterPass
 

@@ -32,7 +32,7 @@ _TAKEN = [ACTIONS.index(action) for action in ("segment_alloc", "segment_map")]
 
 
 @dataclass(frozen=True)
-class Program:
+class AllocationProgram:
     """A recording's allocations for the player (gpu/player.py).
 
     Attributes:
@@ -82,7 +82,7 @@ class Counts:
         return np.concatenate(every, axis=1)
 
 
-def program_of(recording: Recording, blocks: Blocks, counts: Counts, mine: Ints) -> Program:
+def program_of(recording: Recording, blocks: Blocks, counts: Counts, mine: Ints) -> AllocationProgram:
     """The program of a recording in which the calls had these counts (:meth:`Counts.of_rank`).
 
     Raises:
@@ -98,7 +98,7 @@ def program_of(recording: Recording, blocks: Blocks, counts: Counts, mine: Ints)
     base, per, follows = fitted_sizes(frame, call, mine)
     events, at = _events(recording, blocks)
     streams = {0: 0} | {handle: n for n, handle in enumerate(sorted(set(frame["stream"].tolist()) - {0}), 1)}
-    return Program(
+    return AllocationProgram(
         events,
         base,
         per,
