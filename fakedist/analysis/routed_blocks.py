@@ -104,7 +104,7 @@ def program_of(recording: Recording, blocks: Blocks, counts: Counts, mine: Ints)
         per,
         np.where(follows < 0, -1, follows + call * mine.shape[1]).astype("i4"),
         frame["stream"].map(streams).to_numpy("i4"),
-        (frame["reuse_event"] > frame["free_event"] + 1).to_numpy("u1"),
+        np.asarray(frame["reuse_event"] > frame["free_event"] + 1, np.uint8),
         at,
     )
 
