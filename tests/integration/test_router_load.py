@@ -154,3 +154,17 @@ def test_the_hottest_rank_may_be_in_another_group_of_experts(run_fakedist: RunFa
     assert own is not None
     assert max(own.received) < max(hot.router_load.received)
     assert "of 8 ranks" in finished.stderr
+
+
+def test_draws_are_drawn_and_listed(
+    profiled: tuple[Path, Finished], played: dict[str, Any], run_fakedist: RunFakedist, tmp_path: Path
+) -> None:
+    options = ("play", profiled[0] / "rank0", "--seed", "3", "--draws", "4")
+    page, rows = (run_fakedist(*options, "--format", form, cwd=tmp_path).stdout for form in ("html", "csv"))
+    assert rows.splitlines()[0].startswith("seed,rank,share,busiest,peak_allocated_bytes")
+    assert [int(row.split(",")[4]) for row in rows.splitlines()[1:]] == [
+        draw["peak_allocated_bytes"] for draw in played["draws"][:4]
+    ]
+    heat = page.partition('<table class="heat">')[2].partition("</table>")[0]
+    assert heat.count("<tr>") == 1 + 2, "a row for each layer with experts"
+    assert heat.count("<mark>") == 4, "the experts of the hottest rank"
