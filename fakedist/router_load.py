@@ -19,6 +19,8 @@ from fakedist.options.expert_loads import EVEN, FILE_ENDING, WORKLOADS, RouterLo
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+#: Ranks whose counts are drawn at once.
+_RANKS = 16
 #: Added to the weights of a group of which no expert is picked.
 _LEAST = 1e-300
 
@@ -82,6 +84,10 @@ class RouterLoad:
         received: Integers = sent.reshape(len(ranks), -1).sum(axis=1)
         return received
 
+    def experts_in_file(self) -> int | None:
+        """The number of experts of the file's first line; None without a file."""
+        return len(lines_of(self.text)[0].counts) if self.text.endswith(FILE_ENDING) else None
+
     def layers_in_file(self) -> int | None:
         """The number of layers that the file has; None without a file."""
         return len({line.layer for line in lines_of(self.text)}) if self.text.endswith(FILE_ENDING) else None
@@ -142,12 +148,26 @@ def _capped(weights: Floats, top_k: int) -> Floats:
     return shares
 
 
-@functools.lru_cache(maxsize=4096)
 def _counts(text: str, seed: int, of: RouterPass, rank: int) -> Integers:
-    draws = _draws(seed, of, rank)
     if of.groups == 1:
-        return _drawn(draws, _shares(text, seed, of), of.tokens, of.top_k)
-    each = of.top_k // of.top_groups
+        counts: Integers = _counts_of_ranks(text, seed, of, rank // _RANKS)[rank % _RANKS]
+        return counts
+    return _counts_in_groups(text, seed, of, rank)
+
+
+@functools.lru_cache(maxsize=1024)
+def _counts_of_ranks(text: str, seed: int, of: RouterPass, part: int) -> Integers:
+    """The counts of a part of the ranks, [ranks, experts], of ``_RANKS`` at once: making a generator takes longest."""
+    draws, shares = _draws(seed, of, part), _shares(text, seed, of)
+    counts: Integers = draws.multinomial(of.tokens * of.top_k, shares / shares.sum(), size=_RANKS)
+    for row in np.flatnonzero((counts > of.tokens).any(axis=1)):
+        counts[row] = _spread(draws, counts[row], shares, of.tokens)
+    return counts
+
+
+@functools.lru_cache(maxsize=4096)
+def _counts_in_groups(text: str, seed: int, of: RouterPass, rank: int) -> Integers:
+    draws, each = _draws(seed, of, rank), of.top_k // of.top_groups
     weights = _weights(text, seed, of._replace(number=0, tokens=0)).reshape(of.groups, -1)
     parts = zip(weights, _group_counts(text, seed, of._replace(top_k=0), rank).tolist(), strict=True)
     return np.concatenate([_drawn(draws, _capped(group + _LEAST, each), tokens, each) for group, tokens in parts])
@@ -164,8 +184,12 @@ def _draws(seed: int, of: RouterPass, rank: int, what: int = 0) -> np.random.Gen
 
 
 def _drawn(draws: np.random.Generator, shares: Floats, tokens: int, top_k: int) -> Integers:
-    """Counts by shares. No expert gets more than all tokens: what is over goes to the others."""
-    counts: Integers = draws.multinomial(tokens * top_k, shares / shares.sum())
+    """Counts by shares."""
+    return _spread(draws, draws.multinomial(tokens * top_k, shares / shares.sum()), shares, tokens)
+
+
+def _spread(draws: np.random.Generator, counts: Integers, shares: Floats, tokens: int) -> Integers:
+    """Counts of which none is more than all tokens: what is over goes to the other experts."""
     while (excess := int((counts - tokens).clip(0).sum())) > 0:
         counts = counts.clip(max=tokens)
         free = np.where(counts < tokens, shares + 1e-12, 0)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fakedist.analysis.replay import Pool, Segment
-from fakedist.analysis.stack_lines import joined_to_forward
+from fakedist.analysis.stack_lines import forward_of, joined_to_forward
 from fakedist.analysis.traces.traced_step import traced_records
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.directory import JOURNAL_NAME, KERNELS_NAME, SMI_NAME
@@ -50,6 +50,7 @@ from fakedist.rundir.records import (
     OutsideRecord,
     RegionsRecord,
     RouterLoadRecord,
+    RouterPassesRecord,
     ScopesRecord,
     StepRecord,
     StepWentOnRecord,
@@ -67,6 +68,7 @@ from fakedist.rundir.rows import (
     OperationRow,
     PlacingRow,
     RegionRow,
+    RouterPassRow,
     ScopeRow,
     merged,
 )
@@ -120,6 +122,8 @@ class Recording:
         outcome: How the rank ended; None if it was killed.
         not_sent: Lines that read integers or flags that another rank should have sent.
         routers: Routers that picked experts by made-up values; None without any.
+        router_passes: Their calls, in order.
+        made_by: Operations of backwards in order (``op``), and the one that made the node that ran each (``forward``).
         unanswered: Number of calls of each CUDA function that was refused.
         truncated: The journal ends in the middle of a record.
     """
@@ -156,6 +160,8 @@ class Recording:
     profiled: ProfilerRecord | None = None
     host: HostRecord | None = None
     routers: RouterLoadRecord | None = None
+    router_passes: list[RouterPassRow] = field(default_factory=list)
+    made_by: dict[str, Array] = field(default_factory=lambda: {"op": np.zeros(0, "i8"), "forward": np.zeros(0, "i8")})
     timed_step: int = -1
     steps: list[StepRecord] = field(default_factory=list)
     statistics: dict[int, StatisticsRecord] = field(default_factory=dict)
@@ -244,6 +250,7 @@ _ROWS: dict[type[Record], str] = {
     PlacingsRecord: "placings",
     GraphsRecord: "graphs",
     HeldRecord: "held",
+    RouterPassesRecord: "router_passes",
 }
 
 
@@ -286,6 +293,7 @@ class JournalReading:
             device: columns for device, columns in events.items() if (columns["action"] != _SNAPSHOT).any()
         }
         made, ran = _joined(NodesRecord, self._nodes), _joined(NodeRunsRecord, self._node_runs)
+        recording.made_by = forward_of(made, ran)
         called = recording.operation_stacks = _joined(OperationStacksRecord, self._called)
         joined_to_forward(recording.frames, recording.stacks, [*recording.events.values(), called], made, ran)
         if self._kernels is not None:

@@ -142,6 +142,18 @@ def joined_to_forward(
         columns["stack"] = stack.astype("<i4")
 
 
+def forward_of(made: _Columns, ran: _Columns) -> dict[str, npt.NDArray[np.int64]]:
+    """Operations of backwards in order (``op``), and the one that made the node that ran each (``forward``).
+
+    A node that a function of the script made has none of its own: the last one before it counts.
+    """
+    node = ["thread", "sequence"]
+    nodes = pd.DataFrame(dict(made)).drop_duplicates(node)
+    nodes["forward"] = np.maximum.accumulate(nodes["op"].to_numpy("i8")) if len(nodes) else nodes["op"]
+    joined = pd.DataFrame(dict(ran)).merge(nodes[[*node, "forward"]], on=node).drop_duplicates("op").sort_values("op")
+    return {name: joined[name].to_numpy("i8") for name in ("op", "forward")}
+
+
 def _inside_nodes(
     frames: Sequence[FrameRow], stacks: Sequence[tuple[int, ...]], boundary: int
 ) -> list[tuple[int, ...] | None]:

@@ -21,6 +21,7 @@ from fakedist.cli.doctor import doctor
 from fakedist.cli.export import export
 from fakedist.cli.lines import lines
 from fakedist.cli.nsys import nsys
+from fakedist.cli.play import play
 from fakedist.cli.profile import profile
 from fakedist.cli.report import report
 from fakedist.cli.say import MORE_MEMORY, TOO_LITTLE_MEMORY, last_line, print_error, say
@@ -110,6 +111,7 @@ for _command in (
     topology,
     check,
     nsys,
+    play,
     calibrate,
     export,
     doctor,

@@ -86,7 +86,7 @@ def profile(
     Several ranks run one after the other, or with --jobs side by side. Each receives what those before it in the list
     sent (docs/tape.md). --rank stages runs rank 0, finds the pipeline among its groups, and runs a rank of each other
     stage; the step of the whole job follows (docs/time.md). --rank hottest runs rank 0, and then the rank that gets the
-    most tokens for its experts, of those that rank 0 exchanges tokens with.
+    most tokens for its experts, of those in rank 0's pipeline stage.
     """
     from fakedist.launcher import launching
 
@@ -169,20 +169,17 @@ def _ranks_by_load(job: Job, word: str) -> Callable[[RankRun], Sequence[int]]:
 
     def chosen(run: RankRun) -> Sequence[int]:
         from fakedist.errors import JobError
-        from fakedist.rundir.manifest import load_manifest
+        from fakedist.results.router_draws import ranks_by_load
 
-        summary = None if run.run_directory is None else load_manifest(run.run_directory).summary
-        facts = None if summary is None else summary.router_load
-        if facts is None or not facts.received:
+        ranks = [] if run.run_directory is None else ranks_by_load(run.run_directory)
+        if not ranks:
             raise JobError(
                 f"rank {job.rank} was not seen to exchange tokens for experts that --router-load chose, so none is the "
                 f"{word}",
                 "name the ranks to run: --rank 0,1",
             )
-        rank = facts.by_load()[round(_BY_LOAD[word] * (len(facts.ranks) - 1))]
-        remark(
-            f"the {word} of {len(facts.ranks)} ranks: rank {rank}, whose experts get {facts.share(rank):.2f} x the mean"
-        )
+        rank, share = ranks[round(_BY_LOAD[word] * (len(ranks) - 1))]
+        remark(f"the {word} of {len(ranks)} ranks: rank {rank}, whose experts get {share:.2f} x the mean")
         return () if rank == run.rank else (rank,)
 
     return chosen

@@ -55,6 +55,7 @@ from fakedist.rundir.records import (
     InventedRecord,
     NoteRecord,
     RouterLoadRecord,
+    RouterPassesRecord,
     TakenRecord,
     UnansweredRecord,
 )
@@ -172,7 +173,7 @@ class Surroundings:
 
     def _whereabouts(self) -> RunningLayer:
         position = self._recorder.position
-        return RunningLayer(position.layer, position.in_backward(), position.step)
+        return RunningLayer(position.layer, position.in_backward(), position.step, position.op)
 
     def _routes(self, indices: torch.Tensor, num_experts: int) -> torch.Tensor:
         """The experts of each token. What the device holds is stale once the recording is over."""
@@ -383,6 +384,8 @@ class Surroundings:
         facts = None if self._values is None else self._values.router_facts()
         if facts is not None:
             self._journal.append(RouterLoadRecord(facts))
+            if self._values is not None:
+                self._journal.append(RouterPassesRecord(self._values.router_passes()))
         elif not self._load.is_even:
             self._journal.append(NoteRecord(notes.router_load_unused(self._load.text)))
 

@@ -153,8 +153,8 @@ def _why_not(manifest: Manifest, summary: Summary, *, measured: bool) -> str:
     return "" if manifest.gpu_model else "it never reached its GPU, or an older fakedist made it, which kept none"
 
 
-def models_of(pricing: Pricing, manifest: Manifest, summary: Summary) -> Models:
-    """The models to price a run with.
+def models_of(pricing: Pricing, manifest: Manifest, summary: Summary, experts: ExpertsLoad | None = None) -> Models:
+    """The models to price a run with; ``experts`` replaces the load that it is priced for.
 
     Raises:
         JobError: There is no such GPU model, fabric or what-if, a file is not valid, or a variable of NCCL's makes no
@@ -171,7 +171,7 @@ def models_of(pricing: Pricing, manifest: Manifest, summary: Summary) -> Models:
         gpus_per_node=pricing.gpus_per_node,
         interferes=pricing.interference,
         nccl=pricing.nccl_env,
-        experts=experts_of(pricing.router_load, manifest.job, summary),
+        experts=experts or experts_of(pricing.router_load, manifest.job, summary),
         what_if=pricing.what_if,
     )
     prices = prices_of(gpu, times_of(manifest, gpu, pricing.times))

@@ -22,6 +22,7 @@ from fakedist.rundir.rows import (
     LayerRow,
     OperationRow,
     RegionRow,
+    RouterPassRow,
     ScopeRow,
     UnansweredRow,
 )
@@ -177,6 +178,13 @@ class RouterLoadRecord(Record):
     """The routers that picked experts by made-up values, and what their load sent to whom."""
 
     facts: RouterLoadFacts
+
+
+@record_kind("router_passes")
+class RouterPassesRecord(Record):
+    """The calls of these routers, in order."""
+
+    rows: list[RouterPassRow]
 
 
 @record_kind("unanswered")

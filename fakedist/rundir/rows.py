@@ -38,6 +38,22 @@ class LayerRow(NamedTuple):
     parent: int
 
 
+class RouterPassRow(NamedTuple):
+    """A call of a router, also one that a backward repeats: the number of the operation that picked, and then as
+    ``router_load.RouterPass``.
+    """
+
+    op: int
+    layer: int
+    number: int
+    step: int
+    tokens: int
+    num_experts: int
+    top_k: int
+    groups: int
+    top_groups: int
+
+
 class OperationRow(NamedTuple):
     """A kind of operation: its number, and its name, e.g. aten.mm.default."""
 

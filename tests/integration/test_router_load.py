@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,89 @@ def test_a_file_for_another_job_ends_the_run_with_both_numbers(run_fakedist: Run
     (tmp_path / "counts.jsonl").write_text(json.dumps({**line, "counts": [2] * 7}))
     finished = run_fakedist("profile", *OPTIONS, "--router-load", "counts.jsonl", JOB, cwd=tmp_path)
     assert (finished.code, "counts 14 choices in line 1" in finished.stderr) == (2, True), finished.stderr
+
+
+@pytest.fixture(scope="module")
+def played(profiled: tuple[Path, Finished], run_fakedist: RunFakedist) -> dict[str, Any]:
+    finished = run_fakedist("play", profiled[0] / "rank0", "--seed", "3", "--draws", "30", "--json")
+    assert finished.code == 0, finished.stderr
+    return finished.json()
+
+
+def test_a_draw_played_has_the_peaks_of_its_own_recording(
+    profiled: tuple[Path, Finished], played: dict[str, Any]
+) -> None:
+    recorded = profiled[1].json()["ranks"][1]
+    draw = played["draws"][0]
+    assert draw["seed"] == 3
+    assert draw["rank"] == recorded["rank"] != 0, "played from the recording of rank 0"
+    for name in ("peak_allocated_bytes", "peak_reserved_bytes"):
+        assert draw[name] == recorded[name]
+    assert played["draws"][1]["peak_allocated_bytes"] != draw["peak_allocated_bytes"]
+
+
+def test_the_step_of_a_draw_waits_for_its_busiest_rank(played: dict[str, Any]) -> None:
+    draws = sorted(played["draws"], key=lambda draw: float(draw["busiest"]))
+    assert played["even"]["step_us"] < draws[0]["step_us"] < draws[-1]["step_us"]
+    assert all(one["step_us"] <= other["step_us"] for one, other in pairwise(draws))
+
+
+def test_a_capacity_caps_what_experts_need(played: dict[str, Any]) -> None:
+    worst = max(draw["peak_allocated_bytes"] for draw in played["draws"])
+    tight, wide = played["remedies"]
+    assert played["even"]["peak_allocated_bytes"] < max(tight["peaks"]) < max(wide["peaks"]) < worst
+    assert 0 < wide["dropped"] < tight["dropped"] < 0.5
+
+
+def test_draws_that_the_gpu_has_no_memory_for_are_counted(
+    profiled: tuple[Path, Finished], played: dict[str, Any], run_fakedist: RunFakedist, tmp_path: Path
+) -> None:
+    outside = open_run(profiled[0] / "rank0").summary.estimated_outside
+    assert outside is not None
+    memory = -(-outside.low_bytes >> 20) + 190
+    options = ("--rank", "0", "--router-load", "zipf:1", "--seed", "3", "--gpu-memory", f"{memory}MiB")
+    assert run_fakedist("profile", *OPTIONS, *options, "-o", "run", JOB, cwd=tmp_path).code == 0
+    less = run_fakedist("play", tmp_path / "run", "--seed", "3", "--draws", "30", "--json").json()
+    assert less["room_bytes"] == (memory << 20) - outside.low_bytes
+    for draw, before in zip(less["draws"], played["draws"], strict=True):
+        is_tight = before["peak_reserved_bytes"] > less["room_bytes"]  # cached blocks go, and others are split less
+        near = before["peak_allocated_bytes"] * (0.01 if is_tight else 0)
+        assert abs(draw["peak_allocated_bytes"] - before["peak_allocated_bytes"]) <= near, "whether it fits or not"
+        if before["peak_allocated_bytes"] > less["room_bytes"]:
+            assert not draw["fits"]
+        if not is_tight:
+            assert draw["fits"]
+    assert 0 < less["out_of_memory"]["low"] < less["out_of_memory"]["part"] < less["out_of_memory"]["high"] < 1
+
+
+def test_a_run_with_even_loads_is_not_played(run_fakedist: RunFakedist, tmp_path: Path) -> None:
+    assert run_fakedist("profile", *OPTIONS, "-o", "run", JOB, cwd=tmp_path).code == 0
+    finished = run_fakedist("play", tmp_path / "run")
+    assert (finished.code, "no load of experts to draw again" in finished.stderr) == (2, True), finished.stderr
+
+
+def test_the_hottest_rank_may_be_in_another_group_of_experts(run_fakedist: RunFakedist, tmp_path: Path) -> None:
+    options = ("--world-size", "8", *OPTIONS[2:], "--router-load", "zipf:1", "--seed", "3")
+    finished = run_fakedist("profile", *options, "--rank", "hottest", "-o", "runs", "--json", JOB, "4", cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    hot = open_run(tmp_path / "runs" / f"rank{finished.json()['ranks'][1]['rank']}").summary
+    assert hot.router_load is not None
+    assert (hot.rank > 3, hot.router_load.by_load()[0]) == (True, hot.rank)
+    own = open_run(tmp_path / "runs" / "rank0").summary.router_load
+    assert own is not None
+    assert max(own.received) < max(hot.router_load.received)
+    assert "of 8 ranks" in finished.stderr
+
+
+def test_draws_are_drawn_and_listed(
+    profiled: tuple[Path, Finished], played: dict[str, Any], run_fakedist: RunFakedist, tmp_path: Path
+) -> None:
+    options = ("play", profiled[0] / "rank0", "--seed", "3", "--draws", "4")
+    page, rows = (run_fakedist(*options, "--format", form, cwd=tmp_path).stdout for form in ("html", "csv"))
+    assert rows.splitlines()[0].startswith("seed,rank,share,busiest,peak_allocated_bytes")
+    assert [int(row.split(",")[4]) for row in rows.splitlines()[1:]] == [
+        draw["peak_allocated_bytes"] for draw in played["draws"][:4]
+    ]
+    heat = page.partition('<table class="heat">')[2].partition("</table>")[0]
+    assert heat.count("<tr>") == 1 + 2, "a row for each layer with experts"
+    assert heat.count("<mark>") == 4, "the experts of the hottest rank"

@@ -95,6 +95,15 @@ TRACKER = Library(
     "torch 2.8 and 2.9 need one, to count the events of their allocator",
     "the tracker of allocator events that torch 2.8 and 2.9 need",
 )
+PLAYER = Library(
+    "player",
+    ("player.cpp",),
+    (),
+    ("-std=c++20", "-O2"),
+    ("-lc10_cuda", "-lc10"),
+    "it builds what plays a recording with other sizes",
+    "the player of allocations",
+)
 
 
 def ensure_fast_path() -> Path:

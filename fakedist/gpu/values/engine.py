@@ -47,7 +47,7 @@ from fakedist.gpu.values.tensors import (
 )
 from fakedist.router_load import RouterLoad
 from fakedist.rundir.notes import Note
-from fakedist.rundir.rows import InventedRow
+from fakedist.rundir.rows import InventedRow, RouterPassRow
 from fakedist.rundir.summary import RouterLoadFacts
 
 #: The name in the report of reads that are not operations.
@@ -190,6 +190,10 @@ class ValueEngine:
     def router_facts(self) -> RouterLoadFacts | None:
         """The routers that picked experts by made-up values, and what their load sent to whom; None without any."""
         return self._routing.facts()
+
+    def router_passes(self) -> list[RouterPassRow]:
+        """Every call of these routers."""
+        return self._routing.calls()
 
     def invented(self) -> list[InventedRow]:
         """Values made up since the last call."""

@@ -32,6 +32,7 @@ from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.tensors import Arguments, Keywords, device_tensors, plain_tensors, tensor_at
 from fakedist.options.expert_loads import EVEN, RouterLoadError
 from fakedist.router_load import RouterLoad, RouterPass
+from fakedist.rundir.rows import RouterPassRow
 from fakedist.rundir.sources import ROUTED
 from fakedist.rundir.summary import RouterLoadFacts
 
@@ -155,11 +156,14 @@ _COMPARING = {"eq", "ne", *_ORDERING}
 
 
 class RunningLayer(NamedTuple):
-    """Where an operation runs: the number of its layer (-1: outside of any), whether in a backward, and the step."""
+    """Where an operation runs: the number of its layer (-1: outside of any), whether in a backward, the step, and the
+    number of the operation.
+    """
 
     layer: int = -1
     in_backward: bool = False
     step: int = 0
+    op: int = -1
 
 
 @dataclass
@@ -219,6 +223,7 @@ class Routing:
         self._is_checked = False
         self.fused: set[tuple[str, int]] = set()
         self.passes: dict[int, list[RouterPass]] = {}
+        self._ran: list[RouterPassRow] = []
         self._line_of: dict[int, tuple[str, int]] = {}
         self.groups: dict[int, tuple[int, ...]] = {}
 
@@ -231,10 +236,17 @@ class Routing:
         source, dim = tensor_at(args, 0), operator.argument("dim", args, kwargs)
         if not isinstance(dim, int) or not source.dim():
             return zeros(indices.shape, dtype=torch.int64)
-        draw = self._draws(source.shape, dim % source.dim(), indices) if operator.name in _ROUTING else None
+        draw = (
+            self._draws(source.shape, dim % source.dim(), indices) if self._may_route(operator, source, dim) else None
+        )
         if draw is None or self.load.is_even:
             return _evenly(source.shape, dim, indices.shape)
         return draw().reshape(indices.shape)
+
+    def _may_route(self, operator: Operator, source: torch.Tensor, dim: int) -> bool:
+        """Whether an operation may be a router's. A loss takes the ``max`` of logits, over as many words as it has."""
+        in_file = self.load.experts_in_file()
+        return operator.name == "topk" or (operator.name in _ROUTING and in_file in (None, source.shape[dim]))
 
     def _draws(self, source: torch.Size, dim: int, indices: torch.Tensor) -> Callable[[], torch.Tensor] | None:
         """Note a router's call. Returns what draws its choices; None: no router's."""
@@ -260,6 +272,7 @@ class Routing:
             return lambda: from_numpy(self.load.groups(router, self.rank))
         router = self._in_groups(router)
         self._recent.append(router)
+        self._ran.append(RouterPassRow(now.op, *router))
         if not now.in_backward and len(passes := self.passes.setdefault(layer, [])) < _MOST_PASSES:
             self._line_of[layer] = script_line()
             passes.append(router)
@@ -270,6 +283,8 @@ class Routing:
 
     def _forget_best(self, layer: int, source: torch.Size) -> None:
         """Forget the call that picked the best experts of each group, which sends no tokens."""
+        if self._ran and (self._ran[-1].layer, self._ran[-1].num_experts) == (layer, source[2]):
+            self._ran.pop()
         for calls in (self._recent, self.passes.get(layer, [])):
             if calls and (calls[-1].layer, calls[-1].num_experts) == (layer, source[2]):
                 calls.pop()
@@ -312,10 +327,19 @@ class Routing:
         mask = partial(_mask, self.load, self._recent[-1], self.rank)
         return lambda: mask().argsort(dim=0, descending=True, stable=True)[:capacity]
 
+    def _layers_reached(self) -> list[int]:
+        """The layers whose picked indices sent tokens."""
+        lines = {(choice.filename, choice.line) for choice in self._routers}
+        return [layer for layer in self.passes if self._line_of[layer] in lines]
+
+    def calls(self) -> list[RouterPassRow]:
+        """The calls of routers whose load it was, also those that a backward repeated, in order."""
+        layers = set(self._layers_reached())
+        return [row for row in self._ran if row.layer in layers]
+
     def facts(self) -> RouterLoadFacts | None:
         """The routers that picked by generated values, and their load; None without any."""
-        lines = {(choice.filename, choice.line) for choice in self._routers}
-        layers = [layer for layer in self.passes if self._line_of[layer] in lines]
+        layers = self._layers_reached()
         unknown = [] if self.load.is_even else [f"{name}:{line}" for name, line in sorted(self.fused)]
         if not layers:
             return RouterLoadFacts(self.load.text, 0, 0, 0, 0, unknown=unknown) if unknown else None

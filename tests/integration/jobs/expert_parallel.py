@@ -1,7 +1,11 @@
-"""Two layers of experts over all ranks, recomputed in the backward; prints what each layer sends and receives."""
+"""Two layers of experts, recomputed in the backward; prints what each layer sends and receives.
+
+The argument is the number of ranks that exchange tokens; without it, all do.
+"""
 
 import json
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -11,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 TOKENS, WIDTH, EXPERTS, TOP_K = 4096, 512, 16, 2
 dist.init_process_group("nccl")
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-ranks = dist.get_world_size()
+ranks = int(sys.argv[1]) if len(sys.argv) > 1 else dist.get_world_size()
+group = dist.new_subgroups(ranks)[0]
 
 
 class Experts(torch.nn.Module):
@@ -25,13 +30,13 @@ class Experts(torch.nn.Module):
         scores, experts = self.gate(tokens).softmax(-1).topk(TOP_K)
         counts = torch.bincount(experts.view(-1), minlength=EXPERTS)
         received = torch.empty_like(counts)
-        dist.all_to_all_single(received, counts)
+        dist.all_to_all_single(received, counts, group=group)
         sends, gets = counts.view(ranks, -1).sum(1).tolist(), received.view(ranks, -1).sum(1).tolist()
         print(json.dumps({"rank": dist.get_rank(), "layer": self.number, "sends": sends, "gets": gets}), flush=True)
         order = experts.view(-1).argsort(stable=True)
-        come = all_to_all_single_autograd(tokens[order // TOP_K], gets, sends, dist.group.WORLD)
+        come = all_to_all_single_autograd(tokens[order // TOP_K], gets, sends, group)
         done = torch.cat([part @ self.weights[0] for part in come.split(gets)])
-        back = all_to_all_single_autograd(done, sends, gets, dist.group.WORLD)
+        back = all_to_all_single_autograd(done, sends, gets, group)
         weighted = back * scores.view(-1)[order][:, None]
         return tokens + torch.zeros_like(tokens).index_add(0, order // TOP_K, weighted)
 

@@ -1,0 +1,217 @@
+"""Which blocks follow how many tokens experts get, and how a recording's allocations are played with other counts.
+
+Calls of one router differ in their counts, so one recording shows which sizes follow them: of the blocks that the same
+line makes by the same operation, the sizes are ``base + per x count`` to the byte for one count of each call (what the
+rank receives, what one expert gets, what one rank sends). Blocks of a backward belong to the call before the forward
+operation whose node makes them. A line that runs once has one size: it follows a count if another line's blocks of the
+same operation do, and its size is theirs for its own call.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fakedist.analysis.blocks import Blocks
+from fakedist.analysis.recording import Recording
+from fakedist.errors import JobError
+from fakedist.router_load import RouterLoad, RouterPass
+from fakedist.rundir.schema import ACTIONS
+
+Ints = npt.NDArray[np.int64]
+#: Grouped products round the tokens of each expert up to a multiple of these.
+_PADDINGS = (8, 16, 32, 64, 128)
+_EMPTY_CACHE = np.iinfo(np.int32).min
+_GIVEN_BACK = [ACTIONS.index(action) for action in ("segment_free", "segment_unmap")]
+_TAKEN = [ACTIONS.index(action) for action in ("segment_alloc", "segment_map")]
+
+
+@dataclass(frozen=True)
+class AllocationProgram:
+    """A recording's allocations for the player (gpu/player.py).
+
+    Attributes:
+        events: In order: n allocates block n, ~n frees it, the least number empties the cache.
+        base, per, follows: The bytes of each block are ``base + per x count``; ``follows`` says which, -1: none.
+        stream: Number of the stream of each block; 0 is the default one.
+        is_shared: Whether another stream used the block.
+        event: The recorded event of each of ``events``.
+    """
+
+    events: npt.NDArray[np.int32]
+    base: Ints
+    per: Ints
+    follows: npt.NDArray[np.int32]
+    stream: npt.NDArray[np.int32]
+    is_shared: npt.NDArray[np.uint8]
+    event: Ints
+
+
+class Counts:
+    """The counts that sizes may follow: tokens that a rank's experts get in each call of a router.
+
+    Args:
+        passes: The calls, each once.
+        ranks: The ranks that exchange tokens: the first has the first experts, and so on.
+    """
+
+    def __init__(self, passes: list[RouterPass], ranks: tuple[int, ...]) -> None:
+        self.passes, self.ranks = passes, ranks
+
+    def sent(self, load: RouterLoad, ranks: tuple[int, ...] | None = None) -> Ints:
+        """Tokens that each rank sends to each expert in each call, [calls, ranks, experts]."""
+        return np.array([[load.counts(of, rank) for rank in ranks or self.ranks] for of in self.passes])
+
+    @staticmethod
+    def of_rank(sent: Ints, position: int) -> Ints:
+        """The counts that may matter to the rank at a position in its group, [calls, counts].
+
+        Received: all, by expert, from each rank, by both, and all with each expert's rounded up; sent to each rank.
+        """
+        calls, ranks, experts = sent.shape
+        mine = sent.reshape(calls, ranks, ranks, experts // ranks)
+        gets, sends = mine[:, :, position], mine[:, position].sum(2)
+        by_expert = gets.sum(1)
+        padded = [(-(-by_expert // step) * step).sum(1, keepdims=True) for step in _PADDINGS]
+        every = (by_expert.sum(1, keepdims=True), by_expert, gets.sum(2), sends, *padded, gets.reshape(calls, -1))
+        return np.concatenate(every, axis=1)
+
+
+def program_of(recording: Recording, blocks: Blocks, counts: Counts, mine: Ints) -> AllocationProgram:
+    """The program of a recording in which the calls had these counts (:meth:`Counts.of_rank`).
+
+    Raises:
+        JobError: Memory is in a private pool, or sizes vary otherwise.
+    """
+    device = recording.device
+    if any(pool != (0, 0) for pool in recording.pools.get(device, {}).values()):
+        raise JobError(
+            "the recording has blocks in private pools of CUDA graphs, which cannot be played", "record it without them"
+        )
+    frame = blocks.frame
+    call = _calls(recording, frame, counts.passes)
+    base, per, follows = fitted_sizes(frame, call, mine)
+    events, at = _events(recording, blocks)
+    streams = {0: 0} | {handle: n for n, handle in enumerate(sorted(set(frame["stream"].tolist()) - {0}), 1)}
+    return AllocationProgram(
+        events,
+        base,
+        per,
+        np.where(follows < 0, -1, follows + call * mine.shape[1]).astype("i4"),
+        frame["stream"].map(streams).to_numpy("i4"),
+        np.asarray(frame["reuse_event"] > frame["free_event"] + 1, np.uint8),
+        at,
+    )
+
+
+def _calls(recording: Recording, frame: pd.DataFrame, passes: list[RouterPass]) -> Ints:
+    """Of each block the call of a router that it belongs to; -1 before the first one."""
+    number = {(of.layer, of.number): n for n, of in enumerate(passes)}
+    op = np.maximum.accumulate(frame["op"].to_numpy("i8")) if len(frame) else np.zeros(0, "i8")
+    made = recording.made_by
+    is_backward = ((frame["phase"] == "backward") & ~frame["recompute"]).to_numpy()
+    if len(made["op"]):
+        row = np.searchsorted(made["op"], op, side="right") - 1
+        op = np.where(is_backward & (row >= 0), made["forward"][row], op)
+    rows = recording.router_passes
+    before = np.searchsorted([row.op for row in rows], op, side="right") - 1
+    of_row = np.array([*(number[row.layer, row.number] for row in rows), -1])
+    return of_row[before]
+
+
+def fitted_sizes(frame: pd.DataFrame, call: Ints, mine: Ints) -> tuple[Ints, Ints, Ints]:
+    """``base``, ``per`` and the column of ``mine`` of each block (-1: none).
+
+    Raises:
+        JobError: Sizes of the same line and operation vary otherwise.
+    """
+    size = frame["requested_bytes"].to_numpy("i8")
+    base, per, follows = size.copy(), np.zeros(len(size), "i8"), np.full(len(size), -1)
+    fits: dict[tuple[str, str], set[tuple[int, int, int]]] = defaultdict(set)
+    unexplained, constant = [], []
+    kind = list(zip(frame["operation"].astype(str), frame["phase"].astype(str), strict=True))
+    for rows in _alike(frame, call):
+        if (size[rows] == size[rows[0]]).all():
+            constant.append(rows)
+        elif (fit := _fit(size[rows], mine[call[rows]])) is None:
+            unexplained.append(rows)
+        else:
+            base[rows], per[rows], follows[rows] = fit
+            fits[kind[rows[0]]].add(fit)
+    for rows in constant:  # such as those of a first call, which compiles what it runs
+        for fit in fits[kind[rows[0]]]:
+            if (fit[0] + fit[1] * mine[call[rows], fit[2]] == size[rows]).all():
+                base[rows], per[rows], follows[rows] = fit
+    if unexplained:
+        rows = max(unexplained, key=lambda rows: size[rows].max())
+        raise JobError(
+            f"{sum(map(len, unexplained)):,} blocks vary otherwise than with the counts of experts: the largest, of "
+            f"{frame['operation'].iloc[rows[0]]}, have {size[rows].min():,} to {size[rows].max():,} bytes",
+            "record batches of one length, with --router-load",
+        )
+    return base, per, follows
+
+
+def _alike(frame: pd.DataFrame, call: Ints) -> Iterator[Ints]:
+    """Rows of the blocks that are made alike in each call: by the same line, operation and turn."""
+    of_calls = (call >= 0) & (frame["category"] != "workspace").to_numpy()
+    alike = ["operation", "stack", "phase", "recompute"]
+    keyed = frame.loc[of_calls, [*alike, "op"]].assign(call=call[of_calls], row=np.flatnonzero(of_calls))
+    keyed["inner"] = keyed.groupby([*alike, "op"], observed=True).cumcount()
+    # The turn of an operation among those alike of its call.
+    keyed["turn"] = keyed.groupby([*alike, "call"], observed=True)["op"].rank("dense").astype("i8")
+    for _, group in keyed.groupby([*alike, "inner", "turn"], observed=True, sort=False):
+        yield group["row"].to_numpy()
+
+
+def _fit(size: Ints, counts: Ints) -> tuple[int, int, int] | None:
+    """``base``, ``per`` and the column of the counts by which every size is ``base + per x count``; None without any.
+
+    Two sizes fit every line, so that a base needs a third.
+    """
+    other = int(np.argmax(size != size[0]))
+    steps = counts[other] - counts[0]
+    more = size[other] - size[0]
+    exact = (steps != 0) & (more % np.where(steps == 0, 1, steps) == 0)
+    per = np.where(exact, more // np.where(steps == 0, 1, steps), 0)
+    base = size[0] - per * counts[0]
+    fits = (per > 0) & (base >= 0) & ((base + per * counts) == size[:, None]).all(0)
+    fits &= (base == 0) | (len(np.unique(size)) > 2)
+    columns = np.flatnonzero(fits)
+    if not len(columns):
+        return None
+    column = int(columns[np.argmin(base[columns] != 0)])
+    return int(base[column]), int(per[column]), column
+
+
+def _events(recording: Recording, blocks: Blocks) -> tuple[npt.NDArray[np.int32], Ints]:
+    """The events of a program, and the recorded one of each."""
+    frame, num_events = blocks.frame, len(recording.device_events["action"])
+    made, freed = frame["alloc_event"].to_numpy("i8"), frame["free_event"].to_numpy("i8")
+    number, is_freed, gone = np.arange(len(frame)), freed < num_events, _emptied(recording, blocks)
+    event = np.concatenate([made, freed[is_freed], gone])
+    what = np.concatenate([number, ~number[is_freed], np.full(len(gone), _EMPTY_CACHE)])
+    order = np.argsort(event, kind="stable")
+    return what[order].astype("i4"), event[order]
+
+
+def _emptied(recording: Recording, blocks: Blocks) -> Ints:
+    """The first events of segments that the script gave back, not the allocator to serve a request."""
+    events, reserved = recording.device_events, blocks.replay.reserved_bytes
+    action = events["action"]
+    gone = np.flatnonzero(np.isin(action, _GIVEN_BACK))
+    runs = np.split(gone, np.flatnonzero(np.diff(gone) > 1) + 1) if len(gone) else []
+    capacity = 0 if recording.gpu is None else recording.gpu.capacity_bytes
+    emptied = []
+    for run in runs:
+        first, after = run[0], run[-1] + 1
+        is_for_request = after < len(action) and action[after] in _TAKEN
+        asked = int(events["size"][after]) if is_for_request else 0
+        if int(reserved[first - 1]) + asked <= capacity or not is_for_request:
+            emptied.append(first)
+    return np.array(emptied, np.int64)

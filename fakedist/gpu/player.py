@@ -1,0 +1,75 @@
+"""Plays a recorded sequence of allocations with other sizes, through torch's caching allocator on the virtual GPU.
+
+It is the program of a process: ``python -m fakedist.gpu.player PROGRAM.npz`` reads the counts of a play from stdin, and
+writes a row of :data:`PLAYED` to stdout, all as 64-bit integers. Torch's Python is not imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from fakedist.errors import SetupError
+from fakedist.gpu.driver.build import torch_directory
+from fakedist.gpu.fast_path.build import PLAYER
+from fakedist.gpu.models.catalogue import find_gpu
+from fakedist.gpu.virtual import virtual_gpu
+
+#: What is known of a play. ``failed_event`` is -1 if every request was served.
+PLAYED = ("peak_allocated_bytes", "peak_reserved_bytes", "num_retries", "num_mallocs", "failed_event")
+_ARRAYS = ("events", "base", "per", "follows", "stream", "is_shared")
+
+
+class _Program(ctypes.Structure):
+    """``Program`` of player.cpp, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("num_events", "num_blocks", "num_streams")),
+        *((name, ctypes.c_void_p) for name in _ARRAYS),
+    ]
+
+
+def main(path: Path) -> None:
+    """Play a program with each row of counts that comes, until there are no more.
+
+    A play whose request is refused is played again with all the memory that it asks for: its peaks are what it needs.
+    """
+    with np.load(path) as file:
+        arrays = {name: np.ascontiguousarray(file[name]) for name in (*_ARRAYS, "sizes")}
+        gpu_name = str(file["gpu"])
+    num_counts, num_streams, capacity_bytes = arrays["sizes"].tolist()
+    addresses = {name: arrays[name].ctypes.data for name in _ARRAYS}
+    program = _Program(len(arrays["events"]), len(arrays["base"]), num_streams, **addresses)
+    with virtual_gpu(find_gpu(gpu_name), memory_bytes=_UNLIMITED) as gpu:
+        for name in ("libc10.so", "libc10_cuda.so"):
+            ctypes.CDLL(os.fspath(torch_directory() / "lib" / name), mode=os.RTLD_GLOBAL)
+        library = ctypes.CDLL(os.fspath(PLAYER.ensure()))
+        library.fakedist_player_begin.argtypes = [ctypes.c_int64]
+        library.fakedist_player_play.argtypes = [ctypes.c_void_p] * 3
+        if not library.fakedist_player_begin(num_streams):
+            raise SetupError("torch's caching allocator did not start on the virtual GPU", "fakedist doctor")
+        played = np.zeros(len(PLAYED) + 1, np.int64)
+
+        def play(limit_bytes: int, counts: bytes) -> None:
+            gpu.limit(0, limit_bytes)
+            if not library.fakedist_player_play(ctypes.byref(program), counts, played.ctypes.data):
+                raise SetupError("the player's process ended early", "fakedist doctor")
+
+        while len(counts := sys.stdin.buffer.read(8 * num_counts)) == 8 * num_counts and num_counts:
+            play(capacity_bytes, counts)
+            if (failed := int(played[_FAILED])) >= 0:
+                play(0, counts)
+                played[_FAILED] = failed
+            sys.stdout.buffer.write(played[: len(PLAYED)].tobytes())
+            sys.stdout.buffer.flush()
+
+
+_FAILED = PLAYED.index("failed_event")
+_UNLIMITED = 1 << 45
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

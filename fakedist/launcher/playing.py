@@ -1,0 +1,83 @@
+"""Runs the player of allocations (gpu/player.py) in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fakedist.errors import RecordingError
+from fakedist.gpu.driver.build import ensure_driver
+from fakedist.gpu.fast_path.build import PLAYER
+from fakedist.gpu.player import PLAYED
+from fakedist.launcher.machine import num_cores
+from fakedist.rundir.environment import SETTINGS
+
+Ints = npt.NDArray[np.int64]
+
+
+#: So many players run at once, if there are as many cores.
+_MOST = 8
+
+
+def play(program: Path, counts: Iterable[Ints], alloc_conf: str) -> Iterator[dict[str, int]]:
+    """Play a program with each of the counts, under settings of the allocator. Yields a play by ``player.PLAYED``.
+
+    Raises:
+        FakedistError: The player cannot be built, or its process ended early.
+    """
+    ensure_driver()
+    PLAYER.ensure()
+    environment = {name: text for name, text in os.environ.items() if name not in SETTINGS}
+    environment |= dict.fromkeys(SETTINGS, alloc_conf) if alloc_conf else {}
+    command = [sys.executable, "-m", "fakedist.gpu.player", os.fspath(program)]
+    with ExitStack() as stack:
+        players = [
+            stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            )
+            for _ in range(min(num_cores(), _MOST))
+        ]
+        feeder = _Feeder(players, counts)
+        feeder.start()
+        for player in cycle(players):
+            assert player.stdout is not None
+            if len(row := player.stdout.read(8 * len(PLAYED))) < 8 * len(PLAYED):
+                break
+            yield dict(zip(PLAYED, np.frombuffer(row, np.int64).tolist(), strict=True))
+        feeder.join()
+    if feeder.error is not None:
+        raise feeder.error
+    if codes := [player.returncode for player in players if player.returncode]:
+        raise RecordingError(f"a player's process ended with exit code {codes[0]}", "fakedist doctor")
+
+
+class _Feeder(threading.Thread):
+    """Gives each player the next counts in turn, while they play the ones before."""
+
+    def __init__(self, players: Sequence[subprocess.Popen[bytes]], counts: Iterable[Ints]) -> None:
+        super().__init__(daemon=True)
+        self._pipes = [player.stdin for player in players if player.stdin is not None]
+        self._counts = counts
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            for pipe, row in zip(cycle(self._pipes), self._counts, strict=False):
+                pipe.write(np.ascontiguousarray(row, np.int64).tobytes())
+                pipe.flush()
+        except BrokenPipeError:
+            pass  # the player's exit code says why
+        except Exception as error:  # the caller's thread raises it
+            self.error = error
+        for pipe in self._pipes:
+            with suppress(BrokenPipeError):
+                pipe.close()

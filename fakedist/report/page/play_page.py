@@ -1,0 +1,97 @@
+"""Draws of the load of experts as one page: memory and step as distributions, and the load by layer and expert."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fakedist.report.figures.look import STYLE_NAMES
+from fakedist.report.page.bars import Bar, BarChart, Part
+from fakedist.report.page.drawings import Pack
+from fakedist.report.page.run_page import template_text
+from fakedist.report.text.play_sheets import draws_sheet, play_facts, probability_text, remedies_sheet
+from fakedist.results.router_draws import Played
+from fakedist.units import format_bytes
+
+_BINS = 16
+#: A layer with more experts shows ranks.
+_MOST_COLUMNS = 64
+#: A cell with so many times the mean has the full colour.
+_FULL = 3.0
+_FITS, _LACKS = ("fits", "k-optimizer_state"), ("out of memory", "k-gradient")
+
+
+def play_page(played: Played) -> str:
+    """The page as text."""
+    pack, draws = Pack(), played.draws
+    pack.meta |= {"style": STYLE_NAMES, "figures": {}, "run": played.playable.run.path.name}
+    fits = draws["fits"].to_list()
+    charts = [
+        (
+            "Memory of the hottest rank, allocated",
+            "simulated",
+            _histogram(draws["peak_allocated_bytes"].to_list(), fits, format_bytes),
+        )
+    ]
+    if draws["step_us"].notna().all():
+        charts.append(
+            ("Step", "estimated", _histogram(draws["step_us"].to_list(), fits, lambda us: f"{us / 1e3:,.1f} ms"))
+        )
+    context: dict[str, object] = {
+        "probability": probability_text(played),
+        "facts": play_facts(played),
+        "sheets": [draws_sheet(played), remedies_sheet(played)],
+        "charts": charts,
+        "load": _load(played),
+        "numbers": pack.text(),
+    }
+    return template_text("play.html.j2", "job", context)
+
+
+def _histogram(values: Sequence[float], fits: Sequence[bool], text: Callable[[int], str]) -> BarChart:
+    """A bar for each of equal ranges: how many draws are in it, and how many of them have too little memory."""
+    edges = np.histogram_bin_edges(values, _BINS)
+    at = np.clip(np.searchsorted(edges, values, "right") - 1, 0, _BINS - 1)
+    fit = np.bincount(at[np.array(fits)], minlength=_BINS)
+    lack = np.bincount(at[~np.array(fits)], minlength=_BINS)
+    most = int((fit + lack).max())
+    bars = []
+    for low, high, *numbers in zip(edges, edges[1:], fit.tolist(), lack.tolist(), strict=False):
+        parts = [
+            Part(name, style, f"{number:,} draws", f"{100 * number / most:.2f}%")
+            for (name, style), number in zip((_FITS, _LACKS), numbers, strict=True)
+            if number
+        ]
+        bars.append(
+            Bar(f"{text(int(low))} to {text(int(high))}", parts, f"{sum(numbers):,}", f"{sum(numbers) / len(at):.1%}")
+        )
+    return BarChart(bars, [_FITS, _LACKS] if lack.any() else [_FITS])
+
+
+def _load(played: Played) -> dict[str, object]:
+    """The table of the load in the worst draw: tokens by layer and expert, and of the hottest and the median rank."""
+    worst, ranks = played.worst[0], next(group for group in played.playable.groups if played.worst[0].rank in group)
+    tokens = played.playable.tokens(played.load, worst.seed, ranks)
+    layers, experts = tokens.shape
+    by_rank = tokens.reshape(layers, len(ranks), -1).sum(axis=2)
+    shown, names, of = (tokens, range(experts), "expert") if experts <= _MOST_COLUMNS else (by_rank, ranks, "rank")
+    each = shown.shape[1] // len(ranks)
+    hot = ranks.index(worst.rank)
+    median = int(np.argsort(by_rank.sum(axis=0), kind="stable")[len(ranks) // 2])
+    times = shown / shown.mean(axis=1, keepdims=True)
+    rows = [
+        {
+            "layer": layer,
+            "cells": [(f"{value:.2f}", f"{min(value / _FULL, 1):.2f}") for value in times[layer].tolist()],
+            "hot": f"{int(by_rank[layer, hot]):,}",
+            "median": f"{int(by_rank[layer, median]):,}",
+        }
+        for layer in range(layers)
+    ]
+    return {
+        "of": of,
+        "rank": worst.rank,
+        "columns": [(str(name), n // each == hot) for n, name in enumerate(names)],
+        "rows": rows,
+    }

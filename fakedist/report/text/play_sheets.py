@@ -1,0 +1,132 @@
+"""Draws of the load of experts as text, Markdown and an object: how often the hottest rank runs out of memory."""
+
+from __future__ import annotations
+
+import shlex
+
+import numpy as np
+from rich.console import Console
+
+from fakedist.report.text.sheet import (
+    Sheet,
+    SheetColumn,
+    bytes_column,
+    escaped,
+    print_facts,
+    print_heading,
+    print_sheets,
+    sheet_markdown,
+    us_column,
+)
+from fakedist.results.router_draws import Played
+from fakedist.rundir.plain import to_plain
+from fakedist.units import format_bytes, format_us
+
+TITLE = "Memory simulated, time estimated: the hottest rank in each draw"
+_QUANTILES = {"median": 0.5, "9 in 10": 0.9, "99 in 100": 0.99, "most": 1.0}
+
+
+def play_facts(played: Played) -> list[tuple[str, str]]:
+    """The run, its load and the ranks."""
+    playable, draws = played.playable, played.draws
+    ranks = sum(map(len, playable.groups))
+    steps = len({of.step for of in playable.counts.passes})
+    first, last = int(draws["seed"].iloc[0]), int(draws["seed"].iloc[-1])
+    return [
+        ("run", str(playable.run.path)),
+        ("load", f"{played.load}, drawn {len(draws):,} times (seeds {first} to {last}) for {steps} steps each"),
+        ("rank", f"of the {ranks} ranks of the recorded rank's stage, the one that receives most in a draw"),
+    ]
+
+
+def probability_text(played: Played) -> str:
+    """How often memory does not suffice."""
+    part, low, high = played.without_memory
+    room = format_bytes(played.playable.room_bytes)
+    interval = f"95% confidence: {low:.1%} to {high:.1%}"
+    return f"{part:.1%} of draws run out of memory ({interval}); PyTorch has {room}"
+
+
+def draws_sheet(played: Played) -> Sheet:
+    """Quantiles of the draws."""
+    draws, at = played.draws, list(_QUANTILES.values())
+    quantiles = {name: np.quantile(draws[name], at, method="higher").tolist() for name in draws.columns[2:]}
+    columns = [
+        SheetColumn("draws", list(_QUANTILES), is_text=True),
+        bytes_column("allocated", [int(size) for size in quantiles["peak_allocated_bytes"]]),
+        bytes_column("reserved", [int(size) for size in quantiles["peak_reserved_bytes"]]),
+        SheetColumn("tokens, x the mean", [f"{share:.2f}" for share in quantiles["share"]]),
+    ]
+    if draws["step_us"].notna().all():
+        columns.append(us_column("step", quantiles["step_us"]))
+    even = f"with even loads: {format_bytes(played.even_peak_bytes)} allocated on rank {played.playable.job.rank}"
+    if not np.isnan(played.even_step_us):
+        even += f", step {format_us(played.even_step_us)}"
+    worst, job = played.worst[0], played.playable.job
+    command = f"fakedist profile --router-load {shlex.quote(played.load)} --seed {worst.seed} --rank {worst.rank}"
+    total = len(played.playable.program.base)
+    remarks = [
+        even,
+        f"{played.num_following:,} of {total:,} blocks follow the tokens of experts to the byte in the recording",
+        "played with the recorded loads, the peaks are the recorded ones",
+        f"{command} ... runs the draw that needs most (world size {job.world_size:,})",
+    ]
+    return Sheet(TITLE, columns, remarks)
+
+
+def remedies_sheet(played: Played) -> Sheet:
+    """Changes that would help the draws that need the most memory."""
+    worst = played.draws.set_index(["seed", "rank"]).loc[[(draw.seed, draw.rank) for draw in played.worst]]
+    names = ["as drawn", *(remedy.name for remedy in played.remedies)]
+    most = [int(worst["peak_allocated_bytes"].max()), *(max(remedy.peaks) for remedy in played.remedies)]
+    number = [int((~worst["fits"]).sum()), *(remedy.num_without_memory for remedy in played.remedies)]
+    dropped = ["-", *(f"{remedy.dropped:.1%}" for remedy in played.remedies)]
+    columns = [
+        SheetColumn("change", names, is_text=True),
+        bytes_column("most allocated", most),
+        SheetColumn("out of memory", [f"{n} of {len(worst)}" for n in number]),
+        SheetColumn("choices dropped", dropped),
+    ]
+    sizes = ", ".join(f"{size} ranks {busiest:.2f}" for size, busiest in played.busiest_by_size.items())
+    remarks = [f"tokens of the busiest rank by expert parallel size, x the mean: {sizes}"]
+    return Sheet(f"What would help the {len(worst)} draws that need most", columns, remarks)
+
+
+def render_play(played: Played, console: Console) -> None:
+    """Print the draws."""
+    print_facts(console, play_facts(played))
+    print_heading(console, probability_text(played))
+    print_sheets(console, [draws_sheet(played), remedies_sheet(played)])
+
+
+def play_markdown(played: Played) -> str:
+    """The same as Markdown."""
+    lines = [f"- {name}: {escaped(value)}" for name, value in play_facts(played)]
+    lines += ["", f"**{probability_text(played)}**"]
+    for sheet in (draws_sheet(played), remedies_sheet(played)):
+        lines += ["", *sheet_markdown(sheet)]
+    return "\n".join(lines) + "\n"
+
+
+def play_object(played: Played) -> dict[str, object]:
+    """The object of ``--json``."""
+    part, low, high = played.without_memory
+    return {
+        "run_directory": str(played.playable.run.path),
+        "router_load": played.load,
+        "groups": [list(ranks) for ranks in played.playable.groups],
+        "room_bytes": played.playable.room_bytes,
+        "num_blocks": len(played.playable.program.base),
+        "num_following": played.num_following,
+        "out_of_memory": {"part": part, "low": low, "high": high},
+        "even": {"peak_allocated_bytes": played.even_peak_bytes, "step_us": _known(played.even_step_us)},
+        "remedies": [to_plain(remedy) for remedy in played.remedies],
+        "busiest_by_size": played.busiest_by_size,
+        "draws": [
+            {name: _known(value) for name, value in row.items()} for row in played.draws.to_dict(orient="records")
+        ],
+    }
+
+
+def _known(value: object) -> object:
+    return None if isinstance(value, float) and np.isnan(value) else value

@@ -1,0 +1,380 @@
+"""Draws of the load of experts, and what the hottest rank then needs: memory played, time priced, no script run.
+
+A draw is what ``fakedist profile --seed`` would draw: its seed and rank run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fakedist.analysis.axes import find_pipeline
+from fakedist.analysis.blocks import build_blocks
+from fakedist.analysis.recording import Recording, read_recording
+from fakedist.analysis.routed_blocks import AllocationProgram, Counts, program_of
+from fakedist.analysis.topology import read_groups
+from fakedist.cost_model.step import ExpertsLoad
+from fakedist.errors import JobError, RunDirectoryError
+from fakedist.options import Job
+from fakedist.options.pricing import Pricing
+from fakedist.rank_list import parse_rank_list
+from fakedist.results.opening import open_run_directory
+from fakedist.results.repricing import models_of, price_again
+from fakedist.results.run import Run
+from fakedist.router_load import RouterLoad, RouterPass
+from fakedist.rundir.summary import RouterLoadFacts
+
+Ints = npt.NDArray[np.int64]
+#: A step is priced for so many loads. Between them its time follows by straight lines.
+_PRICES = 6
+#: Draws that remedies are played with, and the capacity factors among them.
+_WORST, _CAPACITIES = 20, (1.25, 1.5)
+_MOST_RANKS = 64
+_NONE = np.zeros((0, 0), np.int64)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One draw of the loads, of the rank that receives the most tokens.
+
+    Attributes:
+        seed, rank: ``fakedist profile --seed SEED --rank RANK`` runs it.
+        share: Tokens that the rank receives over all recorded calls, in times the mean of its group.
+        busiest: The same of the rank that receives most in each call, in the group of ranks where that is most.
+        kept: The part of all choices that no capacity drops.
+        counts: What sizes follow (``Counts.of_rank``), [calls, counts].
+    """
+
+    seed: int
+    rank: int
+    share: float
+    busiest: float
+    kept: float
+    counts: Ints
+
+
+@dataclass(frozen=True)
+class Playable:
+    """A recorded run whose allocations can be played with other loads of experts.
+
+    Attributes:
+        groups: The groups of ranks that exchange tokens, in the recorded rank's pipeline stage; its own is the first.
+        room_bytes: The GPU's memory less what is estimated to be outside of the allocator.
+        alloc_conf: The allocator's settings.
+    """
+
+    run: Run
+    job: Job
+    facts: RouterLoadFacts
+    counts: Counts
+    program: AllocationProgram
+    groups: tuple[tuple[int, ...], ...]
+    room_bytes: int
+    alloc_conf: str
+    recorded: Draw
+
+    def write(self, path: Path) -> None:
+        """Write the program for gpu/player.py."""
+        names = ("events", "base", "per", "follows", "stream", "is_shared")
+        arrays = {name: getattr(self.program, name) for name in names}
+        sizes = [self.recorded.counts.size, int(self.program.stream.max(initial=0)), self.room_bytes]
+        np.savez(path, sizes=np.array(sizes), gpu=np.array(self.job.gpu), **arrays)
+
+    def draws(self, load: str, seeds: Iterable[int], capacity: float | None = None) -> Iterator[Draw]:
+        """Draw a load with each seed; a capacity factor drops what an expert gets beyond it from a rank."""
+        for seed in seeds:
+            yield _drawn(self.counts, RouterLoad(load, seed), self.groups, capacity)
+
+    def tokens(self, load: str, seed: int, ranks: tuple[int, ...]) -> Ints:
+        """Tokens that each expert of a group gets in a draw over all recorded calls, [layers, experts]."""
+        sent = self.counts.sent(RouterLoad(load, seed), ranks).sum(axis=1)
+        layers = sorted({of.layer for of in self.counts.passes})
+        every = np.array([of.layer for of in self.counts.passes])
+        return np.array([sent[every == layer].sum(axis=0) for layer in layers])
+
+
+def _drawn(
+    counts: Counts, load: RouterLoad, groups: Sequence[tuple[int, ...]], capacity: float | None = None, rank: int = -1
+) -> Draw:
+    """A draw of the hottest rank of all groups, or of the one given."""
+    sent = [_capped(counts.passes, counts.sent(load, ranks), capacity) for ranks in groups]
+    received = [_received(one) for one in sent]
+    chosen = len(groups[0]) * len(groups) * sum(of.tokens * of.top_k for of in counts.passes)
+    kept = sum(int(one.sum()) for one in sent) / chosen
+    if rank < 0:
+        of, at = max(
+            ((of, at) for of, one in enumerate(received) for at in range(one.shape[1])),
+            key=lambda place: int(received[place[0]][:, place[1]].sum()),
+        )
+    else:
+        of, at = next((of, ranks.index(rank)) for of, ranks in enumerate(groups) if rank in ranks)
+    mean = received[of].sum() / received[of].shape[1]
+    busiest = max(one.max(axis=1).sum() / one.mean(axis=1).sum() for one in received)
+    own = received[of][:, at].sum() / mean
+    return Draw(load.seed, groups[of][at], float(own), float(busiest), kept, counts.of_rank(sent[of], at))
+
+
+def _received(sent: Ints) -> Ints:
+    """Tokens that each rank of a group receives in each call, [calls, ranks]."""
+    calls, ranks, experts = sent.shape
+    received: Ints = sent.reshape(calls, ranks, ranks, experts // ranks).sum(axis=(1, 3))
+    return received
+
+
+def _capped(passes: Sequence[RouterPass], sent: Ints, capacity: float | None) -> Ints:
+    if capacity is None:
+        return sent
+    most = [int(np.ceil(of.tokens * of.top_k / of.num_experts * capacity)) for of in passes]
+    kept: Ints = np.minimum(sent, np.array(most)[:, None, None])
+    return kept
+
+
+def open_playable(path: Path) -> Playable:
+    """Read a run, and find which of its blocks follow the counts of experts.
+
+    Raises:
+        RunDirectoryError: It is not a run directory, or is damaged.
+        JobError: Its allocations cannot be played with other loads.
+    """
+    run = open_run_directory(path)
+    recording, facts, job = read_recording(path), run.summary.router_load, run.manifest.job
+    if facts is None or job is None or not facts.ranks or not recording.router_passes:
+        raise JobError(
+            "the run has no load of experts to draw again: no router picked by --router-load and exchanged tokens",
+            "fakedist profile --router-load lognormal:1 ... records one",
+        )
+    if not run.summary.exit.ended_well and recording.beyond is None:
+        raise RunDirectoryError("the run ended before its last step", "play a run that finished its steps")
+    counts = Counts(_passes(recording), tuple(facts.ranks))
+    recorded = _drawn(counts, RouterLoad(facts.load, job.seed), [counts.ranks], rank=job.rank)
+    gpu, outside = recording.gpu, run.summary.estimated_outside
+    assert gpu is not None
+    return Playable(
+        run,
+        job,
+        facts,
+        counts,
+        program_of(recording, build_blocks(recording), counts, recorded.counts),
+        _groups_of_stage(run, counts.ranks),
+        gpu.capacity_bytes - (0 if outside is None else outside.low_bytes),
+        gpu.alloc_conf,
+        recorded,
+    )
+
+
+def _groups_of_stage(run: Run, own: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The groups like this one: the smallest group around it, in one pipeline stage, consists of them."""
+    job = run.manifest.job
+    pipeline = None if job is None else find_pipeline(run.table("groups"), run.table("calls"), job.rank)
+    stages = set() if pipeline is None else set(pipeline.ranks)
+    for ranks in sorted(
+        (parse_rank_list(group.ranks) for group in read_groups(run.table("groups")) if group.ranks), key=len
+    ):
+        number, more = divmod(len(ranks), len(own))
+        if more or number < 2 or not set(own) < set(ranks) or len(stages & set(ranks)) > 1:
+            continue
+        in_a_row = [ranks[n * len(own) : (n + 1) * len(own)] for n in range(number)]
+        for parts in (in_a_row, [ranks[n::number] for n in range(number)]):
+            if own in parts:
+                return (own, *(part for part in parts if part != own))
+    return (own,)
+
+
+def ranks_by_load(path: Path) -> list[tuple[int, float]]:
+    """The ranks of a recorded rank's pipeline stage that exchange tokens for experts, most tokens first.
+
+    With each are its tokens in times the mean. Empty if none were seen to exchange any by a load.
+    """
+    run, passes = open_run_directory(path), _passes(read_recording(path))
+    facts, job = run.summary.router_load, run.manifest.job
+    if facts is None or job is None or not facts.ranks or not passes:
+        return []
+    load, received = RouterLoad(facts.load, job.seed), dict[int, int]()
+    counts = Counts(passes, tuple(facts.ranks))
+    for ranks in _groups_of_stage(run, counts.ranks):
+        received |= dict(zip(ranks, _received(counts.sent(load, ranks)).sum(axis=0).tolist(), strict=True))
+    mean = sum(received.values()) / len(received)
+    return sorted(((rank, tokens / mean) for rank, tokens in received.items()), key=lambda pair: (-pair[1], pair[0]))
+
+
+def _passes(recording: Recording) -> list[RouterPass]:
+    """The calls of its routers, each once."""
+    return list(dict.fromkeys(RouterPass(*row[1:]) for row in recording.router_passes))
+
+
+def price_draws(playable: Playable, load: str, busiest: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The time of the step in microseconds where the busiest rank of each call gets so many times the mean.
+
+    Kernels and collectives wait for each other, so the time bends upwards between the loads that are priced, and the
+    straight lines are never below it. NaN if the run's step cannot be priced.
+    """
+    run, facts = playable.run, playable.facts
+    if run.summary.time is None:
+        return np.full(len(busiest), np.nan)
+    at = np.unique(np.linspace(busiest.min(), busiest.max(), _PRICES))
+    own = facts.share(playable.job.rank)
+    times = []
+    for factor in at.tolist():
+        experts = ExpertsLoad(load, factor, own, len(facts.ranks), is_recorded=False)
+        priced = price_again(
+            run.manifest, run.summary, run.table, models_of(Pricing(), run.manifest, run.summary, experts)
+        )
+        times.append(np.nan if priced.summary is None else priced.summary.step_us)
+    return np.asarray(np.interp(busiest, at, np.array(times)), np.float64)
+
+
+@dataclass(frozen=True)
+class PlayedChange:
+    """A change, and what it does to the draws that need the most memory.
+
+    Attributes:
+        peaks: What these need with it, allocated.
+        dropped: The part of the tokens' choices that it drops.
+    """
+
+    name: str
+    peaks: list[int]
+    num_without_memory: int
+    dropped: float = 0.0
+
+
+@dataclass(frozen=True)
+class Played:
+    """The memory and the time that the hottest rank needs in each draw.
+
+    Attributes:
+        load: As ``--router-load`` gives it.
+        draws: A row a draw: seed, rank, share, busiest, peak_allocated_bytes, peak_reserved_bytes (*simulated*: the
+            allocator's, with drawn sizes), fits, step_us (*estimated*). What does not fit has the peaks that it needs.
+        even_peak_bytes: The peak where every expert gets the same.
+        even_step_us: The time of that step.
+        worst: The draws that the remedies are played with, most memory first.
+    """
+
+    playable: Playable
+    load: str
+    draws: pd.DataFrame
+    even_peak_bytes: int
+    even_step_us: float
+    worst: list[Draw]
+    remedies: list[PlayedChange]
+    busiest_by_size: dict[int, float]
+
+    @property
+    def num_following(self) -> int:
+        """Blocks whose sizes follow the counts of experts."""
+        return int((self.playable.program.follows >= 0).sum())
+
+    @property
+    def without_memory(self) -> tuple[float, float, float]:
+        """The part of the draws that does not fit, and the interval of its probability (Wilson, 95%)."""
+        number, z = len(self.draws), 1.96
+        part = 1 - float(self.draws["fits"].mean())
+        middle = (part + z * z / (2 * number)) / (1 + z * z / number)
+        half = z / (1 + z * z / number) * float(np.sqrt(part * (1 - part) / number + z * z / (4 * number**2)))
+        return part, max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+#: Plays rows of counts: :func:`fakedist.launcher.playing.play`, of a program.
+PlayCounts = Callable[[Iterable[Ints]], Iterator[dict[str, int]]]
+
+
+def play_draws(playable: Playable, load: str, seeds: Sequence[int], play: PlayCounts) -> Played:
+    """Play the recorded counts, which must give the recorded peaks, each draw, and what would help the worst.
+
+    Raises:
+        JobError: The peaks are not those of the recording.
+    """
+    drawn: list[Draw] = []
+
+    def kept() -> Iterator[Ints]:
+        yield playable.recorded.counts
+        yield _even(playable)
+        for draw in playable.draws(load, seeds):
+            drawn.append(replace(draw, counts=_NONE))  # a thousand take a gigabyte
+            yield draw.counts
+
+    recorded, even, *played = play(kept())
+    check_recorded(playable, recorded)
+    names = ("peak_allocated_bytes", "peak_reserved_bytes")
+    draws = pd.DataFrame(
+        {
+            **{name: [getattr(draw, name) for draw in drawn] for name in ("seed", "rank", "share", "busiest")},
+            **{name: [row[name] for row in played] for name in names},
+            "fits": [row["failed_event"] < 0 for row in played],
+        }
+    )
+    step_us = price_draws(playable, load, np.array([1.0, *draws["busiest"]]))
+    draws["step_us"] = step_us[1:]
+    order = np.argsort(-draws["peak_allocated_bytes"].to_numpy(), kind="stable")[:_WORST]
+    worst = [drawn[at] for at in order]
+    return Played(
+        playable,
+        load,
+        draws,
+        even["peak_allocated_bytes"],
+        float(step_us[0]),
+        worst,
+        [_with_capacity(playable, load, worst, factor, play) for factor in _CAPACITIES],
+        _busiest_by_size(playable, load, seeds[:_WORST]),
+    )
+
+
+def _even(playable: Playable) -> Ints:
+    """Counts where each rank sends each expert the same, as nearly as whole tokens allow."""
+    counts = playable.counts
+    sent = np.zeros((len(counts.passes), len(counts.ranks), counts.passes[0].num_experts), np.int64)
+    for call, of in enumerate(counts.passes):
+        every, more = divmod(of.tokens * of.top_k, of.num_experts)
+        sent[call] = every + (np.arange(of.num_experts) < more)
+    return counts.of_rank(sent, counts.ranks.index(playable.job.rank))
+
+
+def _with_capacity(
+    playable: Playable, load: str, worst: Sequence[Draw], factor: float, play: PlayCounts
+) -> PlayedChange:
+    """A capacity factor: an expert drops what a rank sends it beyond its even part times this."""
+    seeds = [draw.seed for draw in worst]
+    capped = list(playable.draws(load, seeds, factor))
+    played = list(play(draw.counts for draw in capped))
+    # The counts' first column is all that the rank receives.
+    kept = sum(float(draw.kept) for draw in capped) / len(capped)
+    without = sum(row["failed_event"] >= 0 for row in played)
+    return PlayedChange(
+        f"capacity factor {factor:g}", [row["peak_allocated_bytes"] for row in played], without, 1 - kept
+    )
+
+
+def _busiest_by_size(playable: Playable, load: str, seeds: Sequence[int]) -> dict[int, float]:
+    """By number of ranks in a group of experts: what the busiest rank of a call gets, in times the mean."""
+    counts, found = playable.counts, {}
+    experts = counts.passes[0].num_experts
+    for size in (2**power for power in range(1, experts.bit_length())):
+        if experts % size or size > _MOST_RANKS:
+            continue
+        sent = [counts.sent(RouterLoad(load, seed), tuple(range(size))).sum(axis=1) for seed in seeds]
+        ranks = np.array(sent).reshape(len(sent), len(counts.passes), size, -1).sum(axis=3)
+        found[size] = float(ranks.max(axis=2).sum() / ranks.mean(axis=2).sum())
+    return found
+
+
+def check_recorded(playable: Playable, played: dict[str, int]) -> None:
+    """Compare the play of the recorded counts with the recording: its peak, and what was reserved if all of it fit.
+
+    Raises:
+        JobError: They differ.
+    """
+    summary, names = playable.run.summary, ["peak_allocated_bytes"]
+    if played["failed_event"] < 0 and not played["num_retries"]:
+        names.append("peak_reserved_bytes")
+    for name in names:
+        if played[name] != getattr(summary, name):
+            raise JobError(
+                f"played as recorded, the run has {name} {played[name]:,} instead of {getattr(summary, name):,}",
+                "this is a bug in fakedist",
+            )

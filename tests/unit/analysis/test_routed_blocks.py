@@ -1,0 +1,74 @@
+"""Sizes that follow the tokens of experts are found to the byte, and others are refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pytest
+
+from fakedist.analysis.routed_blocks import Counts, fitted_sizes
+from fakedist.errors import JobError
+from fakedist.router_load import RouterLoad, RouterPass
+
+Ints = npt.NDArray[np.int64]
+COUNTS = np.array([[700, 300], [650, 310], [720, 290], [655, 333]])  # of each call: all, and one expert's
+
+
+def blocks(*lines: tuple[str, Ints | list[int]]) -> tuple[pd.DataFrame, Ints]:
+    """Blocks of lines that each call runs once, and the call of each block."""
+    rows = [
+        {"operation": operation, "stack": line, "phase": "forward", "recompute": False, "category": "temporary",
+         "op": 10 * call + line, "requested_bytes": int(size), "call": call}
+        for line, (operation, sizes) in enumerate(lines)
+        for call, size in enumerate(sizes)
+    ]  # fmt: skip
+    frame = pd.DataFrame(rows)
+    return frame, frame.pop("call").to_numpy()
+
+
+def test_sizes_follow_a_count_with_a_base_or_none() -> None:
+    frame, call = blocks(
+        ("mm", 2048 * COUNTS[:, 0]), ("cat", 16 + 4 * COUNTS[:, 1]), ("zeros", [512] * 4), ("mm", 64 * COUNTS[:1, 0])
+    )
+    base, per, follows = fitted_sizes(frame, call, COUNTS)
+    assert list(zip(base[::4], per[::4], follows[::4], strict=True)) == [
+        (0, 2048, 0),
+        (16, 4, 1),
+        (512, 0, -1),
+        (64 * 700, 0, -1),  # one size says nothing, and no other line's blocks have it
+    ]
+    other = COUNTS[::-1]
+    assert (base + per * np.where(follows < 0, 0, other[call, follows]))[:4].tolist() == (2048 * other[:, 0]).tolist()
+
+
+def test_a_line_that_runs_once_follows_as_others_of_its_operation_do() -> None:
+    frame, call = blocks(("mm", 2048 * COUNTS[:, 0]), ("mm", 2048 * COUNTS[:1, 0]))
+    assert fitted_sizes(frame, call, COUNTS)[2].tolist() == [0, 0, 0, 0, 0]
+
+
+def test_sizes_that_vary_otherwise_are_refused() -> None:
+    frame, call = blocks(("mm", 2048 * COUNTS[:, 0]), ("embedding", [4096, 8192, 2048, 4096]))
+    with pytest.raises(JobError, match=r"4 blocks vary otherwise .* of embedding, have 2,048 to 8,192 bytes"):
+        fitted_sizes(frame, call, COUNTS)
+
+
+def test_two_sizes_fit_no_line_with_a_base() -> None:
+    frame, call = blocks(("mm", 100 + 8 * COUNTS[:2, 0]))
+    with pytest.raises(JobError, match="vary otherwise"):
+        fitted_sizes(frame, call, COUNTS[:2])
+
+
+def test_the_counts_of_a_rank_are_what_the_ranks_send_it() -> None:
+    passes = [RouterPass(0, number, 0, 64, 8, 2) for number in range(3)]
+    counts, load = Counts(passes, (4, 5)), RouterLoad("zipf:1", 2)
+    sent = counts.sent(load)
+    mine = counts.of_rank(sent, 1)
+    assert sent.shape == (3, 2, 8)
+    for row, of in zip(mine.tolist(), passes, strict=True):
+        assert row[0] == load.received(of, (4, 5))[1]
+        by_expert = load.counts(of, 4)[4:] + load.counts(of, 5)[4:]
+        assert row[1:5] == by_expert.tolist()
+        assert row[5:7] == [load.counts(of, rank)[4:].sum() for rank in (4, 5)]
+        assert row[7:9] == [load.counts(of, 5)[:4].sum(), load.counts(of, 5)[4:].sum()]
+        assert row[9] == sum(-(-count // 8) * 8 for count in by_expert.tolist())
