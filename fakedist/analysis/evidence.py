@@ -208,7 +208,7 @@ class Evidence:
     def kernels(self) -> pd.DataFrame | None:
         """The timed step's kernels, collectives among them; None without one whose durations are known."""
         kernels = self._tables.get("kernels")
-        if kernels is None or not len(kernels) or not (kernels["duration_us"] > 0).any():
+        if kernels is None or not (kernels["duration_us"] > 0).any():
             return None
         return kernels.assign(is_call=(kernels["call"] >= 0) | (kernels["family"].astype(str) == "communication"))
 

@@ -186,7 +186,7 @@ def _window(
         row = int(having[-1])
     else:
         whole = np.flatnonzero(steps.end < int(ranges.end.max()))
-        row = int(whole[-1]) if len(whole) else len(numbers) - 1
+        row = int(whole[-1]) if len(whole) else -1
     return int(steps.start[row]), int(steps.end[row]), int(numbers[row])
 
 

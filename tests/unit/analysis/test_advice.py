@@ -151,9 +151,12 @@ def replicated(
     made.record("calls", rows=rows)
 
 
-def test_optimizer_state_that_a_group_holds_alike_can_be_sharded(made: HandMade, tmp_path: Path) -> None:
-    replicated(made)
-    assert advice(made, tmp_path)["shard-optimizer"]["gives_bytes"] == 70 * MIB  # seven eighths
+@pytest.mark.parametrize(("ranks", "gives_mib"), [(8, 70), (2, 40)])
+def test_optimizer_state_that_a_group_holds_alike_can_be_sharded(
+    made: HandMade, tmp_path: Path, ranks: int, gives_mib: int
+) -> None:
+    replicated(made, group_size=ranks)
+    assert advice(made, tmp_path)["shard-optimizer"]["gives_bytes"] == gives_mib * MIB  # seven eighths, or half
 
 
 @pytest.mark.parametrize(
@@ -233,13 +236,19 @@ def test_a_change_gives_no_more_than_the_next_peak_leaves(made: HandMade, tmp_pa
     assert (piece["gives_bytes"], piece["line"]) == (20 * MIB, "")
 
 
-def test_what_gives_little_of_the_peak_is_not_said(made: HandMade, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("others", "gives", "is_said"),
+    [(40 * GIB, 80 * MIB, False), (10 * MIB, 3 * MIB // 2, True), (10 * MIB, MIB - 512, False)],
+)
+def test_what_gives_little_of_the_peak_is_not_said(
+    made: HandMade, tmp_path: Path, others: int, gives: int, is_said: bool
+) -> None:
     made.op("forward", 1)
     made.event("segment_alloc", 2 * GIB, 40 * GIB)
-    made.alloc(2 * GIB, 40 * GIB)
+    made.alloc(2 * GIB, others)
     made.op("forward", 1, name="aten._log_softmax.default")
-    made.alloc(0, 80 * MIB)
-    assert "fuse-loss" not in advice(made, tmp_path)
+    made.alloc(0, gives)
+    assert ("fuse-loss" in advice(made, tmp_path)) is is_said
 
 
 def test_lists_of_temporaries_in_the_optimizer_are_told(made: HandMade, tmp_path: Path) -> None:
@@ -570,7 +579,9 @@ def test_what_fits_comes_before_what_does_not(made: HandMade, tmp_path: Path) ->
     assert len(set(outcomes)) > 1
 
 
-def in_megatron_fsdp(made: HandMade, *, size: int = 8, weights: int = 64, gradients: int = 256) -> None:
+def in_megatron_fsdp(
+    made: HandMade, *, size: int = 8, weights: int = 64, gradients: int = 256, has_replicas: bool = False
+) -> None:
     """Two buffers of bf16 weights that gathers make 64 MiB, and one of fp32 gradients, in MiB."""
     stack = made.stack(("/site/megatron_fsdp/buffer.py", 5, "init"), ("/job/train.py", 9, "build"))
     layers = blocks(made, 2)
@@ -584,12 +595,15 @@ def in_megatron_fsdp(made: HandMade, *, size: int = 8, weights: int = 64, gradie
     made.alloc(900 * MIB, 16 * MIB)
     made.free(900 * MIB, 16 * MIB)
     made.step(1)
-    made.record("groups", rows=[(0, "0", "dp", tuple(range(size)), 0, 0, "nccl")])
+    groups = [(0, "0", "dp", tuple(range(size)), 0, 0, "nccl"), (1, "1", "replicas", (0, 64), 0, 0, "nccl")]
+    made.record("groups", rows=groups)
     part, whole = 64 // size * MIB, 64 * MIB
     rows: list[tuple[Any, ...]] = []
     for at in range(2):
         rows.append((at, "all_gather_into_tensor", 0, part, whole, "bfloat16", True, 0, 1, 1, -1, 0, 0))
         rows.append((2 + at, "reduce_scatter_tensor", 0, whole, part, "bfloat16", True, 0, 2, 2, -1, 0, 0))
+    if has_replicas:
+        rows.append((4, "all_reduce", 1, 2 * part, 2 * part, "bfloat16", True, 0, 2, 2, -1, 0, 0))
     made.record("calls", rows=rows)
 
 
@@ -612,10 +626,11 @@ def test_megatron_fsdp_can_shard_what_its_buffers_hold_whole(made: HandMade, tmp
     [
         ({"gradients": 32}, {"shard-parameters"}),
         ({"gradients": 32, "weights": 8}, set()),
+        ({"gradients": 32, "weights": 8, "has_replicas": True}, {"shard-parameters"}),
         ({"size": 2}, set()),  # halves in fp32 are as large as all in bf16
     ],
 )
-def test_megatron_fsdp_is_not_advised_what_is_sharded_or_not_known(
+def test_megatron_fsdp_is_advised_to_shard_what_is_whole_or_alike_on_replicas_alone(
     made: HandMade, tmp_path: Path, how: dict[str, int], rules: set[str]
 ) -> None:
     in_megatron_fsdp(made, **how)

@@ -44,7 +44,7 @@ def piped(directory: Path, in_flight: int, **how: Any) -> tuple[dict[str, Advice
         batch, first, last = waiting.pop(-1 if how.get("is_reversed") else 0)
         made.op("backward", 1, layers[-1])
         made.region(first, last)
-        made.alloc(5_000 * MIB, _AT_WORK * MIB)
+        made.alloc(5_000 * MIB, _AT_WORK * MIB, stack=made.stack(("/job/train.py", 7, "step")))
         for number in reversed(range(_LAYERS)):
             for half in (1, 0):
                 made.free(_at(batch, number, half), _SAVED // 2 * MIB)
@@ -99,6 +99,7 @@ def test_one_forward_one_backward_holds_what_was_foretold(tmp_path: Path) -> Non
     assert piece.needs_low_bytes == alternating
     assert piece.gives_bytes == piece.gives_low_bytes == all_forwards_first - alternating
     assert "with 1F1B, 2 are" in piece.text
+    assert piece.line == ""  # the one line is of what stays
     assert "micro-batch" not in pieces  # smaller ones would all be held, too
 
 

@@ -259,8 +259,9 @@ def test_a_step_that_grew_beyond_its_baseline_is_blamed_on_the_kernels_that_grew
     assert (found.exit_code, found.warnings) == (3, [])
 
 
-def test_a_shorter_step_passes(tmp_path: Path, run: Runs) -> None:
-    assert checked(tmp_path, STEP, run(gemm_us=90), run(gemm_us=100)).exit_code == 0
+def test_a_shorter_step_passes_and_over_its_budget_is_blamed_on_what_it_takes_now(tmp_path: Path, run: Runs) -> None:
+    found = checked(tmp_path, f'budgets = {{ step_time = "1 us" }}\n{STEP}', run(gemm_us=90), run(gemm_us=100))
+    assert only(found).message.endswith("its budget of 1.0 µs (baseline 330 µs): gemm of layers.*.mlp, 270 µs")
 
 
 def test_every_output_says_where_the_time_is_from(tmp_path: Path, run: Runs) -> None:
@@ -300,7 +301,7 @@ def test_a_baseline_from_before_times_were_asked_for_is_told(tmp_path: Path, run
 
 
 def test_a_gpu_without_kernels_has_the_wall_time_of_its_last_step(tmp_path: Path, run: Runs) -> None:
-    found = checked(tmp_path, 'device = "cuda"\nbudgets = { step_time = "1 us" }', run(device="cuda"))
+    found = checked(tmp_path, 'device = "cuda"\nbudgets = { step_time = "1 us" }', run(device="cuda", num_steps=1))
     assert only(found).message == "net rank 1: step time (measured) is 900 µs, 899 µs over its budget of 1.0 µs"
 
 

@@ -11,12 +11,13 @@ from fakedist.cost_model.gains import find_gains, launch_bound
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.launches import launch_table, recorded_ranges, work_table
 from fakedist.gpu.models.catalogue import find_gpu
+from fakedist.gpu.models.spec import GpuSpec
 from fakedist.rundir.launch_records import WorkRow
 from fakedist.rundir.step_time import LayerTime, StepTime, TimeGain
 from tests.unit.cost_model.launches_by_hand import PRODUCT, launch, record
 from tests.unit.cost_model.times_by_hand import model
 
-H100 = find_gpu("l40s")  # no data centre's: no other GPU is tried
+L40S = find_gpu("l40s")  # no data centre's: no other GPU is tried
 UP, DOWN = 4, 5
 SMALL = WorkRow("add", "kernel", "elementwise", "aten.add.Tensor", 0.0, 1e3, "bf16", threads=128)
 TRITON = SMALL._replace(name="triton_poi_fused_add_0")
@@ -25,7 +26,7 @@ READ = WorkRow("Memcpy DtoH", "host_reads", "copy", "aten._local_scalar_dense.de
 UPLOAD = WorkRow("Memcpy HtoD", "copy", "copy", "aten._to_copy.default", 0.0, 4e6, "", over_host_link=True)
 
 
-def advice(rows: list[dict[str, Any]], *lines: str) -> tuple[StepTime, dict[str, TimeGain]]:
+def advice(rows: list[dict[str, Any]], *lines: str, gpu: GpuSpec = L40S) -> tuple[StepTime, dict[str, TimeGain]]:
     """The step of some launches, and what is advised for it by option; operation n has the n-th line."""
     made = record(rows)
     tables = {"launches": launch_table(made), "work": work_table(made), "layers": model()}
@@ -33,7 +34,7 @@ def advice(rows: list[dict[str, Any]], *lines: str) -> tuple[StepTime, dict[str,
     tables |= {"calls": pd.DataFrame(columns=columns), "groups": pd.DataFrame(columns=["ranks", "size", "group_rank"])}
     tables |= {"ranges": recorded_ranges(made), "stacks": pd.DataFrame({"line": [*lines]})}
     tables["operation_stacks"] = pd.DataFrame({"op": range(len(lines)), "stack": range(len(lines))})
-    models = Models(H100, KernelTimes(H100), network_of(H100, None))
+    models = Models(gpu, KernelTimes(gpu), network_of(gpu, None))
     time = estimate_times(tables, fold_layers(model()), models).summary
     assert time is not None
     gains = {gain.option.removeprefix("--what-if "): gain for gain in find_gains(tables, models, None, time)}
@@ -66,6 +67,12 @@ def test_a_step_of_long_kernels_needs_no_advice() -> None:
     time, gains = advice([launch(PRODUCT, layer=UP) for _ in range(9)])
     assert launch_bound(time.layers) == []
     assert gains == {}
+
+
+def test_a_gpu_that_helps_little_because_of_the_host_is_not_said_to_be_held_by_its_power() -> None:
+    time, gains = advice([launch(SMALL, layer=UP) for _ in range(30)], gpu=find_gpu("h100-80g"))
+    others = [gain for option, gain in gains.items() if option.startswith("--gpu ")]
+    assert [gain.why for gain in others if gain.step_us > 0.99 * time.step_us] == [""] * len(others) != []
 
 
 def test_a_value_that_is_read_a_blocking_copy_and_a_synchronize_are_named_by_their_lines() -> None:

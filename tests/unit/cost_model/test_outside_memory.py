@@ -47,7 +47,8 @@ def test_groups_that_were_called_through_nccl_count() -> None:
 def test_the_algorithms_that_nccl_chooses_for_the_calls_sizes_count() -> None:
     def parts(operation: str, num_bytes: int, **seen: Any) -> dict[str, list[int]]:
         wide = tables((3, operation, -1, num_bytes, num_bytes))
-        wide["groups"].loc[3, ["backend", "ranks", "size"]] = ["nccl", "0-7", 8]
+        ranks = seen.pop("ranks", 8)
+        wide["groups"].loc[3, ["backend", "ranks", "size"]] = ["nccl", f"0-{ranks - 1}", ranks]
         found = to_plain(estimate_outside(wide, gpu_name="NVIDIA H100 80GB HBM3", gpus_per_node=8, **seen))
         each: dict[str, list[int]] = found["communicators"][0]["parts"]
         return {name: span for name, span in each.items() if name != "channels"}
@@ -56,6 +57,7 @@ def test_the_algorithms_that_nccl_chooses_for_the_calls_sizes_count() -> None:
     assert parts("all_reduce", 256 * MIB) == {"NVLink SHARP": [256 * MIB, 256 * MIB]}
     assert parts("all_gather_into_tensor", 256 * MIB) == {"rings": [288 * MIB, 288 * MIB]}
     assert parts("all_reduce", 1024) == {"rings": [288 * MIB, 288 * MIB], "trees": [0, 288 * MIB]}
+    assert set(parts("all_reduce", 32 * MIB, ranks=16)) == {"NVLink SHARP"}  # over nodes, with a NIC for each GPU
     assert set(parts("all_reduce", 256 * MIB, nccl_environment={"NCCL_NVLS_ENABLE": "0"})) == {"rings"}
 
 

@@ -191,8 +191,8 @@ def test_few_kernels_are_a_bar_each_and_neighbours_are_one() -> None:
     assert found["first"].iloc[2] == 250  # the longest of them names the bar
     found = bars(timed(table(kernel(0, 1), kernel(6, 1), kernel(27, 1), kernel(39_999, 1))), 3)
     assert found["num_kernels"].tolist() == [2, 1, 1]  # 5 us between the first two, 20 us before the third
-    found = bars(timed(table(kernel(0, 10), kernel(8, 5))), 10)
-    assert found["end_us"].tolist() == [8, 13]
+    found = bars(timed(table(*(kernel(*when, stream=stream) for when in ((0, 10), (8, 5)) for stream in (0, 1)))), 10)
+    assert found["end_us"].tolist() == [8, 13] * 2
 
 
 @pytest.mark.parametrize("most", [50, 200])

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fakedist.record.compiled_graphs import (
     COMPILED,
@@ -14,6 +15,7 @@ from fakedist.record.compiled_graphs import (
     Generated,
     Modules,
     compilations,
+    integers_of,
     parse_generated,
     with_modules,
 )
@@ -69,6 +71,14 @@ def test_memory_that_changes_hands_is_followed_to_who_allocated_it_or_to_an_inpu
     assert generated().holders == [(-2, line_of("buf1 = mm"), 1), allocated]  # the second input
     part = generated(source=CODE.replace("def call(self, args)", "def partition_0(args)"))  # has other inputs
     assert part.holders == [allocated]
+
+
+def test_a_graph_that_computes_no_integers_has_none_to_follow() -> None:
+    def graph(x: torch.Tensor, more: int) -> fx.Graph:
+        return make_fx(lambda x: (x > more).sum() if more else x * 2, tracing_mode="fake")(x).graph
+
+    assert integers_of(graph(torch.ones(3), 0), {}) is None
+    assert integers_of(graph(torch.ones(3), 1), {}) is not None
 
 
 def test_code_that_was_compiled_without_us_tells_nothing() -> None:

@@ -25,9 +25,10 @@ def pieces(length: int, *bounds: tuple[int, int, int]) -> tuple[torch.Tensor, _O
     [
         ([(40, 90, 2), (0, 40, 1)], slice(None), [(1, 0, 40), (2, 40, 50)]),
         ([(0, 40, 1), (40, 60, 2), (60, 100, 3)], slice(30, 70), [(1, 0, 10), (2, 10, 20), (3, 30, 10)]),
+        ([(0, 40, 1), (40, 60, 2)], slice(0, 40), [(1, 0, 40)]),
         ([(0, 40, 1)], slice(40, None), []),
     ],
-    ids=["a flat copy", "a shard that begins and ends inside parameters", "without an owner"],
+    ids=["a flat copy", "a shard that begins and ends inside parameters", "one parameter", "without an owner"],
 )
 def test_memory_is_divided_among_the_layers_whose_parts_it_holds(
     bounds: list[tuple[int, int, int]], part: slice, parts: list[tuple[int, int, int]]
@@ -55,7 +56,8 @@ def marked(marks: Marks) -> list[tuple[int, int, int]]:
 def test_the_mark_of_a_view_is_at_its_block_and_names_the_bytes_inside() -> None:
     marks, flat = Marks(Position(), LayerTable()), on_device(100)
     marks.mark_tensor(flat[30:70], "parameter", 1)
-    assert marked(marks) == [(flat.data_ptr(), 120, 160)]
+    marks.workspace(flat.data_ptr(), 7, 64)
+    assert marked(marks) == [(flat.data_ptr(), 120, 160), (flat.data_ptr(), 0, 64)]
 
 
 def test_a_view_of_a_gathered_buffer_marks_what_came_from_this_ranks_part() -> None:
@@ -103,6 +105,10 @@ def test_an_optimizers_state_belongs_to_the_layer_of_its_parameter() -> None:
     taken = marks.take()
     assert memoryview(taken.layer).cast("i").tolist() == [3]
     assert memoryview(taken.address).cast("Q").tolist() == [state.data_ptr()]
+    later = on_device(2)
+    optimizer.state[layer.bias] = {"momentum_buffer": later}  # and then its step ran out of memory
+    marks.optimizers()
+    assert marked(marks) == [(later.data_ptr(), 0, 8)]
 
 
 class OwnLists(torch.optim.Optimizer):

@@ -214,13 +214,14 @@ def test_every_end_of_a_phase_is_told() -> None:
 def test_steps_that_were_init_leave_the_rank_in_init(watch: Watch) -> None:
     position = watch.position
     with watch.on():
-        position.step = 1
+        before, position.step = position.scope(), 1
         model = nn.Linear(2, 2)
         model(torch.ones(1, 2))
         ended = position.op - 1
         torch.ones(3)  # in "forward", where a loss would be
         position.step_went_on(0)
     assert (position.step, position.phase, position.has_loss) == (0, "init", False)
+    assert position.scope() == before
     places = {(place.step, place.phase, place.layer > 0) for place in position.places}
     assert places == {(0, "init", False), (0, "forward", True)}
     assert [region.last for region in position.regions] == [ended]

@@ -311,8 +311,8 @@ MODEL, CRITIC = nn.Linear(4, 4), nn.Linear(4, 4)
 class Job(StepListener):
     """A job whose optimizers step on request; ``ended`` has the samples of each step that ended."""
 
-    def __init__(self) -> None:
-        self.training = Training(Position(), 10, None, Graphs(), self)
+    def __init__(self, limit: int = 10) -> None:
+        self.training = Training(Position(), limit, None, Graphs(), self)
         self.ended: list[tuple[int, int, str]] = []
         self.optimizers = [torch.optim.SGD(model.parameters()) for model in (MODEL, CRITIC)]
 
@@ -328,13 +328,28 @@ class Job(StepListener):
         self.training.optimizer_ended(self.optimizers[number])
 
 
+def test_a_stop_that_the_script_caught_has_a_note() -> None:
+    job = Job(limit=2)
+    for _ in range(2):
+        job.forward(MODEL, torch.zeros(8, 4))
+        job.step()
+    codes = []
+    for _ in range(2):
+        with pytest.raises(StopRun):
+            job.forward(MODEL, torch.zeros(8, 4))
+        codes.append([note.code for note in job.training.notes()])
+    assert codes == [[], ["stop_swallowed"]]
+
+
 def test_samples_of_a_step_are_its_inputs_first_dimensions_over_all_micro_batches() -> None:
     job = Job()
     for rows in (8, 8):
         job.forward(MODEL, {"name": "x", "image": torch.zeros(rows, 3, 5)}, torch.zeros(rows))
     with torch.no_grad():
         job.training.root_forward(MODEL, (torch.zeros(100, 3, 5),))
+    assert not job.training.is_counted
     job.step()
+    assert job.training.is_counted
     job.training.steps.close()
     assert job.ended == [(1, 16, "3x5")]
 

@@ -34,6 +34,7 @@ def _make(
     num_layers: int = 3,
     line: int = 12,
     ended: str = "stopped",
+    num_steps: int = 2,
     **more: Any,
 ) -> Path:
     """A run with `num_layers` blocks whose feed-forwards save `activation` bytes each, made at model.py:`line`.
@@ -54,7 +55,7 @@ def _make(
     for number, layer in enumerate(mlps):
         made.alloc((100 + 20 * number) * MIB, 16 * MIB)
         made.mark((100 + 20 * number) * MIB, "parameter", layer, 16 * MIB)
-    for step in (1, 2):
+    for step in range(1, num_steps + 1):
         ops = []
         for number, layer in enumerate(mlps):
             ops.append(made.op("forward", step, layer, name="aten.addmm.default"))

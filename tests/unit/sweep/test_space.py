@@ -100,6 +100,7 @@ def test_derived_values_follow_in_order() -> None:
         ("-0.3..0+0.1", [-0.3, -0.2, -0.1, 0.0]),
         ("0.00001..0.01*10", [0.00001, 0.0001, 0.001, 0.01]),
         ("8,16..32+8", [8, 16, 24, 32]),
+        ("1..10000", list(range(1, 10_001))),
     ],
 )
 def test_values_are_read_from_text(text: str, values: list[Scalar]) -> None:

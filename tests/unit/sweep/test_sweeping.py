@@ -20,7 +20,7 @@ from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.tables import read_table, write_table
 from fakedist.sweep.opened import Sweep, open_sweep
-from fakedist.sweep.plan import CommandLineSettings, find_ground, sweep_of_file
+from fakedist.sweep.plan import CommandLineSettings, SourceDigests, find_ground, sweep_of_file
 from fakedist.sweep.point_rows import RankKind, RankResult, Row, Status, StepEstimate, estimate_step
 from fakedist.sweep.sheets import reasons
 from fakedist.sweep.sweeping import SweepListener, next_rank, run_sweep
@@ -349,6 +349,10 @@ def test_a_damaged_journal_is_refused_with_its_line(tmp_path: Path) -> None:
     lines = journal.read_text().splitlines(keepends=True)
     journal.write_text("".join([*lines[:2], lines[2][:-30] + "\n", *lines[3:]]))
     with pytest.raises(SweepError, match=r"journal.jsonl, line 3 cannot be read"):
+        run(tmp_path / "s")
+    sources = to_plain(SourceDigests({}, None))
+    journal.write_text("".join(lines) + json.dumps({"things": {"digest": "7", "read": sources}}) + "\n")
+    with pytest.raises(SweepError, match="things is not a kind of entry"):
         run(tmp_path / "s")
 
 

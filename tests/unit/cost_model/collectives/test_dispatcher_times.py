@@ -49,6 +49,7 @@ def test_eight_nodes_have_an_interval_from_the_measured_to_that_of_four() -> Non
     eight_us = row["time_us"]
     assert four.time_us < found.time_us < eight_us
     assert found.time_us * math.exp(found.spread) > eight_us
+    assert found.time_us / math.exp(found.spread - 0.3) == pytest.approx(four.time_us)
 
 
 def test_another_gpu_or_network_widens_the_interval() -> None:

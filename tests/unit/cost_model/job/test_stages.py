@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.job.stages import RankStep, Transfer, place_together, transfers_of
+from fakedist.cost_model.job.stages import RankStep, Transfer, only_exchanges, place_together, transfers_of
 from fakedist.cost_model.timeline import Timeline
 from fakedist.rundir.launch_records import LAUNCH_KINDS
 from tests.unit.cost_model.launches_by_hand import Host
@@ -186,3 +186,9 @@ def test_a_collective_begins_when_its_last_rank_is_there() -> None:
     found = place_together(steps, Host())
     assert {each.end_us for each in found.placed.values()} == {24.0}
     assert found.num_unmatched == {0: 0, 1: 0, 2: 0}
+
+
+def test_a_stream_that_also_computes_does_more_than_exchange() -> None:
+    launches = pd.DataFrame({"call": [5, -1, 6], "work": [-1, 0, -1], "stream": [1, 1, 2]})
+    calls = pd.DataFrame({"operation": ["send", "recv"], "sequence": [5, 6]})
+    assert only_exchanges(launches, calls).tolist() == [False, False, True]

@@ -23,7 +23,7 @@ ORIGIN = CalibrationOrigin(
     "NVIDIA H100 80GB HBM3", "torch.profiler", "2026-01-31", torch="2.15.0", file="/traces/t.json"
 )
 PRODUCT = WorkRow("cublasGemmEx", "product", "gemm", "aten.mm.default", 2e9, 6e6, batch=1, m=512, n=1024, k=2048)
-UNKNOWN = WorkRow("te::kernel<int>", "kernel", "other", "te.op.default", math.nan, math.nan, threads=4096)
+UNKNOWN = WorkRow("te::kernel<int>", "kernel", "other", "te.op.default", math.nan, 0.5, threads=4096)
 COPY = WorkRow("Memcpy DtoD", "copy", "copy", "aten.copy_.default", 0.0, 4096.0)
 
 
@@ -38,7 +38,7 @@ def test_a_table_comes_back_as_it_was(tmp_path: Path) -> None:
     assert table.rows[0].work == PRODUCT
     assert table.rows[0][1:] == (11.0, 10.1, 11.9, 3)
     assert math.isnan(table.rows[1].work.flops)
-    assert table.rows[1].work._replace(flops=0, moved_bytes=0) == UNKNOWN._replace(flops=0, moved_bytes=0)
+    assert table.rows[1].work._replace(flops=0) == UNKNOWN._replace(flops=0)
     assert table.work()["m"].tolist() == [512, 0]
 
 
@@ -51,6 +51,7 @@ def test_work_that_kernels_do_in_the_same_way_is_one_row() -> None:
     assert work_key(UNKNOWN) == work_key(UNKNOWN._replace(flops=math.nan))
     assert work_key(PRODUCT) != work_key(PRODUCT._replace(layout="NT"))
     assert work_key(UNKNOWN) != work_key(UNKNOWN._replace(name="te::other"))
+    assert work_key(COPY._replace(name="sum")) != work_key(read._replace(name="sum"))
 
 
 def _row(**changes: object) -> Callable[[dict[str, Any]], None]:

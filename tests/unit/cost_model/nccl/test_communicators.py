@@ -79,6 +79,10 @@ def test_a_communicator_has_what_its_operations_need_at_least() -> None:
     found = parts(RAIL, "broadcast")["rings"]
     assert found.low == 0
     assert found.high == 8 * 2 * 10 * MIB
+    # Trees share the rings' connections, of 6 to 12 channels and 4 over nodes. In addition, they have none to 16 within
+    # the node, and 4 over nodes in both directions.
+    high = 12 * 12 + 4 * 20 + 16 * 12 + 4 * 2 * 10
+    assert parts(NODES, "all_reduce", ALGO="tree")["trees"] == Span(6 * 12 * MIB, high * MIB)
     small, large = (parts(GroupShape(8 * nodes, nodes, 8), "broadcast")["channels"].high for nodes in (2, 8192))
     assert large - small > 16 * (65536 * (608 + 8 + 4) - 6 * MIB)
 

@@ -133,7 +133,11 @@ def test_a_storage_is_followed_while_anything_is_known() -> None:
     storages = Storages(watch)
     defined, taints, tensor = Defined(storages), Taints(storages), torch.empty(4)
     defined.define(tensor)
-    taints.mark(tensor, Taint())
+    known = storages.get(tensor)
+    assert known is not None
+    for part, is_even in ((tensor[:2], False), (tensor, True)):
+        taints.mark(part, Taint())
+        assert known.is_even is is_even
     assert (changed, len(storages)) == ([1], 1)
     defined.spoil(tensor)
     assert taints.of(tensor) is not None

@@ -42,6 +42,14 @@ def changed(mask: Tensor, change: Callable[[Tensor], object]) -> Tensor:
     return mask
 
 
+def many(number: int) -> Tensor:
+    """Counts of numbers that so many operations have made, after that which compares."""
+    numbers = causal()
+    for _ in range(number):
+        numbers = numbers + 1
+    return numbers.sum(1)
+
+
 PROGRAMS: dict[str, Callable[[], Tensor]] = {
     "rows": lambda: causal().sum(1),
     "columns that are kept": lambda: causal().sum(0, keepdim=True),
@@ -73,6 +81,17 @@ PROGRAMS: dict[str, Callable[[], Tensor]] = {
     "zeros and ones": lambda: (torch.zeros(N, N, dtype=torch.int32) + torch.ones_like(causal(), dtype=torch.int32)).sum(
         0
     ),
+    "more zeros and ones": lambda: sum(
+        (
+            torch.zeros_like(causal(), dtype=torch.int32),
+            causal().new_zeros(N, N, dtype=torch.int32),
+            causal().new_ones(N, N, dtype=torch.int32),
+            torch.ones(N, N, dtype=torch.int32),
+            changed(torch.empty(N, N, dtype=torch.int32), lambda x: x.zero_()),
+        ),
+        causal(),
+    ).sum(1),
+    "as many operations as are followed": lambda: many(62),
     "copied": lambda: changed(torch.empty(N, N, dtype=torch.bool), lambda x: x.copy_(causal())).sum(1),
     "a copied row": lambda: changed(torch.empty(N, N, dtype=torch.int32), lambda x: x.copy_(torch.arange(N))).sum(1),
     "changed in place": lambda: changed(causal(), lambda x: x.logical_and_(lines()[0] < 99)).sum(0),
@@ -111,6 +130,7 @@ def test_the_oldest_recipes_are_forgotten_if_they_keep_too_much(
 
 
 UNKNOWN: dict[str, Callable[[], Tensor]] = {
+    "too many operations": lambda: many(63),
     "a part was written": lambda: changed(causal(), lambda x: x[5:].fill_(True)).sum(1),
     "floats that are large": lambda: torch.ones(N, N).cumsum(0).sum(1),
     "a part of its storage": lambda: torch.empty(N, N + 1, dtype=torch.bool)[:, 1:].copy_(causal()).sum(1),

@@ -172,10 +172,11 @@ def test_signs_follow_from_operations_and_numbers(
         assert means.is_non_negative(result) is expected
 
 
-@pytest.mark.parametrize("name", ["exp", "softplus", "sigmoid", "_softmax"])
+@pytest.mark.parametrize("name", ["exp", "softplus", "sigmoid", "_softmax", "add", "clamp"])
 def test_what_is_positive_is_above_zero(means: Means, name: str) -> None:
-    positive = torch.empty(4)
-    means.follow(name, (X,), positive)
+    positive, squares = torch.empty(4), torch.empty(4)
+    means.know_non_negative(squares)
+    means.follow(name, (squares, 1e-6) if name in ("add", "clamp") else (X,), positive)
     for compare, mean in (("gt", 1.0), ("ne", 1.0), ("le", 0.0), ("eq", 0.0), ("lt", 0.0), ("ge", 1.0)):
         assert means.follow(compare, (positive, 0), torch.empty(4, dtype=torch.bool)) == mean
 

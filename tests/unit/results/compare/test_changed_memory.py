@@ -3,7 +3,16 @@
 import pandas as pd
 import pytest
 
-from fakedist.results.compare.changed_memory import IN_TORCH, blocks_by_line, line_changes, same_files, same_lines
+from fakedist.results.compare.changed_memory import (
+    IN_TORCH,
+    blocks_by_line,
+    line_changes,
+    most_changes,
+    same_files,
+    same_lines,
+)
+from fakedist.results.compare.layer_matching import match_layers
+from tests.unit.results.compare.test_layer_matching import table
 
 
 def line(number: int, file: str = "/job/model.py", function: str = "forward") -> str:
@@ -79,3 +88,9 @@ def test_lines_of_a_backwards_forward_count_only_if_both_sides_know_them() -> No
         assert changes[["line", "change_bytes"]].sort_values("line").to_numpy().tolist() == unchanged
     changes = line_changes(*blocks_by_line(side(backward), side(backward).assign(bytes=[4, 12])))
     assert changes[["line", "change_bytes"]].to_numpy().tolist() == [[backward, 4], [forward, 0]]
+
+
+def test_layers_that_grew_alike_are_in_the_order_of_the_model() -> None:
+    layers = table([("(Net)", "Net", 0), ("up", "Linear", 1), ("down", "Linear", 1)])
+    a, b = (layers.assign(most_total_bytes=held) for held in ([9, 9, 3, 3], [11, 11, 4, 4]))
+    assert most_changes(a, b, match_layers(a, b))["name"].tolist() == ["(Net)", "up", "down"]

@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
-from fakedist.results.compare.changed_times import group_changes
+from fakedist.results.compare.changed_times import collective_changes, group_changes
 from fakedist.rundir.step_time import GroupTime, StepTime
+from fakedist.rundir.summary import CollectiveTotal
 
 ROW = GroupTime("dp", 8, 2, "all_gather", 10, 0, 1e9, time_us=100.0, hidden_us=70.0, exposed_us=30.0)
 
@@ -38,3 +39,9 @@ def test_groups_of_one_name_count_together_and_only_what_both_steps_know_is_comp
     found = group_changes(step(ROW), step(replace(ROW, num_unknown=1, exposed_us=9.0)))
     assert found[["change_us", "what"]].to_numpy().tolist() == [[0.0, "not known"]]
     assert found["a_us"].tolist() == pytest.approx([30.0])
+
+
+def test_of_collectives_that_change_as_much_those_with_more_calls_come_first() -> None:
+    after = [CollectiveTotal(name, 8, "all_reduce", calls, *bytes_) for name, calls, bytes_ in (
+        ("few", 2, (5, 5)), ("many", 9, (5, 5)), ("large", 1, (50, 50)))]  # fmt: skip
+    assert collective_changes([], after)["group"].tolist() == ["large", "many", "few"]

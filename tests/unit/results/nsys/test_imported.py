@@ -188,6 +188,9 @@ def test_the_process_with_most_kernels_is_taken_and_another_may_be_chosen(tmp_pa
     assert any("kernels of 2 processes; these are of process 7 (--process 9)" in text for text in texts(found))
     chosen = kernels(report, tmp_path / "second", StepChoice(process=9))
     assert rows(chosen, "name", "layer") == [("other", "elsewhere")]
+    with pytest.raises(ReportError, match="has no kernels of process 8") as raised:
+        kernels(report, tmp_path / "third", StepChoice(process=8))
+    assert raised.value.hint == "it has those of 7, 9"
 
 
 def test_a_report_of_ours_has_its_layers_by_their_names(tmp_path: Path) -> None:

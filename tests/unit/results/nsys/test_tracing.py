@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from fakedist.analysis.traces.step_trace import ProcessTrace, Waits
 from fakedist.results.nsys.activity import open_database
 from fakedist.results.nsys.imported import StepChoice, read_process, read_trace
@@ -44,8 +46,9 @@ def waits(report: MadeUp, directory: Path) -> Waits | None:
         return read_trace(database, StepChoice(step=3)).waits
 
 
-def test_a_wait_is_for_the_last_record_of_its_event_before_it(tmp_path: Path) -> None:
-    report = training()
+@pytest.mark.parametrize("without", [(), ("deviceId", "contextId")])
+def test_a_wait_is_for_the_last_record_of_its_event_before_it(tmp_path: Path, without: tuple[str, ...]) -> None:
+    report = training(without=without)
     for correlation, start in ((21, 1200), (22, 1300), (23, 1400), (24, 1500), (25, 1600)):
         report.calls.append((start, correlation, MAIN))
     report.events += [(7, 21, 3), (9, 22, 4), (7, 24, 3)]
