@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.conftest import RunFakedist
-from tests.support.commands import COLD
 
 JOB = Path(__file__).parent / "jobs" / "out_of_memory.py"
 LINES = JOB.read_text().splitlines()
@@ -58,7 +57,7 @@ def runs(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) ->
             options += ("--gpu-memory", "512MiB")
         rank = ("--world-size", "1", "--rank", "0", "--device", "virtual")
         path = tmp_path_factory.mktemp("ran") / "run"
-        ended = run_fakedist("profile", *rank, *options, "--json", "-o", path, JOB, how, env=COLD)
+        ended = run_fakedist("profile", *rank, *options, "--json", "-o", path, JOB, how)
         return Ran(ended.code, ended.json(), ended.stderr)
 
     return Runs(profile)
@@ -110,7 +109,7 @@ def test_it_says_where_it_was_first_refused(runs: Runs, name: str, step: int, ph
         assert failed["line"].startswith(f"{line('return rows + self.down')} (forward, backward)")
     else:
         assert failed["line"].startswith(f"{line('return rows + self.down')} (forward)")
-        assert called == ["(forward)", "(train)", "(main)", "(<module>)"]
+        assert called[:4] == ["(forward)", "(train)", "(main)", "(<module>)"]  # then the test's, if the rank forked
 
 
 @LONG
