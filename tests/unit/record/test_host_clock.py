@@ -1,9 +1,14 @@
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import isnan, nan
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from fakedist.record.host_clock import Mark, align, clock_record, mean_times, times_of_rows
+from fakedist.record.host_clock import HostClock, Mark, align, clock_record, mean_times, times_of_rows
+from fakedist.record.loading import Loading
 from fakedist.rundir.launch_records import HostClockRecord
 
 
@@ -177,3 +182,56 @@ def test_each_row_gets_its_own_time_wherever_the_optimizer_ended(split: int) -> 
         at_us.append(now)
     marks = [mark(4, at_us[3]), mark(8, at_us[7]), mark(12, at_us[11])]
     assert times(clocked(recorded, split, bare, at_us, marks)) == [gaps[key] for key in recorded]
+
+
+class Gpu:
+    """The log of an empty step."""
+
+    step = num_optimizer_steps = 1
+
+    def __init__(self) -> None:
+        self.num_stops = self.num_scores = 0
+        self.gone: list[int] = []
+
+    def stop(self) -> None:
+        self.num_stops += 1
+
+    def go(self, ns: int) -> None:
+        self.gone.append(ns)
+
+    def rows(self) -> tuple[list[object], int]:
+        return [], 0
+
+    def begin(self) -> float:
+        return 0.0
+
+    def operators(self) -> dict[object, object]:
+        return {}
+
+    def now(self) -> tuple[int, float]:
+        return 0, 0.0
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        self.num_scores += 1
+        yield
+
+    def end(self) -> tuple[list[object], list[float]]:
+        return [], []
+
+
+@pytest.mark.parametrize("is_capturing", [False, True])
+def test_the_clock_stands_still_at_a_mark_and_no_score_is_taken_in_a_graphs_capture(
+    monkeypatch: pytest.MonkeyPatch, *, is_capturing: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_capturing)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))  # no room for a score
+    gpu = Gpu()
+    clock = HostClock(gpu, lambda: None, str, Loading())
+    assert clock.begins(1.0, 1.0, SimpleNamespace(), lambda: None)
+    assert [clock.optimizer_ended() for _ in range(3)] == [False] * 3
+    assert (gpu.num_stops, gpu.gone) == (3, [0, 0, 0])
+    assert gpu.num_scores == (0 if is_capturing else 3)
+    (record,) = clock.records("")
+    assert isinstance(record, HostClockRecord)
+    assert record.num_repeats == 2

@@ -8,6 +8,7 @@ from collections.abc import Callable, Container
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from fakedist.errors import StopRun
 from fakedist.record.alive import all_alive
@@ -339,6 +340,15 @@ def test_a_stop_that_the_script_caught_has_a_note() -> None:
             job.forward(MODEL, torch.zeros(8, 4))
         codes.append([note.code for note in job.training.notes()])
     assert codes == [[], ["stop_swallowed"]]
+
+
+def test_a_batch_that_is_taken_between_a_forward_and_its_backward_feeds_the_step() -> None:
+    job, loader = Job(), DataLoader(TensorDataset(torch.zeros(4, 4)), batch_size=2)
+    with job.training.loading.watching():
+        job.training.root_forward(MODEL, (torch.zeros(8, 4),))
+        next(iter(loader))
+        job.training.backward()
+    assert [note.code for note in job.training.loading.notes()] == ["data_loader"]
 
 
 def test_samples_of_a_step_are_its_inputs_first_dimensions_over_all_micro_batches() -> None:
