@@ -69,7 +69,7 @@ JOBS = [
 
 @dataclass(frozen=True)
 class Side:
-    """A step of the host in milliseconds, the machine's score around it in microseconds, and the clock's bound."""
+    """A step of the host in milliseconds, the machine's score between steps in microseconds, and the clock's bound."""
 
     ms: float
     score_us: float

@@ -432,7 +432,7 @@ def _router_notes(facts: RouterLoadFacts, rank: int) -> list[Note]:
     """Notes on routers that a load does not reach, and on what the ranks got."""
     notes_made = [run_note.router_not_reached(facts.load, line) for line in facts.unknown]
     if len(facts.ranks) > 1 and rank in facts.ranks:
-        hottest = facts.by_load()[0]
+        hottest = facts.hottest_rank()
         notes_made.append(
             run_note.experts_load_drawn(facts.load, len(facts.ranks), facts.share(rank), hottest, facts.share(hottest))
         )

@@ -113,10 +113,9 @@ class RouterLoadFacts:
     hottest: int = 0
     unknown: list[str] = field(default_factory=list)
 
-    def by_load(self) -> list[int]:
-        """The ranks, most tokens first."""
-        order = sorted(zip(self.received, self.ranks, strict=True), key=lambda pair: (-pair[0], pair[1]))
-        return [rank for _, rank in order]
+    def hottest_rank(self) -> int:
+        """The rank that received the most tokens, of equals the lowest."""
+        return max(self.ranks, key=lambda rank: (self.share(rank), -rank))
 
     def share(self, rank: int) -> float:
         """A rank's tokens, in times the mean of all ranks."""

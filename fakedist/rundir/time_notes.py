@@ -126,7 +126,7 @@ def host_time(time: HostTime) -> str:
             f"{interval}"
         )
     clock = time.clock
-    differ = f" (they differ by {clock.spread:.0%})" if clock.num_repeats > 1 else ""
+    differ = f" (standard deviation {clock.spread:.0%})" if clock.num_repeats > 1 else ""
     text = (
         f"the host's time was measured by {counted(clock.num_repeats, 'step')} on the machine that recorded the run"
         f"{differ}, and is taken {time.scale:.2g} times for the host {time.model}"

@@ -53,7 +53,7 @@ def test_the_hottest_rank_receives_most_and_needs_most(profiled: tuple[Path, Fin
     assert facts[0] is not None
     assert facts[0] == facts[1], "every rank knows what all receive"
     assert (facts[0].num_layers, facts[0].num_experts, facts[0].top_k, facts[0].tokens) == (2, 16, 2, 4096)
-    assert facts[0].by_load()[0] == hot
+    assert facts[0].hottest_rank() == hot
     own = [line for line in printed(finished) if line["rank"] == hot]
     steps = [own[0], own[1], own[4], own[5]]
     assert facts[0].received[hot] == sum(sum(line["gets"]) for line in steps)
@@ -149,7 +149,7 @@ def test_the_hottest_rank_may_be_in_another_group_of_experts(run_fakedist: RunFa
     assert finished.code == 0, finished.stderr
     hot = open_run(tmp_path / "runs" / f"rank{finished.json()['ranks'][1]['rank']}").summary
     assert hot.router_load is not None
-    assert (hot.rank > 3, hot.router_load.by_load()[0]) == (True, hot.rank)
+    assert (hot.rank > 3, hot.router_load.hottest_rank()) == (True, hot.rank)
     own = open_run(tmp_path / "runs" / "rank0").summary.router_load
     assert own is not None
     assert max(own.received) < max(hot.router_load.received)

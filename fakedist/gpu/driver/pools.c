@@ -10,7 +10,7 @@
  *     (CUDA C++ programming guide, stream-ordered memory allocator). Where another taker or pool needs them, they go too.
  *
  * A real driver also reuses what another stream freed, when an event orders it or it happens to be done. That depends on
- * time, so here the host must have waited for that stream: a pool is at most as large as that. */
+ * time, so here the host must have waited for that stream, and a pool may be larger than a real one. */
 #include "pools.h"
 
 #include "cupti.h"
