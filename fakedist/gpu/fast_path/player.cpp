@@ -39,7 +39,8 @@ struct Played {
     int64_t is_whole; // 0: the process ended before its end
 };
 
-std::vector<cudaStream_t> streams; // in the order of their recorded handles, which breaks ties, too; the last is for sharing
+std::vector<cudaStream_t>
+    streams; // in the order of their recorded handles, which breaks ties, too; the last is for sharing
 
 void play(const Program &of, const int64_t *counts, Played &played) {
     auto *allocator = CUDACachingAllocator::get();
@@ -57,18 +58,22 @@ void play(const Program &of, const int64_t *counts, Played &played) {
             } else {
                 const auto n = static_cast<size_t>(what);
                 if (of.stream[n] != current)
-                    setCurrentCUDAStream(getStreamFromExternal(streams[static_cast<size_t>(current = of.stream[n])], 0));
+                    setCurrentCUDAStream(
+                        getStreamFromExternal(streams[static_cast<size_t>(current = of.stream[n])], 0));
                 const int64_t bytes = of.base[n] + (of.follows[n] < 0 ? 0 : of.per[n] * counts[of.follows[n]]);
                 blocks[n] = allocator->allocate(static_cast<size_t>(bytes));
                 if (of.is_shared[n]) allocator->recordStream(blocks[n], other);
             }
         }
         event = -1;
-    } catch (const c10::OutOfMemoryError &) {
-    }
+    } catch (const c10::OutOfMemoryError &) {}
     const auto stats = CUDACachingAllocator::getDeviceStats(0);
-    played = {stats.allocated_bytes[0].peak, stats.reserved_bytes[0].peak, stats.num_alloc_retries,
-              stats.num_device_alloc, event, 1};
+    played = {stats.allocated_bytes[0].peak,
+              stats.reserved_bytes[0].peak,
+              stats.num_alloc_retries,
+              stats.num_device_alloc,
+              event,
+              1};
 }
 } // namespace
 
