@@ -27,7 +27,7 @@ GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 OUT ?= gpu-results
 # Tests of a file stay in one process, since they share runs. Files begin in their order: whole runs first, unit tests last.
 WORKERS ?= 2
-PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # Without bytecode, every process would compile the package and its tests again.
 unexport PYTHONDONTWRITEBYTECODE
