@@ -38,6 +38,8 @@ class ExitCode(IntEnum):
     EXCEEDED = 3
     #: The rank does not fit the GPU.
     OUT_OF_MEMORY = 4
+    #: Calls of the job's ranks do not match.
+    MISMATCH = 5
     #: The time given with ``--timeout`` was over, as for timeout(1).
     TIMEOUT = 124
     #: 128 + SIGINT.

@@ -13,7 +13,7 @@ import inspect
 import os
 import sys
 from collections.abc import Container, Iterator
-from types import CellType, FrameType
+from types import CellType, CodeType, FrameType
 
 import torch
 
@@ -39,6 +39,7 @@ def script_frame(passed_over: Container[str] = ()) -> FrameType | None:
     return None
 
 
+@functools.lru_cache(maxsize=4096)
 def is_the_scripts(filename: str) -> bool:
     """Return whether a file's code is neither torch's nor this package's."""
     if filename.startswith((OURS, TORCH, "<")) or filename.endswith(WRAPPERS):
@@ -52,15 +53,20 @@ def script_line() -> str:
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
 
 
-def script_lines(frame: FrameType | None) -> list[str]:
-    """The script's lines from a frame outwards, as of :func:`script_line`, at most 20."""
-    lines: list[str] = []
-    while frame is not None and len(lines) < _MOST_LINES:
+def running_script(frame: FrameType | None) -> list[tuple[CodeType, int]]:
+    """The script's running functions and their lines, from a frame outwards, at most 20."""
+    running: list[tuple[CodeType, int]] = []
+    while frame is not None and len(running) < _MOST_LINES:
         code = frame.f_code
         if is_the_scripts(code.co_filename) and code.co_name not in PASSES_ON:
-            lines.append(f"{code.co_filename}:{frame.f_lineno} ({code.co_name})")
+            running.append((code, frame.f_lineno))
         frame = frame.f_back
-    return lines
+    return running
+
+
+def script_lines(frame: FrameType | None) -> list[str]:
+    """The script's lines from a frame outwards, as of :func:`script_line`, at most 20."""
+    return [f"{code.co_filename}:{line} ({code.co_name})" for code, line in running_script(frame)]
 
 
 def calling_file() -> str:

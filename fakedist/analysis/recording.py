@@ -36,6 +36,7 @@ from fakedist.rundir.memory_records import (
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import (
     BoundRecord,
+    CallLinesRecord,
     CallsRecord,
     GpuRecord,
     GroupsRecord,
@@ -98,6 +99,7 @@ class Recording:
     Attributes:
         gpu: The GPU and the software; None if the rank died before they were known.
         regions: Ranges of operations that saved activations.
+        call_lines: Lines of the script by their number in ``calls``, innermost first.
         placings: Lists of layers for the modules of compiled graphs.
         held: Inputs whose memory compiled graphs use again.
         marks: Columns of ``MarksRecord``.
@@ -134,6 +136,7 @@ class Recording:
     scopes: list[ScopeRow] = field(default_factory=list)
     regions: list[RegionRow] = field(default_factory=list)
     calls: list[CallRow] = field(default_factory=list)
+    call_lines: list[list[str]] = field(default_factory=list)
     groups: list[GroupRow] = field(default_factory=list)
     invented: list[InventedRow] = field(default_factory=list)
     not_sent: list[NotSentRecord] = field(default_factory=list)
@@ -325,6 +328,8 @@ class JournalReading:
                         recording.layers.append(row)
             case OperationsRecord():
                 self._ops.append(record)
+            case CallLinesRecord():
+                recording.call_lines.append(record.lines)
             case BoundRecord():
                 recording.bound.add(record.group)
             case UnansweredRecord():

@@ -30,6 +30,24 @@ def call_table(recording: Recording) -> pd.DataFrame:
     return merged[[column.name for column in TABLES["calls"].columns]]
 
 
+def term_table(recording: Recording) -> pd.DataFrame:
+    """The table ``call_terms``: one row per call, in order."""
+    begun: set[tuple[int, int]] = set()
+    rows = []
+    for call in recording.calls:
+        own_pair = call.peer >= 0 and not call.batch and not call.on_host and call.group not in recording.bound
+        communicator = call.group, call.peer if own_pair else -1
+        is_made = communicator not in begun and call.group not in recording.bound and not call.on_host
+        begun.add(communicator)
+        is_blocking = call.peer < 0 and ("barrier" in call.operation or (call.on_host and not call.asynchronous))
+        lines = "\n".join(recording.call_lines[call.lines]) if call.lines >= 0 else ""
+        parts = list(call.sent_parts), list(call.received_parts)
+        waits = is_blocking or (is_made and call.operation != "symm_mem_barrier")
+        agreed = call.reduction, call.root, call.tag, call.batch, *parts
+        rows.append((*agreed, call.on_host, own_pair, waits, lines))
+    return pd.DataFrame(rows, columns=[column.name for column in TABLES["call_terms"].columns])
+
+
 def group_table(recording: Recording) -> pd.DataFrame:
     """The table ``groups``: one row per process group, in order of creation."""
     rows = [

@@ -20,6 +20,7 @@ from fakedist.cli.compare import compare
 from fakedist.cli.doctor import doctor
 from fakedist.cli.export import export
 from fakedist.cli.lines import lines
+from fakedist.cli.match import match
 from fakedist.cli.nsys import nsys
 from fakedist.cli.play import play
 from fakedist.cli.profile import profile
@@ -109,6 +110,7 @@ for _command in (
     compare,
     time,
     topology,
+    match,
     check,
     nsys,
     play,

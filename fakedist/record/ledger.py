@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from types import CodeType
 
 import torch
 
+from fakedist.frames import running_script
 from fakedist.rundir.encoding import Record
-from fakedist.rundir.records import BoundRecord, CallsRecord, GroupsRecord
-from fakedist.rundir.rows import CallRow, GroupRow
+from fakedist.rundir.records import BoundRecord, CallLinesRecord, CallsRecord, GroupsRecord
+from fakedist.rundir.rows import NO_TERMS, CallRow, GroupRow, Terms
 
 _BATCH = 4096
 _names: dict[torch.dtype, str] = {}
@@ -42,6 +45,7 @@ class Ledger:
         self._gathered = gathered
         self._group_ranks: list[int] = []
         self._rows: list[CallRow] = []
+        self._lines: dict[tuple[tuple[CodeType, int], ...], int] = {}
         self.is_on = True
         self.on_call: Callable[[int], None] | None = None
         self.around: Callable[[int, str], AbstractContextManager[None]] | None = None
@@ -75,11 +79,13 @@ class Ledger:
         peer: int = -1,
         exchanged: tuple[int, int] = (0, 0),
         moved: tuple[int, int] | None = None,
+        terms: Terms = NO_TERMS,
     ) -> None:
         """Record one call, such as all_reduce, with the tensors that this rank sends and receives.
 
         ``peer`` is a group rank, -1 for collectives; ``exchanged`` the bytes of an all_to_all to or from other ranks:
-        the largest part, and all parts; ``moved`` the bytes in and out of a call on device memory without tensors.
+        the largest part, and all parts; ``moved`` the bytes in and out of a call on device memory without tensors;
+        ``terms`` what its ranks have to agree on.
         """
         if not self.is_on:
             return
@@ -103,13 +109,26 @@ class Ledger:
         if moved is not None:
             sizes, stream = (*moved, dtype), torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
         self._rows.append(
-            CallRow(self._sequence, operation, group, *sizes, is_async, stream, op, scope, peer, *exchanged)
+            CallRow(
+                *(self._sequence, operation, group, *sizes, is_async, stream, op, scope, peer, *exchanged),
+                *terms,
+                bool(some) and not some[0].is_cuda,
+                self._script_lines(),
+            )
         )
         if self.on_call is not None:
             self.on_call(self._sequence)
         self._sequence += 1
         if len(self._rows) >= _BATCH:
             self.flush()
+
+    def _script_lines(self) -> int:
+        """The number of the script's running lines, which are recorded when they are new; -1 without one."""
+        running = tuple(running_script(sys._getframe(2)))
+        if running and running not in self._lines:
+            self._lines[running] = len(self._lines)
+            self._append(CallLinesRecord([f"{code.co_filename}:{line} ({code.co_name})" for code, line in running]))
+        return self._lines.get(running, -1)
 
     def timed(self, operation: str) -> AbstractContextManager[None] | None:
         """The context in which the call that was just recorded runs on its device. None while no step is timed."""

@@ -17,7 +17,7 @@ from fakedist.analysis.root_order import trained_first
 from fakedist.analysis.segments import segment_table
 from fakedist.analysis.snapshot_writing import build_snapshot
 from fakedist.analysis.stack_lines import stack_lines
-from fakedist.analysis.topology import call_table, collective_table, group_table
+from fakedist.analysis.topology import call_table, collective_table, group_table, term_table
 from fakedist.cost_model.estimated import (
     Models,
     StepTimes,
@@ -190,6 +190,7 @@ def make_tables(recording: Recording, blocks: Blocks, positions: pd.DataFrame) -
         "segments": segment_table(recording, blocks),
         "groups": group_table(recording),
         "calls": calls,
+        "call_terms": term_table(recording),
         "collectives": collective_table(calls[is_recorded]),
         **launched,
         "invented": _invented(recording),

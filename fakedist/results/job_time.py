@@ -127,7 +127,7 @@ def time_job(
         RunDirectoryError: A run has no launches to price, or is damaged.
     """
     opened = [one if isinstance(one, Run) else open_run_directory(Path(one)) for one in runs]
-    first, ranks = _check(opened)
+    first, ranks = check_one_job(opened)
     job = first.manifest.job
     assert job is not None
     pricing = Pricing(gpu, **options)
@@ -196,7 +196,7 @@ def open_job_runs(path: Path) -> JobRuns:
 
 
 def _job_of(runs: Sequence[Run]) -> JobTime:
-    first, by_rank = _check(runs)
+    first, by_rank = check_one_job(runs)
     if failed := [rank for rank, run in by_rank.items() if not run.summary.exit.ended_well]:
         raise JobError(f"rank {failed[0]} did not end well", "")
     pipeline = stages_of_job(first.path).ranks
@@ -207,8 +207,12 @@ def _job_of(runs: Sequence[Run]) -> JobTime:
     return time_job([by_rank[rank] for rank in pipeline])
 
 
-def _check(runs: Sequence[Run]) -> tuple[Run, dict[int, Run]]:
-    """The first run, and all by rank; JobError if they are not of one job."""
+def check_one_job(runs: Sequence[Run]) -> tuple[Run, dict[int, Run]]:
+    """The first run, and all by rank.
+
+    Raises:
+        JobError: They are not of one job, two are of one rank, or they ran for different GPUs.
+    """
     if not runs:
         raise JobError("no run was given", "fakedist time RUN RUN...")
     by_rank: dict[int, Run] = {}

@@ -297,3 +297,10 @@ class CallsRecord(Record):
     """Calls on process groups."""
 
     rows: list[CallRow]
+
+
+@record_kind("call_lines")
+class CallLinesRecord(Record):
+    """Lines of the script that make calls, as ``file:line (function)``, innermost first; numbered from 0 in order."""
+
+    lines: list[str]

@@ -452,6 +452,27 @@ TABLES: dict[str, Table] = {
             ),
         ),
     ),
+    "call_terms": Table(
+        "What the ranks of a call have to agree on, and who waits. Row by row as `calls`.",
+        (
+            Column("reduction", "string", "SUM, AVG, ...; empty without one."),
+            Column("root", "int32", "Group rank that is its root; -1 without one."),
+            Column("tag", "int64", "Tag of a send or receive."),
+            Column("batch", "int32", "Sends and receives of one batch on a group, from 1; 0 outside of batches."),
+            Column("sent_parts", "list<int64>", "Bytes for each rank of the group, where they are not equal."),
+            Column("received_parts", "list<int64>", "Bytes from each rank of the group, where they are not equal."),
+            Column("on_host", "bool", "Its tensors are the host's."),
+            Column("own_pair", "bool", "A send or receive on a communicator of these two ranks alone."),
+            Column(
+                "waits",
+                "bool",
+                "The host waits until all its ranks make it: in a barrier, in a call on the host "
+                "that is not asynchronous, and where its communicator is made.",
+            ),
+            Column("lines", "string", "The script's lines, innermost first, one a line; empty in autograd's threads."),
+        ),
+        is_newer=True,
+    ),
     "kernels": Table(
         "What a stream did in the timed step: a kernel, a copy, a fill, or a collective; in the order of their start. "
         "Which step, and whether it was measured or estimated, says `kernels` of the `--json` object.",

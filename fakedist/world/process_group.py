@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, Work
 
 from fakedist.patch import patched
+from fakedist.rundir.rows import NO_TERMS, Terms
 from fakedist.rundir.tape import ANY_RANK
 from fakedist.world import checks
 from fakedist.world.arrivals import Arrivals, Slot
@@ -39,6 +40,7 @@ from fakedist.world.checks import (
     listed,
     only_list,
     reduce_op,
+    reduction_name,
     root,
 )
 from fakedist.world.group import BareGroup, LedgerLike
@@ -234,9 +236,11 @@ class RankGroup(BareGroup):
         self._arrivals = arrivals
         self._streams: dict[tuple[torch.device, int], torch.cuda.Stream] = {}
         self._coalesced: Coalesced | None = None
+        self._num_batches = 0
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = Coalesced()
+        self._num_batches += 1
 
     def _end_coalescing(self, device: torch.device) -> Done:
         coalesced, self._coalesced = self._coalesced, None
@@ -257,7 +261,9 @@ class RankGroup(BareGroup):
         tensors = listed(tensors)
         checks.check_root(self._checked(tensors[0]), "reduce", root(opts))
         mine, op = root(opts) == self._own_rank, self._op(opts, tensors, op)
-        with self._call("reduce", tensors, tensors if mine else [], opts) as call:
+        with self._call(
+            "reduce", tensors, tensors if mine else [], opts, terms=Terms(reduction_name(op), root(opts))
+        ) as call:
             if mine:
                 for tensor in tensors:
                     self._arrivals.reduced(tensor, self._num_ranks, op)
@@ -267,8 +273,8 @@ class RankGroup(BareGroup):
         """Broadcast."""
         tensors = listed(tensors)
         checks.check_root(self._checked(tensors[0]), "broadcast", root(opts))
-        mine = root(opts) == self._own_rank
-        with self._call("broadcast", tensors if mine else [], [] if mine else tensors, opts) as call:
+        mine, rooted = root(opts) == self._own_rank, Terms(root=root(opts))
+        with self._call("broadcast", tensors if mine else [], [] if mine else tensors, opts, terms=rooted) as call:
             where = self._where("broadcast", root(opts))
             if mine:
                 self._arrivals.tapes.send(where, tensors)
@@ -284,7 +290,7 @@ class RankGroup(BareGroup):
         flat = None
         if is_even(slots):  # torch gathers uneven slots by broadcasts, without a buffer
             mine, flat = mine.contiguous(), flat_like(slots)
-        with self._call("all_gather", [mine], slots, opts) as call:
+        with self._call("all_gather", [mine], slots, opts, terms=Terms(received_parts=_uneven(slots))) as call:
             if not self._arrivals.routed(slots, mine, Slot(self.ranks)):
                 self._arrivals.spread(slots, mine)
         work = call.done(slots)
@@ -319,7 +325,7 @@ class RankGroup(BareGroup):
         mine = root(opts) == self._own_rank
         if mine:
             checks.check_slots(self._checked(inputs[0]), "gather", slots, inputs[0])
-        with self._call("gather", inputs, slots if mine else [], opts) as call:
+        with self._call("gather", inputs, slots if mine else [], opts, terms=Terms(root=root(opts))) as call:
             if mine:
                 self._arrivals.spread(slots, inputs[0])
         return call.done(slots if mine else inputs)
@@ -327,8 +333,8 @@ class RankGroup(BareGroup):
     def gather_single(self, output: torch.Tensor, mine: torch.Tensor, opts: object = None) -> Done:
         """Gather into one tensor."""
         if root(opts) == self._own_rank:
-            return self._gather_evenly("gather_into_tensor", [output], [mine], opts)
-        with self._call("gather_into_tensor", [mine], [], opts) as call:
+            return self._gather_evenly("gather_into_tensor", [output], [mine], opts, Terms(root=root(opts)))
+        with self._call("gather_into_tensor", [mine], [], opts, terms=Terms(root=root(opts))) as call:
             pass
         return call.done([mine])
 
@@ -342,7 +348,7 @@ class RankGroup(BareGroup):
         mine = root(opts) == self._own_rank
         if mine:
             checks.check_slots(self._checked(outputs[0]), "scatter", chunks, outputs[0])
-        with self._call("scatter", chunks if mine else [], outputs, opts) as call:
+        with self._call("scatter", chunks if mine else [], outputs, opts, terms=Terms(root=root(opts))) as call:
             where = self._where("scatter", root(opts))
             if mine:
                 self._arrivals.tapes.send(where, chunks)
@@ -357,7 +363,8 @@ class RankGroup(BareGroup):
         chunks = only_list(inputs)
         checks.check_scattered(self._checked(output), output, chunks, self._own_rank)
         flat, op = flat_like(chunks) if is_even(chunks) else None, self._op(opts, [output])  # uneven: one by one
-        with self._call("reduce_scatter", chunks, [output], opts) as call:
+        terms = Terms(reduction_name(op), sent_parts=_uneven(chunks))
+        with self._call("reduce_scatter", chunks, [output], opts, terms=terms) as call:
             self._arrivals.reduced_into(output, chunks[self._own_rank], self._num_ranks, op)
             call.hold(flat)
         return call.done([output])
@@ -390,7 +397,8 @@ class RankGroup(BareGroup):
         else:
             mine = self._my_chunk(source)
         parts = self._exchanged(source, input_sizes).most(self._exchanged(output, output_sizes))
-        with self._call("all_to_all_single", [source], [output], opts, parts) as call:
+        terms = Terms(sent_parts=self._parts(source, input_sizes), received_parts=self._parts(output, output_sizes))
+        with self._call("all_to_all_single", [source], [output], opts, parts, terms) as call:
             is_even = not len(input_sizes) and not len(output_sizes)
             if is_even and self._arrivals.routed(output, source, Slot(self.ranks, self._own_rank)):
                 pass
@@ -408,7 +416,8 @@ class RankGroup(BareGroup):
         sent, received = (
             exchanged([tensor.nbytes for tensor in tensors], self._own_rank) for tensors in (inputs, outputs)
         )
-        with self._call("all_to_all", inputs, outputs, opts, sent.most(received)) as call:
+        terms = Terms(sent_parts=_uneven(inputs), received_parts=_uneven(outputs))
+        with self._call("all_to_all", inputs, outputs, opts, sent.most(received), terms) as call:
             self._arrivals.spread(outputs, inputs[self._own_rank])
         return call.done(outputs)
 
@@ -417,7 +426,7 @@ class RankGroup(BareGroup):
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Done:
         """send: no rank receives it, but it goes onto the tape."""
         checks.check_peer(self._num_ranks, dst)
-        with self._peer_call("send", tensors, dst) as call:
+        with self._peer_call("send", tensors, dst, tag) as call:
             self._arrivals.tapes.send(self._peer(self._own_rank, dst, tensors[0].device, tag), tensors)
         return call.done(tensors)
 
@@ -431,7 +440,7 @@ class RankGroup(BareGroup):
         where = self._peer(src, self._own_rank, tensors[0].device, tag)
         if src < 0 and (sender := self._arrivals.tapes.sender(where)) is not None:
             where, src = where._replace(source=sender), self.ranks.index(sender)
-        with self._peer_call("recv", tensors, src) as call:
+        with self._peer_call("recv", tensors, src, tag) as call:
             self._arrivals.receive(where, tensors, self._arrivals.invent)
         work = call.done(tensors)
         work.source = src if src >= 0 else min(1, self._num_ranks - 1) if self._own_rank == 0 else 0
@@ -541,8 +550,21 @@ class RankGroup(BareGroup):
             return Exchanged(part, others * part) if others else Exchanged()
         return exchanged(sizes, self._own_rank, tensor.nbytes // max(tensor.shape[0], 1))
 
+    def _parts(self, tensor: torch.Tensor, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Bytes of each rank's part; nothing if they are equal. Sizes count rows."""
+        if len(set(sizes)) < 2:
+            return ()
+        row_bytes = tensor.nbytes // max(tensor.shape[0], 1)
+        return tuple([int(size) * row_bytes for size in sizes])
+
     def _call(
-        self, operation: str, inputs: Tensors, outputs: Tensors, opts: object, parts: tuple[int, int] = (0, 0)
+        self,
+        operation: str,
+        inputs: Tensors,
+        outputs: Tensors,
+        opts: object,
+        parts: tuple[int, int] = (0, 0),
+        terms: Terms = NO_TERMS,
     ) -> RunningCall:
         is_async = getattr(opts, "asyncOp", True)  # the default of c10d/Types.hpp
         some = outputs or inputs
@@ -551,7 +573,7 @@ class RankGroup(BareGroup):
             if self._asked == "nccl":
                 check_dense(inputs, outputs)
         self._sequence += 1
-        self._ledger.write(operation, self.number, inputs, outputs, is_async=is_async, exchanged=parts)
+        self._ledger.write(operation, self.number, inputs, outputs, is_async=is_async, exchanged=parts, terms=terms)
         stream = timed = None
         if some and some[0].is_cuda:
             timed = self._ledger.timed(operation)
@@ -563,11 +585,12 @@ class RankGroup(BareGroup):
         description = CallDescription(operation, [inputs, outputs], is_async, self._coalesced, timed)
         return RunningCall(description, stream if is_async else None)
 
-    def _peer_call(self, operation: str, tensors: Tensors, peer: int) -> RunningCall:
+    def _peer_call(self, operation: str, tensors: Tensors, peer: int, tag: int) -> RunningCall:
         """Begin a send or receive. On CUDA it always runs on its own stream, which the allocator records."""
         check_device(self._by_device, tensors[0].device)
         inputs, outputs = (tensors, []) if operation == "send" else ([], tensors)
-        self._ledger.write(operation, self.number, inputs, outputs, peer=peer)
+        batch = 0 if self._coalesced is None else self._num_batches
+        self._ledger.write(operation, self.number, inputs, outputs, peer=peer, terms=Terms(tag=tag, batch=batch))
         if not tensors[0].is_cuda:
             return RunningCall(CallDescription(operation, None, False, self._coalesced), None)
         shared = self._coalesced is not None or self.bound_device_id is not None
@@ -591,7 +614,7 @@ class RankGroup(BareGroup):
 
     def _reduce_in_place(self, operation: str, tensors: Tensors, opts: object) -> Done:
         op = self._op(opts, tensors)
-        with self._call(operation, tensors, tensors, opts) as call:
+        with self._call(operation, tensors, tensors, opts, terms=Terms(reduction_name(op))) as call:
             reduced = self._arrivals.reduced
             for tensor in tensors:
                 if not self._arrivals.routed_sum(tensor, self.ranks, op):
@@ -602,19 +625,27 @@ class RankGroup(BareGroup):
         for output, source in zip(outputs, inputs, strict=True):
             check_scattered_from(self._checked(source), output, source)
         op = self._op(opts, inputs)
-        with self._call(operation, inputs, outputs, opts) as call:
+        with self._call(operation, inputs, outputs, opts, terms=Terms(reduction_name(op))) as call:
             for output, source in zip(outputs, inputs, strict=True):
                 self._arrivals.reduced_into(output, self._my_chunk(source), self._num_ranks, op)
         return call.done(outputs)
 
-    def _gather_evenly(self, operation: str, outputs: Tensors, inputs: Tensors, opts: object) -> Done:
+    def _gather_evenly(
+        self, operation: str, outputs: Tensors, inputs: Tensors, opts: object, terms: Terms = NO_TERMS
+    ) -> Done:
         for output, mine in zip(outputs, inputs, strict=True):
             check_gathered_into(self._checked(mine), output, mine)
-        with self._call(operation, inputs, outputs, opts) as call:
+        with self._call(operation, inputs, outputs, opts, terms=terms) as call:
             for output, mine in zip(outputs, inputs, strict=True):
                 if not self._arrivals.routed(output, mine, Slot(self.ranks)):
                     self._arrivals.spread_evenly(output, mine, self._own_rank, self._num_ranks)
         return call.done(outputs)
+
+
+def _uneven(tensors: Tensors) -> tuple[int, ...]:
+    """Bytes of each tensor; nothing if they are equal."""
+    parts = tuple([tensor.nbytes for tensor in tensors])
+    return parts if len(set(parts)) > 1 else ()
 
 
 #: Functions of a group that torch calls for collectives although their names are private.

@@ -1,0 +1,166 @@
+"""Whether the calls of a job's ranks match, as text, Markdown and an object."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from fakedist.analysis.matching import Difference, Made
+from fakedist.rank_list import format_rank_list
+from fakedist.report.text.sheet import escaped, print_facts, print_heading, print_items, print_remark
+from fakedist.results.matched import JobMatch, Place
+from fakedist.units import format_bytes
+
+_MOST_LINES = 3
+_MOST_WAITING = 8
+_MOST_UNPROVED = 3
+
+
+def render_match(match: JobMatch, console: Console) -> None:
+    """Print it."""
+    print_heading(console, verdict(match))
+    print_facts(console, facts(match))
+    for title, items in sections(match):
+        print_heading(console, title)
+        print_items(console, items)
+    for text in remarks(match):
+        print_remark(console, text)
+
+
+def match_markdown(match: JobMatch) -> str:
+    """The same as Markdown."""
+    lines = [f"**{escaped(verdict(match))}**", ""]
+    lines += [f"- {name}: {escaped(text)}" for name, text in facts(match)]
+    for title, items in sections(match):
+        lines += ["", f"### {escaped(title)}", "", *(f"- {escaped(item)}" for item in items)]
+    return "\n".join([*lines, "", *(f"{escaped(text)}  " for text in remarks(match))]) + "\n"
+
+
+def match_object(match: JobMatch) -> dict[str, object]:
+    """The same as an object for JSON."""
+    matched = match.matched
+    return {
+        "matched": matched.is_matched,
+        "ranks": list(match.runs),
+        "not_recorded": match.not_recorded,
+        "num_steps": match.num_steps,
+        "num_calls": matched.num_calls,
+        "difference": None if matched.difference is None else _difference_object(match, matched.difference),
+        "waiting": [
+            {**_place_object(match.place(wait.made)), "for_ranks": list(wait.missing)} for wait in matched.waiting
+        ],
+        "not_proved": [_difference_object(match, one) for one in matched.unproved],
+        "failed": {str(rank): outcome for rank, outcome in match.failed.items()},
+        "made_up_values": {str(rank): number for rank, number in match.decided.items()},
+    }
+
+
+def verdict(match: JobMatch) -> str:
+    """One line: whether the calls match."""
+    matched = match.matched
+    if matched.difference is not None:
+        ranks = format_rank_list([made.rank for made in matched.difference.calls])
+        return f"Calls of ranks {ranks} do not match: they differ in {matched.difference.what}"
+    if matched.waiting:
+        ranks = format_rank_list(sorted(wait.made.rank for wait in matched.waiting))
+        return f"The job hangs: rank{'s' if ',' in ranks or '-' in ranks else ''} {ranks} would wait forever"
+    return f"The calls of {len(match.runs)} ranks match"
+
+
+def facts(match: JobMatch) -> list[tuple[str, str]]:
+    """The ranks, and how far they were played."""
+    job = next(iter(match.runs.values())).manifest.job
+    assert job is not None
+    ranks = f"{format_rank_list(list(match.runs))} of {job.world_size:,}"
+    until = "to the end of their scripts" if match.num_steps is None else f"until step {match.num_steps}"
+    return [("ranks", ranks), ("calls", f"{match.matched.num_calls:,} over, played {until}")]
+
+
+def sections(match: JobMatch) -> list[tuple[str, list[str]]]:
+    """Lists, each below its title."""
+    matched, found = match.matched, []
+    if (difference := matched.difference) is not None:
+        found.append(("These calls meet", _different(match, difference)))
+    if matched.waiting:
+        rows = [
+            f"{_where(match.place(wait.made))}; waits for rank{'s' if len(wait.missing) > 1 else ''} "
+            f"{format_rank_list(wait.missing)}"
+            for wait in matched.waiting[:_MOST_WAITING]
+        ]
+        if len(matched.waiting) > _MOST_WAITING:
+            rows.append(f"and {len(matched.waiting) - _MOST_WAITING} more ranks (--json has them)")
+        found.append(("They wait in", rows))
+    if matched.unproved:
+        rows = [" meets ".join(_different(match, one)) for one in matched.unproved[:_MOST_UNPROVED]]
+        title = (
+            f"Not proved: {len(matched.unproved):,} exchanges of uneven parts, whose sizes follow from what others sent"
+        )
+        found.append((title, rows))
+    return found
+
+
+def remarks(match: JobMatch) -> list[str]:
+    """What the verdict does not cover."""
+    texts = []
+    if others := match.not_recorded:
+        texts.append(f"not recorded, and taken to make the calls that are wanted of them: ranks {others}")
+    if match.failed:
+        ranks = ", ".join(f"{rank} ({outcome})" for rank, outcome in match.failed.items())
+        texts.append(f"not proved: what these ranks would have called after they ended: {ranks}")
+    if match.decided:
+        total = sum(match.decided.values())
+        ranks = format_rank_list(list(match.decided))
+        texts.append(
+            f"not proved: branches that hang on {total:,} made-up values, which the scripts of ranks {ranks} read"
+        )
+    return texts
+
+
+def _different(match: JobMatch, difference: Difference) -> list[str]:
+    """The calls, one text for those of several ranks that are alike."""
+    alike: dict[str, list[int]] = {}
+    for made in difference.calls:
+        alike.setdefault(_call_text(made, match.place(made)), []).append(made.rank)
+    return [f"rank{'s' if len(ranks) > 1 else ''} {format_rank_list(ranks)}: {text}" for text, ranks in alike.items()]
+
+
+def _where(place: Place) -> str:
+    return f"rank {place.made.rank}: {_call_text(place.made, place)}"
+
+
+def _call_text(made: Made, place: Place) -> str:
+    call = made.call
+    size = max(call.bytes_in, call.bytes_out)
+    words = [call.operation, *([call.reduction] if call.reduction else []), *([call.dtype] if call.dtype else [])]
+    text = " ".join([*words, format_bytes(size)]) if size else " ".join(words)
+    if call.peer >= 0:
+        text += f" {'to' if call.kind == 'send' else 'from'} rank {call.peer}"
+    if call.root >= 0:
+        text += f", root rank {call.members[call.root]}"
+    when = [*([f"step {call.step}"] if call.step else []), *([place.phase] if place.phase != "other" else [])]
+    text += f", group {place.group}" + "".join(f", {word}" for word in when)
+    text += f", layer {place.layer}" if place.layer else ""
+    return text + (f", at {' < '.join(place.lines[:_MOST_LINES])}" if place.lines else "")
+
+
+def _difference_object(match: JobMatch, difference: Difference) -> dict[str, object]:
+    return {"what": difference.what, "calls": [_place_object(match.place(made)) for made in difference.calls]}
+
+
+def _place_object(place: Place) -> dict[str, object]:
+    call = place.made.call
+    return {
+        "rank": place.made.rank,
+        "sequence": call.sequence,
+        "operation": call.operation,
+        "group": place.group,
+        "bytes_in": call.bytes_in,
+        "bytes_out": call.bytes_out,
+        "dtype": call.dtype,
+        "reduction": call.reduction,
+        "root": call.root,
+        "peer": call.peer,
+        "step": call.step,
+        "phase": place.phase,
+        "layer": place.layer,
+        "lines": place.lines,
+    }
