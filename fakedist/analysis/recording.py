@@ -38,6 +38,7 @@ from fakedist.rundir.records import (
     BoundRecord,
     CallLinesRecord,
     CallsRecord,
+    CallTermsRecord,
     GpuRecord,
     GroupsRecord,
     InventedRecord,
@@ -60,6 +61,7 @@ from fakedist.rundir.records import (
 )
 from fakedist.rundir.rows import (
     CallRow,
+    CallTerms,
     FrameRow,
     GraphRow,
     GroupRow,
@@ -99,6 +101,7 @@ class Recording:
     Attributes:
         gpu: The GPU and the software; None if the rank died before they were known.
         regions: Ranges of operations that saved activations.
+        call_terms: A row for each call, in order; none in a recording of an earlier version.
         call_lines: Lines of the script by their number in ``calls``, innermost first.
         placings: Lists of layers for the modules of compiled graphs.
         held: Inputs whose memory compiled graphs use again.
@@ -136,6 +139,7 @@ class Recording:
     scopes: list[ScopeRow] = field(default_factory=list)
     regions: list[RegionRow] = field(default_factory=list)
     calls: list[CallRow] = field(default_factory=list)
+    call_terms: list[CallTerms] = field(default_factory=list)
     call_lines: list[list[str]] = field(default_factory=list)
     groups: list[GroupRow] = field(default_factory=list)
     invented: list[InventedRow] = field(default_factory=list)
@@ -249,6 +253,7 @@ _ROWS: dict[type[Record], str] = {
     RegionsRecord: "regions",
     GroupsRecord: "groups",
     CallsRecord: "calls",
+    CallTermsRecord: "call_terms",
     InventedRecord: "invented",
     PlacingsRecord: "placings",
     GraphsRecord: "graphs",

@@ -34,17 +34,16 @@ def term_table(recording: Recording) -> pd.DataFrame:
     """The table ``call_terms``: one row per call, in order."""
     begun: set[tuple[int, int]] = set()
     rows = []
-    for call in recording.calls:
-        own_pair = call.peer >= 0 and not call.batch and not call.on_host and call.group not in recording.bound
+    for call, terms in zip(recording.calls, recording.call_terms, strict=False):
+        *agreed, on_host, lines = terms
+        own_pair = call.peer >= 0 and not terms.batch and not on_host and call.group not in recording.bound
         communicator = call.group, call.peer if own_pair else -1
-        is_made = communicator not in begun and call.group not in recording.bound and not call.on_host
+        is_made = communicator not in begun and call.group not in recording.bound and not on_host
         begun.add(communicator)
-        is_blocking = call.peer < 0 and ("barrier" in call.operation or (call.on_host and not call.asynchronous))
-        lines = "\n".join(recording.call_lines[call.lines]) if call.lines >= 0 else ""
-        parts = list(call.sent_parts), list(call.received_parts)
-        waits = is_blocking or (is_made and call.operation != "symm_mem_barrier")
-        agreed = call.reduction, call.root, call.tag, call.batch, *parts
-        rows.append((*agreed, call.on_host, own_pair, waits, lines))
+        is_blocking = call.peer < 0 and ("barrier" in call.operation or (on_host and not call.asynchronous))
+        waits = call.operation != "symm_mem_barrier" and (is_blocking or is_made)
+        text = "\n".join(recording.call_lines[lines]) if lines >= 0 else ""
+        rows.append((*agreed, on_host, own_pair, waits, text))
     return pd.DataFrame(rows, columns=[column.name for column in TABLES["call_terms"].columns])
 
 

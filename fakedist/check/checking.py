@@ -32,6 +32,15 @@ from fakedist.rundir.outcome import Outcome
 from fakedist.units import format_bytes
 
 
+@dataclass(frozen=True)
+class Mismatch:
+    """Calls of a job's ranks that do not match, in one text. ``line`` made one of them; it may be empty."""
+
+    job: str
+    text: str
+    line: str
+
+
 @dataclass
 class Checked:
     """The result of a check, in the order of the configuration.
@@ -42,6 +51,7 @@ class Checked:
         warnings: Baselines whose settings differ from what ran. Printed before the findings.
         failures: Scripts that failed. Their figures are not judged.
         misfits: Ranks that did not fit the GPU: job and rank, with what was requested.
+        mismatches: Jobs whose ranks' calls do not match.
     """
 
     config: CheckConfig
@@ -50,6 +60,7 @@ class Checked:
     warnings: list[str] = field(default_factory=list)
     failures: list[ScriptError] = field(default_factory=list)
     misfits: list[str] = field(default_factory=list)
+    mismatches: list[Mismatch] = field(default_factory=list)
     updated: list[Path] = field(default_factory=list)
 
     @property
@@ -58,12 +69,21 @@ class Checked:
         return [finding for finding in self.findings if finding.is_exceeded]
 
     @property
+    def faults(self) -> list[str]:
+        """Misfits and mismatches."""
+        return [*self.misfits, *(mismatch.text for mismatch in self.mismatches)]
+
+    @property
     def exit_code(self) -> ExitCode:
-        """1 if a script failed, 4 if a rank does not fit, 3 if a figure exceeds its budget or baseline, else 0."""
+        """1 if a script failed, 4 if a rank does not fit, 5 if calls do not match, 3 if a figure exceeds its budget or
+        baseline, else 0.
+        """
         if self.failures:
             return ExitCode.ERROR
         if self.misfits:
             return ExitCode.OUT_OF_MEMORY
+        if self.mismatches:
+            return ExitCode.MISMATCH
         return ExitCode.EXCEEDED if self.exceeded else ExitCode.DONE
 
 
@@ -112,6 +132,8 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
                 rank_job.rank: open_run_directory(ranks[job.name, rank_job.rank].run_directory) for rank_job in job.jobs
             }
             figures = judge_job(checked, job, runs, before[job.name])
+            if job.match:
+                checked.mismatches += _mismatches(job, [run.path for run in runs.values()])
             texts[baseline_path(config, job)] = baseline_text(
                 settings_of(job, next(iter(runs.values())).summary), figures
             )
@@ -191,6 +213,18 @@ def judge_job(
             raise CheckError(message, f"fakedist check --update {job.name}")
         checked.findings += judge(job, rank, ranks[rank], before)
     return ranks
+
+
+def _mismatches(job: CheckJob, runs: list[Path]) -> list[Mismatch]:
+    from fakedist.report.text.match_sheets import sections, verdict
+    from fakedist.results.matched import match_runs
+
+    match = match_runs(runs)
+    if match.matched.is_matched:
+        return []
+    items = [item for _, items in sections(match) for item in items]
+    lines = [line for made in match.at_fault for line in match.place(made).lines[:1]]
+    return [Mismatch(job.name, f"{job.name}: {verdict(match)}: {'; '.join(items)}", next(iter(lines), ""))]
 
 
 def _unlike_times(now: RankFigures, before: RankFigures) -> str:

@@ -142,12 +142,16 @@ _EXAMPLE = '[[{}.jobs]] with name = "...", script = "train.py", world_size = 8'
 
 @dataclass(frozen=True)
 class CheckJob:
-    """A job and its limits. Each rank may exceed its baseline, a file with the job's name, by the tolerances."""
+    """A job and its limits. Each rank may exceed its baseline, a file with the job's name, by the tolerances.
+
+    ``match``: whether the calls of its ranks have to match.
+    """
 
     name: str
     jobs: tuple[Job, ...]
     budgets: tuple[Limit, ...]
     tolerances: tuple[Limit, ...]
+    match: bool = False
 
 
 @dataclass(frozen=True)
@@ -241,13 +245,16 @@ def _job(section: Section, default_tolerances: tuple[Limit, ...], directory: Pat
     plain = {option.name: section.take_any(option.toml_key) for option in OPTIONS}
     budgets = section.take_table("budgets")
     own = section.take_any("max_increase")
+    match = section.take("match", bool) or False
     section.end()
     try:
         jobs = make_jobs(program, plain, Door.TOML, os.fspath(directory))
     except JobError as error:
         raise CheckError(f"{section.where}: {error.message}", error.hint) from None
+    if match and len(jobs) < 2:
+        raise CheckError(f"{section.where}: match needs two ranks or more, and one is to run", "ranks = [0, 1]")
     tolerances = default_tolerances if own is None else read_tolerances(own, section)
-    return CheckJob(name, jobs, read_budgets(budgets), tolerances)
+    return CheckJob(name, jobs, read_budgets(budgets), tolerances, match)
 
 
 def _program(section: Section) -> JobProgram:

@@ -27,6 +27,7 @@ _RULES = {
     "budget": "A figure of a rank is above its budget.",
     "baseline": "A figure of a rank grew more than its baseline allows.",
     "fits": "A rank does not fit its GPU.",
+    "match": "Calls of a job's ranks do not match, or the job hangs.",
     "script": "A script failed, so nothing was judged.",
 }
 
@@ -80,6 +81,7 @@ def _marks(checked: Checked) -> list[tuple[str, str, str, int]]:
         rule = "budget" if finding.is_over_budget else "baseline"
         marks.append((rule, finding.message, *_location(checked, finding.line)))
     marks += [("fits", misfit, *_location(checked, "")) for misfit in checked.misfits]
+    marks += [("match", mismatch.text, *_location(checked, mismatch.line)) for mismatch in checked.mismatches]
     return marks + [("script", failure.message, *_location(checked, "")) for failure in checked.failures]
 
 
@@ -125,6 +127,10 @@ def junit_text(checked: Checked) -> str:
         name = misfit.partition(" does")[0]
         suite = _suite(root, f"{name} fits", number, 1, failures=1)
         _add_message(_case(suite, "fits the GPU", name), "failure", "out_of_memory", misfit)
+        _outputs(suite, "")
+    for number, mismatch in enumerate(checked.mismatches, start=len(root)):
+        suite = _suite(root, f"{mismatch.job} match", number, 1, failures=1)
+        _add_message(_case(suite, "calls match", mismatch.job), "failure", "match", mismatch.text)
         _outputs(suite, "")
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True).replace("'utf-8'", "'UTF-8'") + "\n"
@@ -207,9 +213,9 @@ def render_checked(checked: Checked, console: Console) -> None:
             finding_columns(checked.findings),
         )
     lines = [finding.message for finding in checked.exceeded]
-    if lines or checked.misfits:
+    if lines or checked.faults:
         console.print()
-    for line in (*lines, *checked.misfits):
+    for line in (*lines, *checked.faults):
         print_long(console, Text(line, style="bold red"))
     for path in checked.updated:
         print_long(console, Text(f"written: {path}"))
@@ -220,7 +226,7 @@ def checked_markdown(checked: Checked) -> str:
     lines = [f"### fakedist check: {outcome(checked)}", ""]
     lines += [f"- {escaped(text)}" for text in (*checked.warnings, *checked.notes)]
     lines += [f"- **{escaped(finding.message)}**" for finding in checked.exceeded]
-    lines += [f"- **{escaped(misfit)}**" for misfit in checked.misfits]
+    lines += [f"- **{escaped(fault)}**" for fault in checked.faults]
     for failure in checked.failures:
         lines += [f"- **{escaped(failure.message)}**", "", "```", failure.output.replace("```", "'''"), "```"]
     if checked.findings:
@@ -236,6 +242,7 @@ def checked_object(checked: Checked) -> dict[str, object]:
         "notes": checked.notes,
         "failures": [{"message": failure.message, "output": failure.output} for failure in checked.failures],
         "misfits": checked.misfits,
+        "mismatches": [mismatch.text for mismatch in checked.mismatches],
         "updated": [str(path) for path in checked.updated],
         "findings": [
             {
@@ -265,6 +272,8 @@ def outcome(checked: Checked) -> str:
         return f"{counted(len(checked.failures), 'script')} failed, so nothing was judged"
     if checked.misfits:
         return f"{counted(len(checked.misfits), 'rank')} did not fit the GPU"
+    if checked.mismatches:
+        return f"the calls of {counted(len(checked.mismatches), 'job')} do not match"
     if checked.exceeded:
         return f"{counted(len(checked.exceeded), 'figure')} exceeded"
     return "all within budget"

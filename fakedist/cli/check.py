@@ -99,7 +99,7 @@ def check(
     if annotations:
         _annotate(checked)
     if not output.prints_text:  # what failed the build is in its log, wherever the result went
-        for line in (*(finding.message for finding in checked.exceeded), *checked.misfits):
+        for line in (*(finding.message for finding in checked.exceeded), *checked.faults):
             say(line, err=True)
     return _say_outcome(checked, update)
 

@@ -11,8 +11,8 @@ import torch
 
 from fakedist.frames import running_script
 from fakedist.rundir.encoding import Record
-from fakedist.rundir.records import BoundRecord, CallLinesRecord, CallsRecord, GroupsRecord
-from fakedist.rundir.rows import NO_TERMS, CallRow, GroupRow, Terms
+from fakedist.rundir.records import BoundRecord, CallLinesRecord, CallsRecord, CallTermsRecord, GroupsRecord
+from fakedist.rundir.rows import NO_TERMS, CallRow, CallTerms, GroupRow
 
 _BATCH = 4096
 _names: dict[torch.dtype, str] = {}
@@ -45,6 +45,7 @@ class Ledger:
         self._gathered = gathered
         self._group_ranks: list[int] = []
         self._rows: list[CallRow] = []
+        self._terms: list[CallTerms] = []
         self._lines: dict[tuple[tuple[CodeType, int], ...], int] = {}
         self.is_on = True
         self.on_call: Callable[[int], None] | None = None
@@ -79,7 +80,7 @@ class Ledger:
         peer: int = -1,
         exchanged: tuple[int, int] = (0, 0),
         moved: tuple[int, int] | None = None,
-        terms: Terms = NO_TERMS,
+        terms: CallTerms = NO_TERMS,
     ) -> None:
         """Record one call, such as all_reduce, with the tensors that this rank sends and receives.
 
@@ -109,13 +110,9 @@ class Ledger:
         if moved is not None:
             sizes, stream = (*moved, dtype), torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
         self._rows.append(
-            CallRow(
-                *(self._sequence, operation, group, *sizes, is_async, stream, op, scope, peer, *exchanged),
-                *terms,
-                bool(some) and not some[0].is_cuda,
-                self._script_lines(),
-            )
+            CallRow(self._sequence, operation, group, *sizes, is_async, stream, op, scope, peer, *exchanged)
         )
+        self._terms.append(CallTerms(*terms[:-2], bool(some) and not some[0].is_cuda, self._script_lines()))
         if self.on_call is not None:
             self.on_call(self._sequence)
         self._sequence += 1
@@ -142,7 +139,9 @@ class Ledger:
         """Move the recorded calls to the journal."""
         if self._rows:
             rows, self._rows = self._rows, []
+            terms, self._terms = self._terms, []
             self._append(CallsRecord(rows))
+            self._append(CallTermsRecord(terms))
 
 
 def _bytes(tensors: Sequence[torch.Tensor]) -> int:

@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fakedist.analysis.matching import Call, Made, Matched, Program, match_calls
+import pandas as pd
+
+from fakedist.analysis.call_order import CallsMatch, Made, RankCall, RankCalls, match_calls
+from fakedist.analysis.topology import ranks_of
 from fakedist.errors import JobError
-from fakedist.rank_list import format_rank_list, parse_rank_list
+from fakedist.rank_list import format_rank_list
 from fakedist.results.job_time import check_one_job
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
 from fakedist.rundir.directory import rank_directories
-from fakedist.rundir.tape import Channel, ranks_key
+from fakedist.rundir.tape import ranks_key
 
 _CALLS = ("sequence", "operation", "bytes_in", "bytes_out", "dtype", "asynchronous", "stream", "step")
 _TERMS = ("reduction", "root", "tag", "batch", "sent_parts", "received_parts", "on_host", "own_pair", "waits")
@@ -50,7 +53,7 @@ class JobMatch:
     """
 
     runs: dict[int, Run]
-    matched: Matched
+    matched: CallsMatch
     num_steps: int | None
     failed: dict[int, str]
     decided: dict[int, int]
@@ -61,6 +64,13 @@ class JobMatch:
         job = next(iter(self.runs.values())).manifest.job
         assert job is not None
         return format_rank_list([rank for rank in range(job.world_size) if rank not in self.runs])
+
+    @property
+    def at_fault(self) -> list[Made]:
+        """The calls that differ, or in which ranks wait forever."""
+        if self.matched.difference is not None:
+            return self.matched.difference.calls
+        return [wait.made for wait in self.matched.waiting]
 
     def place(self, made: Made) -> Place:
         """Where a rank made a call."""
@@ -103,27 +113,33 @@ def match_runs(paths: Sequence[Path]) -> JobMatch:
     )
 
 
-def _program(rank: int, run: Run) -> Program:
+def _program(rank: int, run: Run) -> RankCalls:
     calls, terms, steps = run.table("calls"), run.table("call_terms"), run.table("steps")["step"]
     if len(calls) and not len(terms):
         raise JobError(f"{run.path} was recorded by an earlier version, which did not keep what has to match", "")
-    groups = _groups(run)
-    rows = calls[[*_CALLS, "group", "peer"]].join(terms[list(_TERMS)]).to_dict("records")
-    made = []
-    for row in rows:
-        (channel, ranks), peer = groups[row.pop("group")], row.pop("peer")
-        others = {str(name): tuple(value) if str(name).endswith("_parts") else value for name, value in row.items()}
-        made.append(Call(group=channel, members=ranks, peer=ranks[peer] if peer >= 0 else -1, **others))
-    return Program(rank, made, int(steps.max()) if len(steps) else 0, is_over=run.summary.exit.ended_by_itself)
+    made = job_calls(calls, terms, run.table("groups")["ranks"].tolist())
+    return RankCalls(rank, made, int(steps.max()) if len(steps) else 0, is_over=run.summary.exit.ended_by_itself)
 
 
-def _groups(run: Run) -> list[tuple[Channel, tuple[int, ...]]]:
-    """Each group as all of its ranks name it, and its ranks."""
+def job_calls(calls: pd.DataFrame, terms: pd.DataFrame, groups: Sequence[str]) -> list[RankCall]:
+    """The calls of a rank, by groups that all of its job's ranks name alike.
+
+    Args:
+        calls: The table ``calls``.
+        terms: The table ``call_terms``.
+        groups: The ranks of each group, as in the table ``groups``.
+    """
     seen: Counter[tuple[str | int, ...]] = Counter()
-    groups = []
-    for text in run.table("groups")["ranks"]:
-        ranks = parse_rank_list(text) if text else ()
+    channels = []
+    for text in groups:
+        ranks = ranks_of(text)
         key = ranks_key(ranks)
-        groups.append(((key, seen[key]), ranks))
+        channels.append(((key, seen[key]), ranks))
         seen[key] += 1
-    return groups
+    both = calls.join(terms)
+    columns = [both[name].tolist() for name in ("group", "peer", *_CALLS, *_TERMS)]
+    made = []
+    for group, peer, *rest in zip(*columns, strict=True):
+        channel, ranks = channels[group]
+        made.append(RankCall._make([channel, ranks, ranks[peer] if peer >= 0 else -1, *rest]))
+    return made

@@ -17,6 +17,7 @@ from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.rows import (
     CallRow,
+    CallTerms,
     GroupRow,
     InventedRow,
     LayerRow,
@@ -297,6 +298,13 @@ class CallsRecord(Record):
     """Calls on process groups."""
 
     rows: list[CallRow]
+
+
+@record_kind("call_terms")
+class CallTermsRecord(Record):
+    """Terms of calls: a row for each of a :class:`CallsRecord`, in order."""
+
+    rows: list[CallTerms]
 
 
 @record_kind("call_lines")

@@ -104,8 +104,19 @@ class RegionRow(NamedTuple):
     layer: int
 
 
-class Terms(NamedTuple):
-    """What the ranks of a call have to agree on, besides its operation and bytes; see :class:`CallRow`."""
+class CallTerms(NamedTuple):
+    """Terms of a call on which its ranks have to agree, besides its operation and bytes; and where it was made.
+
+    Attributes:
+        reduction: SUM, AVG, ...; empty without one.
+        root: Group rank that a broadcast, reduce, gather or scatter has as its root; -1 for other calls.
+        tag: Of a send or receive.
+        batch: Number of the batch of sends and receives on this group that it belongs to, from 1; 0 without one.
+        sent_parts: Bytes for each rank of the group, where they are not equal.
+        received_parts: Bytes from each rank of the group, where they are not equal.
+        on_host: Whether its tensors are the host's.
+        lines: Number of the script's lines that made it; -1 in autograd's own threads.
+    """
 
     reduction: str = ""
     root: int = -1
@@ -113,9 +124,11 @@ class Terms(NamedTuple):
     batch: int = 0
     sent_parts: tuple[int, ...] = ()
     received_parts: tuple[int, ...] = ()
+    on_host: bool = False
+    lines: int = -1
 
 
-NO_TERMS = Terms()
+NO_TERMS = CallTerms()
 
 
 class CallRow(NamedTuple):
@@ -136,14 +149,6 @@ class CallRow(NamedTuple):
         largest_part_bytes: The largest part of an all_to_all that this rank sends to another rank, or receives from
             one; 0 for other calls.
         exchanged_bytes: What it sends to all other ranks or receives from them, whichever is more; 0 for other calls.
-        reduction: SUM, AVG, ...; empty without one.
-        root: Group rank that a broadcast, reduce, gather or scatter has as its root; -1 for other calls.
-        tag: Of a send or receive.
-        batch: Number of the batch of sends and receives on this group that it belongs to, from 1; 0 without one.
-        sent_parts: Bytes for each rank of the group, where they are not equal.
-        received_parts: Bytes from each rank of the group, where they are not equal.
-        on_host: Whether its tensors are the host's.
-        lines: Number of the script's lines that made it; -1 in autograd's own threads.
     """
 
     sequence: int
@@ -159,14 +164,6 @@ class CallRow(NamedTuple):
     peer: int
     largest_part_bytes: int = 0
     exchanged_bytes: int = 0
-    reduction: str = ""
-    root: int = -1
-    tag: int = 0
-    batch: int = 0
-    sent_parts: tuple[int, ...] = ()
-    received_parts: tuple[int, ...] = ()
-    on_host: bool = False
-    lines: int = -1
 
 
 class GroupRow(NamedTuple):

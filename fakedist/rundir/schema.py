@@ -453,7 +453,7 @@ TABLES: dict[str, Table] = {
         ),
     ),
     "call_terms": Table(
-        "What the ranks of a call have to agree on, and who waits. Row by row as `calls`.",
+        "What the ranks of a call have to agree on, and where the host waits. Row by row as `calls`.",
         (
             Column("reduction", "string", "SUM, AVG, ...; empty without one."),
             Column("root", "int32", "Group rank that is its root; -1 without one."),

@@ -15,7 +15,7 @@ from torch._C._autograd import DeviceType
 from torch._C._distributed_c10d import Backend, Store, _SymmetricMemory
 from torch.distributed import distributed_c10d as c10d
 
-from fakedist.rundir.rows import NO_TERMS, Terms
+from fakedist.rundir.rows import NO_TERMS, CallTerms
 from fakedist.rundir.tape import Channel, ranks_key
 from fakedist.torch_releases import FAKE_GROUP_CONSTRUCTOR, FAKE_GROUP_OPTIONS
 from fakedist.world.checks import Tensors
@@ -41,7 +41,7 @@ class LedgerLike(Protocol):
         peer: int = -1,
         exchanged: tuple[int, int] = (0, 0),
         moved: tuple[int, int] | None = None,
-        terms: Terms = NO_TERMS,
+        terms: CallTerms = NO_TERMS,
     ) -> None:
         """Record a call of the group with that number; ``operation`` is all_reduce, all_gather_into_tensor, ...
 

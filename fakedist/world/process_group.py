@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, Work
 
 from fakedist.patch import patched
-from fakedist.rundir.rows import NO_TERMS, Terms
+from fakedist.rundir.rows import NO_TERMS, CallTerms
 from fakedist.rundir.tape import ANY_RANK
 from fakedist.world import checks
 from fakedist.world.arrivals import Arrivals, Slot
@@ -262,7 +262,7 @@ class RankGroup(BareGroup):
         checks.check_root(self._checked(tensors[0]), "reduce", root(opts))
         mine, op = root(opts) == self._own_rank, self._op(opts, tensors, op)
         with self._call(
-            "reduce", tensors, tensors if mine else [], opts, terms=Terms(reduction_name(op), root(opts))
+            "reduce", tensors, tensors if mine else [], opts, terms=CallTerms(reduction_name(op), root(opts))
         ) as call:
             if mine:
                 for tensor in tensors:
@@ -273,7 +273,7 @@ class RankGroup(BareGroup):
         """Broadcast."""
         tensors = listed(tensors)
         checks.check_root(self._checked(tensors[0]), "broadcast", root(opts))
-        mine, rooted = root(opts) == self._own_rank, Terms(root=root(opts))
+        mine, rooted = root(opts) == self._own_rank, CallTerms(root=root(opts))
         with self._call("broadcast", tensors if mine else [], [] if mine else tensors, opts, terms=rooted) as call:
             where = self._where("broadcast", root(opts))
             if mine:
@@ -290,7 +290,7 @@ class RankGroup(BareGroup):
         flat = None
         if is_even(slots):  # torch gathers uneven slots by broadcasts, without a buffer
             mine, flat = mine.contiguous(), flat_like(slots)
-        with self._call("all_gather", [mine], slots, opts, terms=Terms(received_parts=_uneven(slots))) as call:
+        with self._call("all_gather", [mine], slots, opts, terms=CallTerms(received_parts=_uneven(slots))) as call:
             if not self._arrivals.routed(slots, mine, Slot(self.ranks)):
                 self._arrivals.spread(slots, mine)
         work = call.done(slots)
@@ -325,7 +325,7 @@ class RankGroup(BareGroup):
         mine = root(opts) == self._own_rank
         if mine:
             checks.check_slots(self._checked(inputs[0]), "gather", slots, inputs[0])
-        with self._call("gather", inputs, slots if mine else [], opts, terms=Terms(root=root(opts))) as call:
+        with self._call("gather", inputs, slots if mine else [], opts, terms=CallTerms(root=root(opts))) as call:
             if mine:
                 self._arrivals.spread(slots, inputs[0])
         return call.done(slots if mine else inputs)
@@ -333,8 +333,8 @@ class RankGroup(BareGroup):
     def gather_single(self, output: torch.Tensor, mine: torch.Tensor, opts: object = None) -> Done:
         """Gather into one tensor."""
         if root(opts) == self._own_rank:
-            return self._gather_evenly("gather_into_tensor", [output], [mine], opts, Terms(root=root(opts)))
-        with self._call("gather_into_tensor", [mine], [], opts, terms=Terms(root=root(opts))) as call:
+            return self._gather_evenly("gather_into_tensor", [output], [mine], opts, CallTerms(root=root(opts)))
+        with self._call("gather_into_tensor", [mine], [], opts, terms=CallTerms(root=root(opts))) as call:
             pass
         return call.done([mine])
 
@@ -348,7 +348,7 @@ class RankGroup(BareGroup):
         mine = root(opts) == self._own_rank
         if mine:
             checks.check_slots(self._checked(outputs[0]), "scatter", chunks, outputs[0])
-        with self._call("scatter", chunks if mine else [], outputs, opts, terms=Terms(root=root(opts))) as call:
+        with self._call("scatter", chunks if mine else [], outputs, opts, terms=CallTerms(root=root(opts))) as call:
             where = self._where("scatter", root(opts))
             if mine:
                 self._arrivals.tapes.send(where, chunks)
@@ -363,7 +363,7 @@ class RankGroup(BareGroup):
         chunks = only_list(inputs)
         checks.check_scattered(self._checked(output), output, chunks, self._own_rank)
         flat, op = flat_like(chunks) if is_even(chunks) else None, self._op(opts, [output])  # uneven: one by one
-        terms = Terms(reduction_name(op), sent_parts=_uneven(chunks))
+        terms = CallTerms(reduction_name(op), sent_parts=_uneven(chunks))
         with self._call("reduce_scatter", chunks, [output], opts, terms=terms) as call:
             self._arrivals.reduced_into(output, chunks[self._own_rank], self._num_ranks, op)
             call.hold(flat)
@@ -397,8 +397,8 @@ class RankGroup(BareGroup):
         else:
             mine = self._my_chunk(source)
         parts = self._exchanged(source, input_sizes).most(self._exchanged(output, output_sizes))
-        terms = Terms(sent_parts=self._parts(source, input_sizes), received_parts=self._parts(output, output_sizes))
-        with self._call("all_to_all_single", [source], [output], opts, parts, terms) as call:
+        terms = CallTerms(sent_parts=self._parts(source, input_sizes), received_parts=self._parts(output, output_sizes))
+        with self._call("all_to_all_single", [source], [output], opts, parts=parts, terms=terms) as call:
             is_even = not len(input_sizes) and not len(output_sizes)
             if is_even and self._arrivals.routed(output, source, Slot(self.ranks, self._own_rank)):
                 pass
@@ -416,8 +416,8 @@ class RankGroup(BareGroup):
         sent, received = (
             exchanged([tensor.nbytes for tensor in tensors], self._own_rank) for tensors in (inputs, outputs)
         )
-        terms = Terms(sent_parts=_uneven(inputs), received_parts=_uneven(outputs))
-        with self._call("all_to_all", inputs, outputs, opts, sent.most(received), terms) as call:
+        terms = CallTerms(sent_parts=_uneven(inputs), received_parts=_uneven(outputs))
+        with self._call("all_to_all", inputs, outputs, opts, parts=sent.most(received), terms=terms) as call:
             self._arrivals.spread(outputs, inputs[self._own_rank])
         return call.done(outputs)
 
@@ -520,7 +520,7 @@ class RankGroup(BareGroup):
         exchanged: tuple[int, int] = (0, 0),
     ) -> None:
         """A kernel that sends tokens to their experts, or back, on the current stream; ``arrive`` writes what comes."""
-        with self._call(operation, inputs, outputs, SimpleNamespace(asyncOp=False), exchanged):
+        with self._call(operation, inputs, outputs, SimpleNamespace(asyncOp=False), parts=exchanged):
             arrive(self._arrivals)
 
     # ---- internals
@@ -563,8 +563,9 @@ class RankGroup(BareGroup):
         inputs: Tensors,
         outputs: Tensors,
         opts: object,
+        *,
         parts: tuple[int, int] = (0, 0),
-        terms: Terms = NO_TERMS,
+        terms: CallTerms = NO_TERMS,
     ) -> RunningCall:
         is_async = getattr(opts, "asyncOp", True)  # the default of c10d/Types.hpp
         some = outputs or inputs
@@ -590,7 +591,7 @@ class RankGroup(BareGroup):
         check_device(self._by_device, tensors[0].device)
         inputs, outputs = (tensors, []) if operation == "send" else ([], tensors)
         batch = 0 if self._coalesced is None else self._num_batches
-        self._ledger.write(operation, self.number, inputs, outputs, peer=peer, terms=Terms(tag=tag, batch=batch))
+        self._ledger.write(operation, self.number, inputs, outputs, peer=peer, terms=CallTerms(tag=tag, batch=batch))
         if not tensors[0].is_cuda:
             return RunningCall(CallDescription(operation, None, False, self._coalesced), None)
         shared = self._coalesced is not None or self.bound_device_id is not None
@@ -614,7 +615,7 @@ class RankGroup(BareGroup):
 
     def _reduce_in_place(self, operation: str, tensors: Tensors, opts: object) -> Done:
         op = self._op(opts, tensors)
-        with self._call(operation, tensors, tensors, opts, terms=Terms(reduction_name(op))) as call:
+        with self._call(operation, tensors, tensors, opts, terms=CallTerms(reduction_name(op))) as call:
             reduced = self._arrivals.reduced
             for tensor in tensors:
                 if not self._arrivals.routed_sum(tensor, self.ranks, op):
@@ -625,13 +626,13 @@ class RankGroup(BareGroup):
         for output, source in zip(outputs, inputs, strict=True):
             check_scattered_from(self._checked(source), output, source)
         op = self._op(opts, inputs)
-        with self._call(operation, inputs, outputs, opts, terms=Terms(reduction_name(op))) as call:
+        with self._call(operation, inputs, outputs, opts, terms=CallTerms(reduction_name(op))) as call:
             for output, source in zip(outputs, inputs, strict=True):
                 self._arrivals.reduced_into(output, self._my_chunk(source), self._num_ranks, op)
         return call.done(outputs)
 
     def _gather_evenly(
-        self, operation: str, outputs: Tensors, inputs: Tensors, opts: object, terms: Terms = NO_TERMS
+        self, operation: str, outputs: Tensors, inputs: Tensors, opts: object, terms: CallTerms = NO_TERMS
     ) -> Done:
         for output, mine in zip(outputs, inputs, strict=True):
             check_gathered_into(self._checked(mine), output, mine)

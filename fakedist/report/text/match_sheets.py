@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from fakedist.analysis.matching import Difference, Made
+from fakedist.analysis.call_order import Disagreement, Made
 from fakedist.rank_list import format_rank_list
 from fakedist.report.text.sheet import escaped, print_facts, print_heading, print_items, print_remark
 from fakedist.results.matched import JobMatch, Place
@@ -17,7 +17,7 @@ _MOST_UNPROVED = 3
 
 def render_match(match: JobMatch, console: Console) -> None:
     """Print it."""
-    print_heading(console, verdict(match))
+    print_heading(console, _heading(match))
     print_facts(console, facts(match))
     for title, items in sections(match):
         print_heading(console, title)
@@ -28,7 +28,7 @@ def render_match(match: JobMatch, console: Console) -> None:
 
 def match_markdown(match: JobMatch) -> str:
     """The same as Markdown."""
-    lines = [f"**{escaped(verdict(match))}**", ""]
+    lines = [f"**{escaped(_heading(match))}**", ""]
     lines += [f"- {name}: {escaped(text)}" for name, text in facts(match)]
     for title, items in sections(match):
         lines += ["", f"### {escaped(title)}", "", *(f"- {escaped(item)}" for item in items)]
@@ -59,11 +59,16 @@ def verdict(match: JobMatch) -> str:
     matched = match.matched
     if matched.difference is not None:
         ranks = format_rank_list([made.rank for made in matched.difference.calls])
-        return f"Calls of ranks {ranks} do not match: they differ in {matched.difference.what}"
+        return f"calls of ranks {ranks} do not match: they differ in {matched.difference.what}"
     if matched.waiting:
         ranks = format_rank_list(sorted(wait.made.rank for wait in matched.waiting))
-        return f"The job hangs: rank{'s' if ',' in ranks or '-' in ranks else ''} {ranks} would wait forever"
-    return f"The calls of {len(match.runs)} ranks match"
+        return f"the job hangs: rank{'s' if ',' in ranks or '-' in ranks else ''} {ranks} would wait forever"
+    return f"the calls of {len(match.runs)} ranks match"
+
+
+def _heading(match: JobMatch) -> str:
+    text = verdict(match)
+    return text[0].upper() + text[1:]
 
 
 def facts(match: JobMatch) -> list[tuple[str, str]]:
@@ -99,7 +104,7 @@ def sections(match: JobMatch) -> list[tuple[str, list[str]]]:
 
 
 def remarks(match: JobMatch) -> list[str]:
-    """What the verdict does not cover."""
+    """Limits of the verdict."""
     texts = []
     if others := match.not_recorded:
         texts.append(f"not recorded, and taken to make the calls that are wanted of them: ranks {others}")
@@ -110,12 +115,12 @@ def remarks(match: JobMatch) -> list[str]:
         total = sum(match.decided.values())
         ranks = format_rank_list(list(match.decided))
         texts.append(
-            f"not proved: branches that hang on {total:,} made-up values, which the scripts of ranks {ranks} read"
+            f"not proved: branches that depend on {total:,} made-up values, which the scripts of ranks {ranks} read"
         )
     return texts
 
 
-def _different(match: JobMatch, difference: Difference) -> list[str]:
+def _different(match: JobMatch, difference: Disagreement) -> list[str]:
     """The calls, one text for those of several ranks that are alike."""
     alike: dict[str, list[int]] = {}
     for made in difference.calls:
@@ -142,7 +147,7 @@ def _call_text(made: Made, place: Place) -> str:
     return text + (f", at {' < '.join(place.lines[:_MOST_LINES])}" if place.lines else "")
 
 
-def _difference_object(match: JobMatch, difference: Difference) -> dict[str, object]:
+def _difference_object(match: JobMatch, difference: Disagreement) -> dict[str, object]:
     return {"what": difference.what, "calls": [_place_object(match.place(made)) for made in difference.calls]}
 
 

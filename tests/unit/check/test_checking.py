@@ -112,6 +112,22 @@ def test_a_rank_that_does_not_fit_is_judged_all_the_same(tmp_path: Path, run: Ru
     assert found.misfits[0].startswith("net rank 1 does not fit the GPU")
 
 
+@pytest.mark.parametrize(("activation", "code"), [(8 * MIB, 0), (9 * MIB, 5)])
+def test_a_job_whose_calls_have_to_match_fails_where_they_do_not(
+    tmp_path: Path, run: Runs, activation: int, code: int
+) -> None:
+    found = checked(
+        tmp_path, "match = true", ByHand(run, {0: {"rank": 0}, 1: {"rank": 1, "activation": activation}}), update=True
+    )
+    assert (found.exit_code, len(found.updated)) == (code, 0 if code else 1)
+    if code:
+        (mismatch,) = found.mismatches
+        assert mismatch.text.startswith(
+            "net: calls of ranks 0,1 do not match: they differ in bytes: rank 0: all_reduce"
+        )
+        assert mismatch.line == "/job/model.py:12 (forward)"
+
+
 def test_a_script_that_does_not_compile_is_refused_before_any_rank_runs(tmp_path: Path, run: Runs) -> None:
     (tmp_path / "fakedist.toml").write_text(HEAD)
     (tmp_path / "train.py").write_text("def")

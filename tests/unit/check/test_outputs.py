@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fakedist.check.checking import Checked
+from fakedist.check.checking import Checked, Mismatch
 from fakedist.check.config import Figure, read_config
 from fakedist.check.judging import Finding
 from fakedist.check.outputs import (
@@ -43,6 +43,7 @@ def checked(tmp_path: Path) -> Checked:
         ],
         warnings=["the baseline of net was made with other settings: torch 1 -> 2"],
         misfits=["net rank 1 does not fit the GPU: CUDA out of memory"],
+        mismatches=[Mismatch("net", "net: the job hangs", "src/model, 2.py:1 (forward)")],
     )
 
 
@@ -71,7 +72,7 @@ def test_junit_has_what_its_schemas_ask_for(checked: Checked) -> None:
             assert all(set(told.attrib) == {"message", "type"} for told in case)
     assert "group of?two" in [case.attrib["name"] for case in root.iter("testcase")]
     failures = [told.attrib["type"] for told in root.iter("failure")]
-    assert failures == ["baseline", "budget", "out_of_memory"]
+    assert failures == ["baseline", "budget", "out_of_memory", "match"]
     (error,) = root.iter("error")
     assert error.attrib["message"] == "net rank 2: the script failed: ?"
     assert "Traceback ?[31m <&>" in [each.text for each in root.iter("system-out")]
@@ -91,6 +92,7 @@ def test_sarif_points_at_lines_of_the_repository_alone(checked: Checked) -> None
         ("baseline", "src/model%2C%202.py", 7),
         ("budget", "pyproject.toml", 1),
         ("fits", "pyproject.toml", 1),
+        ("match", "src/model%2C%202.py", 1),
     ]
     fingerprints = [result["partialFingerprints"]["fakedist/v1"] for result in run["results"]]
     assert len(set(fingerprints)) == len(fingerprints)
@@ -129,6 +131,8 @@ def test_markdown_and_json_have_all_of_it(checked: Checked) -> None:
 def test_the_worst_decides_the_exit_code(checked: Checked) -> None:
     assert (checked.exit_code, outcome(checked)) == (4, "1 rank did not fit the GPU")
     checked.misfits.clear()
+    assert (checked.exit_code, outcome(checked)) == (5, "the calls of 1 job do not match")
+    checked.mismatches.clear()
     assert (checked.exit_code, outcome(checked)) == (3, "2 figures exceeded")
     checked.failures.append(ScriptError("net rank 2: the script failed"))
     assert (checked.exit_code, outcome(checked)) == (1, "1 script failed, so nothing was judged")

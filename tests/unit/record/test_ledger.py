@@ -5,8 +5,8 @@ import torch
 
 from fakedist.record.ledger import Ledger
 from fakedist.rundir.encoding import Record
-from fakedist.rundir.records import CallsRecord, GroupsRecord
-from fakedist.rundir.rows import CallRow, GroupRow
+from fakedist.rundir.records import CallLinesRecord, CallsRecord, CallTermsRecord, GroupsRecord
+from fakedist.rundir.rows import CallRow, CallTerms, GroupRow
 from tests.support.on_device import on_device
 
 
@@ -44,6 +44,20 @@ def test_a_call_is_one_row(kept: Kept) -> None:
     assert kept.marked == []  # CPU tensors are not device memory
 
 
+def test_a_call_has_the_scripts_lines_which_are_recorded_once(kept: Kept) -> None:
+    def twice() -> None:
+        for _ in range(2):
+            kept.ledger.write("barrier", 0, [], [])
+
+    twice()
+    kept.ledger.write("all_reduce", 0, [], [], terms=CallTerms("SUM"))
+    kept.ledger.flush()
+    lines = [record.lines for record in kept.records if isinstance(record, CallLinesRecord)]
+    assert ["twice" in made[0] for made in lines] == [True, False]
+    terms = [row for record in kept.records if isinstance(record, CallTermsRecord) for row in record.rows]
+    assert [(row.reduction, row.lines) for row in terms] == [("", 0), ("", 0), ("SUM", 1)]
+
+
 def test_the_blocks_of_a_calls_tensors_are_marked_where_they_begin(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 5, raising=False)
     bucket, gathered = on_device(100), on_device(400)
@@ -58,12 +72,15 @@ def test_rows_reach_the_journal_in_batches(kept: Kept) -> None:
     for number in range(4095):
         kept.at = (number // 2, number)  # placed where they happen
         kept.ledger.write("barrier", 0, [], [])
-    assert kept.records == []
+    assert kept.calls() == []
     kept.ledger.write("barrier", 0, [], [])
     assert len(kept.calls()) == 4096
     assert [(row.op, row.scope) for row in kept.calls()[:3]] == [(0, 0), (0, 1), (1, 2)]
     kept.ledger.flush()
-    assert len(kept.records) == 1
+    assert [type(record) for record in kept.records if not isinstance(record, CallLinesRecord)] == [
+        CallsRecord,
+        CallTermsRecord,
+    ]
     kept.ledger.write("barrier", 0, [], [])
     kept.ledger.flush()
     assert [row.sequence for row in kept.calls()] == list(range(4097))

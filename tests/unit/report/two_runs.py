@@ -70,6 +70,8 @@ def _make(
         made.step(step)
     made.record("groups", rows=[(0, "0", "tp", (0, 1), 0, 1, "nccl")])
     made.record("calls", rows=[(0, "all_reduce", 0, activation, activation, "float32", False, 0, 1, 0, -1, 0, 0)])
+    made.record("call_lines", lines=[f"/job/model.py:{line} (forward)"])
+    made.record("call_terms", rows=[("SUM", -1, 0, 0, (), (), False, 0)])
     if gemm_us:
         made.others.append(_timed(mlps, gemm_us, source))
     made.ended(ended)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from fakedist.options import Job
+from fakedist.rundir.rows import NO_TERMS, CallTerms
 from fakedist.world.reroute import fake_world
 
 
@@ -18,6 +19,7 @@ class Notes:
         self.bound: list[int] = []
         self.calls: list[tuple[str, int, int, int, tuple[bool, int]]] = []
         self.exchanged: list[tuple[int, int]] = []
+        self.terms: list[CallTerms] = []
 
     def add_group(self, name: str, description: str, ranks: Sequence[int], group_rank: int, backend: str) -> int:
         self.groups.append((name, description, list(ranks), group_rank, backend))
@@ -36,10 +38,12 @@ class Notes:
         is_async: bool = False,
         peer: int = -1,
         exchanged: tuple[int, int] = (0, 0),
+        terms: CallTerms = NO_TERMS,
     ) -> None:
         given, got = (sum(tensor.nbytes for tensor in tensors) for tensors in (inputs, outputs))
         self.calls.append((operation, group, given, got, (is_async, peer)))
         self.exchanged.append(exchanged)
+        self.terms.append(terms)
 
 
 Enter = Callable[..., Notes]

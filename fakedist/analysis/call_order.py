@@ -1,7 +1,7 @@
 """Whether the calls that a job's ranks recorded match, and whether the job would hang.
 
 The calls of all ranks are played against each other by NCCL's rules. A communicator runs one rank's calls in the order
-in which that rank makes them. A collective is over when all its ranks are in it, a send when its receive is there, and
+in which that rank makes them. A collective is over when all its ranks are in it, a send when its receive has begun, and
 a batch of them when all its parts are. What follows a call that is not asynchronous on the same stream waits for it;
 the host waits in barriers, in calls of its own tensors, and where a communicator is made. The calls of a tagged group
 on the host match by their tags.
@@ -29,26 +29,27 @@ _SAME = {
 }
 
 
-class Call(NamedTuple):
+class RankCall(NamedTuple):
     """A call of one rank. Fields as in the tables ``calls`` and ``call_terms``, if not described here.
 
     Attributes:
-        sequence: Number of the call in its rank's run.
-        group: Its group, the same for all of its ranks.
+        group: Its group, named alike by all of its ranks.
+        members: Ranks of the job in it.
         peer: Rank of the job that it sends to or receives from; -1 for collectives.
+        sequence: Number of the call in its rank's run.
     """
 
-    sequence: int
-    operation: str
     group: Channel
     members: Sequence[int]
+    peer: int
+    sequence: int
+    operation: str
     bytes_in: int
     bytes_out: int
     dtype: str
     asynchronous: bool
     stream: int
     step: int
-    peer: int
     reduction: str
     root: int
     tag: int
@@ -65,9 +66,14 @@ class Call(NamedTuple):
         name = self.operation.removesuffix("_coalesced")
         return _SAME.get(name, name)
 
+    @property
+    def is_uneven(self) -> bool:
+        """Whether its parts for or from other ranks are not equal."""
+        return len(self.sent_parts) > 0 or len(self.received_parts) > 0
+
 
 #: Bytes that all ranks of a collective have alike.
-_EQUAL: dict[str, Callable[[Call], int]] = {
+_EQUAL: dict[str, Callable[[RankCall], int]] = {
     "all_reduce": lambda call: call.bytes_in,
     "reduce": lambda call: call.bytes_in,
     "broadcast": lambda call: max(call.bytes_in, call.bytes_out),
@@ -79,8 +85,8 @@ _EQUAL: dict[str, Callable[[Call], int]] = {
 
 
 @dataclass(frozen=True)
-class Program:
-    """What one rank does.
+class RankCalls:
+    """The calls of one rank, and where they end.
 
     Attributes:
         calls: In order.
@@ -89,7 +95,7 @@ class Program:
     """
 
     rank: int
-    calls: Sequence[Call]
+    calls: Sequence[RankCall]
     last_step: int
     is_over: bool
 
@@ -99,11 +105,11 @@ class Made:
     """A call, by its rank."""
 
     rank: int
-    call: Call
+    call: RankCall
 
 
 @dataclass(frozen=True)
-class Difference:
+class Disagreement:
     """Calls that meet and do not agree: in ``what``, by rank."""
 
     what: str
@@ -119,8 +125,8 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Matched:
-    """What came of playing the calls.
+class CallsMatch:
+    """The result of playing the calls.
 
     Attributes:
         num_calls: Calls that were over.
@@ -130,9 +136,9 @@ class Matched:
     """
 
     num_calls: int
-    difference: Difference | None
+    difference: Disagreement | None
     waiting: list[Waiting]
-    unproved: list[Difference]
+    unproved: list[Disagreement]
 
     @property
     def is_matched(self) -> bool:
@@ -140,7 +146,7 @@ class Matched:
         return self.difference is None and not self.waiting
 
 
-def match_calls(programs: Sequence[Program]) -> Matched:
+def match_calls(programs: Sequence[RankCalls]) -> CallsMatch:
     """Play the ranks' calls. Ranks that are not among them are taken to make the calls that are wanted of them.
 
     A rank that was stopped may make further calls. Of those of its last step, nothing is required: the steps of another
@@ -154,7 +160,7 @@ class _Unit:
     """Calls that begin together: one, or a batch of sends and receives."""
 
     rank: int
-    calls: list[Call]
+    calls: list[RankCall]
     after: _Unit | None = None  # on its stream
     followers: list[_Unit] = field(default_factory=list)
     num_open: int = 0
@@ -175,7 +181,7 @@ class _Unit:
 
 @dataclass(eq=False)
 class _Rank:
-    program: Program
+    program: RankCalls
     units: deque[_Unit]
     queues: dict[Hashable, deque[_Unit]] = field(default_factory=dict)
     last_on_stream: dict[int, _Unit] = field(default_factory=dict)
@@ -183,26 +189,26 @@ class _Rank:
 
 
 class _Play:
-    def __init__(self, programs: Sequence[Program]) -> None:
+    def __init__(self, programs: Sequence[RankCalls]) -> None:
         self._ranks = {program.rank: _Rank(program, deque(_units(program))) for program in programs}
         stopped = [program.last_step - 1 for program in programs if not program.is_over]
         self._last_required = min(stopped, default=None)
         self._num_members: dict[Channel, int] = {}
         self._ready: list[_Unit] = []
         self._num_collectives: dict[tuple[Channel, int], int] = {}
-        self._slots: dict[tuple[Channel, int], dict[int, tuple[_Unit, Call]]] = {}
-        self._peers: dict[Hashable, tuple[deque[tuple[_Unit, Call]], deque[tuple[_Unit, Call]]]] = {}
+        self._slots: dict[tuple[Channel, int], dict[int, tuple[_Unit, RankCall]]] = {}
+        self._peers: dict[Hashable, tuple[deque[tuple[_Unit, RankCall]], deque[tuple[_Unit, RankCall]]]] = {}
         self._num_over = 0
-        self._difference: Difference | None = None
-        self._unproved: list[Difference] = []
+        self._difference: Disagreement | None = None
+        self._unproved: list[Disagreement] = []
 
-    def run(self) -> Matched:
+    def run(self) -> CallsMatch:
         for rank in self._ranks.values():
             self._issue(rank)
         while self._ready and self._difference is None:
             self._begin(self._ready.pop())
         waiting = [] if self._difference is not None else self._waiting()
-        return Matched(self._num_over, self._difference, waiting, self._unproved)
+        return CallsMatch(self._num_over, self._difference, waiting, self._unproved)
 
     def _issue(self, rank: _Rank) -> None:
         while rank.units and rank.blocked is None:
@@ -231,7 +237,7 @@ class _Play:
             else:
                 self._join(unit, call)
 
-    def _join(self, unit: _Unit, call: Call) -> None:
+    def _join(self, unit: _Unit, call: RankCall) -> None:
         number = self._num_collectives[call.group, unit.rank] = (
             self._num_collectives.get((call.group, unit.rank), -1) + 1
         )
@@ -246,7 +252,7 @@ class _Play:
         for other, _ in slot.values():
             self._end(other)
 
-    def _meet(self, unit: _Unit, call: Call) -> None:
+    def _meet(self, unit: _Unit, call: RankCall) -> None:
         if call.peer not in self._ranks or call.peer == unit.rank:
             self._end(unit)
             return
@@ -283,7 +289,7 @@ class _Play:
     # ---- agreement
 
     def _differ(self, what: str, made: list[Made]) -> None:
-        self._difference = self._difference or Difference(what, made)
+        self._difference = self._difference or Disagreement(what, made)
 
     def _compare(self, made: list[Made]) -> None:
         calls = [each.call for each in made]
@@ -305,7 +311,7 @@ class _Play:
     def _compare_bytes(self, made: list[Made]) -> None:
         calls = {each.rank: each.call for each in made}
         kind = made[0].call.kind
-        if any(call.sent_parts or call.received_parts for call in calls.values()):
+        if any(call.is_uneven for call in calls.values()):
             is_sent = kind == "reduce_scatter"
             own = {rank: call.bytes_out if is_sent else call.bytes_in for rank, call in calls.items()}
             if any(_part(call, rank, is_sent=is_sent) != own[rank] for call in calls.values() for rank in calls):
@@ -314,22 +320,18 @@ class _Play:
             self._differ("bytes", made)
 
     def _compare_exchange(self, made: list[Made]) -> None:
-        if len({(each.call.bytes_in, each.call.bytes_out) for each in made}) == 1 and not any(
-            each.call.sent_parts or each.call.received_parts for each in made
-        ):
+        is_uneven = any(each.call.is_uneven for each in made)
+        if not is_uneven and len({(each.call.bytes_in, each.call.bytes_out) for each in made}) == 1:
             return
         for sender in made:
             for receiver in made:
                 sent = _part(sender.call, receiver.rank, is_sent=True)
                 if sent != _part(receiver.call, sender.rank, is_sent=False):
-                    self._differ_in_exchange([sender, receiver], made)
+                    if is_uneven:
+                        self._unproved.append(Disagreement("bytes", [sender, receiver]))
+                    else:
+                        self._differ("bytes", [sender, receiver])
                     return
-
-    def _differ_in_exchange(self, both: list[Made], made: list[Made]) -> None:
-        if any(each.call.sent_parts or each.call.received_parts for each in made):
-            self._unproved.append(Difference("bytes", both))
-        else:
-            self._differ("bytes", both)
 
     # ---- what is left
 
@@ -354,13 +356,13 @@ class _Play:
         return tuple(rank for rank in call.members if rank in self._ranks and rank not in joined)
 
 
-def _part(call: Call, rank: int, *, is_sent: bool) -> int:
+def _part(call: RankCall, rank: int, *, is_sent: bool) -> int:
     """Bytes that a call sends to a rank or receives from it."""
     parts, whole = (call.sent_parts, call.bytes_in) if is_sent else (call.received_parts, call.bytes_out)
-    return parts[call.members.index(rank)] if parts else whole // len(call.members)
+    return int(parts[call.members.index(rank)]) if len(parts) else whole // len(call.members)
 
 
-def _units(program: Program) -> list[_Unit]:
+def _units(program: RankCalls) -> list[_Unit]:
     units: list[_Unit] = []
     for before, call in pairwise([None, *program.calls]):
         assert call is not None

@@ -1,0 +1,123 @@
+"""The rules by which calls of ranks meet, on calls made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from fakedist.analysis.call_order import CallsMatch, RankCall, RankCalls, match_calls
+
+WORLD, PAIR = (0, 1, 2), (0, 1)
+
+
+def call(operation: str, members: Sequence[int] = PAIR, *, size: int = 8, **others: Any) -> RankCall:
+    """A call of NCCL that is not asynchronous, on the group of these ranks."""
+    return RankCall(
+        **{
+            "group": (tuple(members), 0),
+            "members": members,
+            "peer": -1,
+            "sequence": 0,
+            "operation": operation,
+            "bytes_in": 0 if operation == "recv" else size,
+            "bytes_out": 0 if operation == "send" else size,
+            "dtype": "float32",
+            "asynchronous": False,
+            "stream": 0,
+            "step": 1,
+            "reduction": "",
+            "root": -1,
+            "tag": 0,
+            "batch": 0,
+            "sent_parts": (),
+            "received_parts": (),
+            "on_host": False,
+            "own_pair": False,
+            "waits": False,
+            **others,
+        }
+    )
+
+
+def played(*ranks: Sequence[RankCall], last_step: int = 0, stopped: bool = False) -> CallsMatch:
+    """The result of these calls of ranks 0, 1, ..."""
+    programs = [
+        RankCalls(rank, [each._replace(sequence=number) for number, each in enumerate(calls)], last_step, not stopped)
+        for rank, calls in enumerate(ranks)
+    ]
+    return match_calls(programs)
+
+
+def sends(peer: int, **others: Any) -> RankCall:
+    return call("send", peer=peer, **others)
+
+
+def receives(peer: int, **others: Any) -> RankCall:
+    return call("recv", peer=peer, **others)
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_ranks_that_send_to_each_other_need_a_batch(batch: int) -> None:
+    found = played([sends(1, batch=batch), receives(1, batch=batch)], [sends(0, batch=batch), receives(0, batch=batch)])
+    assert found.is_matched == bool(batch)
+    assert [(wait.made.rank, wait.missing) for wait in found.waiting] == ([] if batch else [(0, (1,)), (1, (0,))])
+
+
+def test_a_send_on_a_communicator_of_two_ranks_passes_a_collective_and_not_one_on_the_groups_own() -> None:
+    def ranks(**where: Any) -> list[list[RankCall]]:
+        collective = call("all_reduce", asynchronous=True)
+        return [[sends(1, **where), collective], [collective, receives(0, **where)]]
+
+    assert played(*ranks(own_pair=True)).is_matched
+    assert not played(*ranks()).is_matched
+
+
+@pytest.mark.parametrize(("second", "is_matched"), [({}, False), ({"stream": 7}, True), ({"asynchronous": True}, True)])
+def test_calls_of_two_groups_wait_for_each_other_on_one_stream(second: dict[str, Any], is_matched: bool) -> None:
+    """Both ranks begin with another group; either asynchronous, or on two streams, both of them run at once."""
+    own, other = call("all_reduce"), call("all_reduce", WORLD)
+    found = played([own._replace(**second), other._replace(stream=0)], [other, own._replace(**second)], [other])
+    assert found.is_matched == is_matched
+
+
+def test_the_host_waits_where_a_communicator_is_made() -> None:
+    own, other = call("all_reduce", asynchronous=True), call("all_reduce", WORLD, asynchronous=True)
+    assert played([own, other], [other, own], [other]).is_matched
+    waits = [each._replace(waits=True) for each in (own, other)]
+    assert not played([waits[0], waits[1]], [waits[1], waits[0]], [other]).is_matched
+
+
+@pytest.mark.parametrize(("third", "is_matched"), [(16, True), (24, False)])
+def test_uneven_parts_of_an_all_gather_are_what_each_rank_sends(third: int, is_matched: bool) -> None:
+    gathers = call("all_gather", WORLD, received_parts=(8, 8, third), bytes_out=16 + third)
+    assert played(*[[gathers._replace(bytes_in=size)] for size in (8, 8, 16)]).is_matched == is_matched
+
+
+def test_uneven_parts_of_a_reduce_scatter_are_what_each_rank_gets() -> None:
+    scatters = call("reduce_scatter", WORLD, sent_parts=(8, 8, 16), bytes_in=32)
+    assert played(*[[scatters._replace(bytes_out=size)] for size in (8, 8, 16)]).is_matched
+    assert not played(*[[scatters._replace(bytes_out=size)] for size in (8, 16, 8)]).is_matched
+
+
+def test_nothing_is_required_of_the_last_step_of_a_rank_that_was_stopped() -> None:
+    reduces = [call("all_reduce", step=step) for step in (0, 1, 2, 2)]
+    assert played(reduces, reduces[:2], last_step=2, stopped=True).is_matched
+    assert not played(reduces, reduces[:1], last_step=2, stopped=True).is_matched
+    assert not played(reduces, reduces[:2]).is_matched
+
+
+def test_objects_may_be_of_any_size() -> None:
+    assert played([call("all_gather_object", size=3)], [call("all_gather_object", size=5)]).is_matched
+
+
+def test_a_batch_of_several_peers_goes_around_a_ring() -> None:
+    def exchange(rank: int) -> list[RankCall]:
+        return [
+            sends((rank + 1) % 3, batch=1)._replace(group=(WORLD, 0), members=WORLD),
+            receives((rank - 1) % 3, batch=1)._replace(group=(WORLD, 0), members=WORLD),
+        ]
+
+    assert played(*map(exchange, WORLD)).num_calls == 6
+    assert played(*map(exchange, WORLD)).is_matched

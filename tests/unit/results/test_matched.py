@@ -1,0 +1,207 @@
+"""Jobs whose ranks run here one after the other, each among faked others, and what matching their calls finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fakedist.analysis.call_order import CallsMatch, RankCalls, match_calls
+from fakedist.analysis.recording import JournalReading
+from fakedist.analysis.topology import call_table, group_table, term_table
+from fakedist.options import Job
+from fakedist.record.ledger import Ledger
+from fakedist.results.matched import job_calls
+from fakedist.rundir.encoding import Record
+from fakedist.world.reroute import fake_world
+
+WORLD = 4
+Script = Callable[[int], None]
+
+
+def recorded(script: Script, rank: int) -> RankCalls:
+    """The calls of a rank of a script until its end."""
+    records: list[Record] = []
+    ledger = Ledger(records.append, lambda: (0, 0), lambda *_: None, lambda *_: None)
+    with fake_world(Job(world_size=WORLD, rank=rank, target="x"), ledger):
+        dist.init_process_group("gloo")
+        script(rank)
+        ledger.flush()
+    reading = JournalReading()
+    for record in records:
+        reading.take(record)
+    reading.join()
+    recording = reading.recording
+    calls = job_calls(call_table(recording), term_table(recording), group_table(recording)["ranks"].tolist())
+    return RankCalls(rank, calls, last_step=0, is_over=True)
+
+
+def matched(script: Script, *ranks: int) -> CallsMatch:
+    return match_calls([recorded(script, rank) for rank in ranks or range(WORLD)])
+
+
+def ones(number: int = 2, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(number, dtype=dtype)
+
+
+def pairs() -> list[dist.ProcessGroup]:
+    made: list[dist.ProcessGroup] = [dist.new_group([rank, rank + 1]) for rank in (0, 2)]
+    return made
+
+
+# ---- jobs that hang or end in wrong values, and how each is mended: the same with a True
+
+
+def one_stage_skips_an_all_reduce(rank: int, mended: bool) -> None:
+    group = pairs()[rank // 2]
+    for _ in range(2):
+        if mended or rank != 3:
+            dist.all_reduce(ones(), group=group)
+        dist.all_reduce(ones())
+
+
+def groups_are_swapped(rank: int, mended: bool) -> None:
+    first, second = pairs()[rank // 2], dist.new_group(range(WORLD))
+    order = [first, second] if mended or rank % 2 == 0 else [second, first]
+    for group in order:
+        dist.all_reduce(ones(), group=group)
+
+
+def the_last_batch_is_incomplete(rank: int, mended: bool) -> None:
+    for number in (8, 8, 3 if rank == 2 and not mended else 8):
+        gathered = ones(number * WORLD)
+        dist.all_gather_into_tensor(gathered, ones(number))
+
+
+def rank_0_alone_is_in_a_barrier(rank: int, mended: bool) -> None:
+    if rank == 0 or mended:
+        dist.barrier()
+    dist.all_reduce(ones())
+
+
+def some_ranks_evaluate(rank: int, mended: bool) -> None:
+    dist.all_reduce(ones())
+    if rank < 2 or mended:
+        dist.all_reduce(ones())
+
+
+def two_ranks_receive_first(rank: int, mended: bool) -> None:
+    """Each waits in a broadcast of its own for the other."""
+    first, second = pairs()[rank // 2], dist.new_group([0, 1, 2, 3])
+    if rank % 2 == 0 or mended:
+        dist.broadcast(ones(), src=rank - rank % 2, group=first)
+        dist.broadcast(ones(), src=0, group=second)
+    else:
+        dist.broadcast(ones(), src=0, group=second)
+        dist.broadcast(ones(), src=rank - 1, group=first)
+
+
+JOBS = [
+    one_stage_skips_an_all_reduce,
+    groups_are_swapped,
+    the_last_batch_is_incomplete,
+    rank_0_alone_is_in_a_barrier,
+    some_ranks_evaluate,
+    two_ranks_receive_first,
+]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_faulty_job_is_found_and_matches_once_it_is_mended(job: Callable[[int, bool], None]) -> None:
+    assert not matched(lambda rank: job(rank, False)).is_matched
+    mended = matched(lambda rank: job(rank, True))
+    assert mended.is_matched
+    assert mended.num_calls > 0
+
+
+def test_who_waits_for_whom_in_which_call() -> None:
+    waiting = matched(lambda rank: one_stage_skips_an_all_reduce(rank, False)).waiting
+    found = {wait.made.rank: (wait.made.call.members, wait.missing) for wait in waiting}
+    assert found == {0: ((0, 1, 2, 3), (2,)), 1: ((0, 1, 2, 3), (2,)), 2: ((2, 3), (3,)), 3: ((0, 1, 2, 3), (2,))}
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda odd: dist.all_reduce(ones(dtype=torch.float64 if odd else torch.float32)), "dtype"),
+        (lambda odd: dist.all_reduce(ones(3 if odd else 2)), "bytes"),
+        (lambda odd: dist.all_reduce(ones(), dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM), "reduction"),
+        (lambda odd: dist.broadcast(ones(), src=1 if odd else 0), "root"),
+        (lambda odd: dist.all_reduce(ones()) if odd else dist.broadcast(ones(), src=0), "operation"),
+        (lambda odd: dist.reduce(ones(), dst=2 if odd else 3), "root"),
+        (lambda odd: dist.reduce_scatter_tensor(ones(2 if odd else 1), ones(8 if odd else 4)), "bytes"),
+        (lambda odd: dist.all_to_all_single(ones(8 if odd else 4), ones(8 if odd else 4)), "bytes"),
+    ],
+)
+def test_calls_that_meet_differ(call: Callable[[bool], object], what: str) -> None:
+    difference = matched(lambda rank: call(rank == 2) and None).difference
+    assert difference is not None
+    assert difference.what == what
+    assert 2 in [made.rank for made in difference.calls]
+
+
+def test_an_all_gather_of_a_list_meets_one_into_a_tensor() -> None:
+    def script(rank: int) -> None:
+        if rank:
+            dist.all_gather_into_tensor(ones(8), ones())
+        else:
+            dist.all_gather([ones() for _ in range(WORLD)], ones())
+
+    assert matched(script).is_matched
+
+
+def test_uneven_parts_of_an_all_to_all_that_do_not_agree_are_not_proved() -> None:
+    def script(rank: int) -> None:
+        sent = [1, 2, 3, 4]
+        received = [1 + rank] * WORLD if rank != 1 else [1, 2, 2, 2]
+        dist.all_to_all_single(ones(sum(received)), ones(10), received, sent)
+
+    found = matched(script)
+    assert found.is_matched
+    ((sender, receiver),) = [[made.rank for made in one.calls] for one in found.unproved]
+    assert (sender, receiver) == (0, 1)
+
+
+def test_sends_meet_receives_of_their_tag() -> None:
+    def script(rank: int) -> None:
+        if rank == 0:
+            dist.send(ones(1), 1, tag=7)
+            dist.send(ones(2), 1, tag=8)
+        elif rank == 1:
+            dist.recv(ones(2), 0, tag=8)
+            dist.recv(ones(1), 0, tag=7)
+
+    assert matched(script).is_matched
+
+
+@pytest.mark.parametrize(("number", "is_matched"), [(2, True), (3, False)])
+def test_a_send_is_as_large_as_its_receive(number: int, is_matched: bool) -> None:
+    def script(rank: int) -> None:
+        if rank == 0:
+            dist.send(ones(2), 1)
+        elif rank == 1:
+            dist.recv(ones(number), 0)
+
+    assert matched(script).is_matched == is_matched
+
+
+def test_a_receive_without_its_send_waits_for_the_sender() -> None:
+    (waiting,) = matched(lambda rank: dist.recv(ones(), 2) and None if rank == 1 else None).waiting
+    assert (waiting.made.rank, waiting.missing) == (1, (2,))
+
+
+def test_ranks_without_a_run_are_taken_to_agree() -> None:
+    script: Script = lambda rank: one_stage_skips_an_all_reduce(rank, False)  # noqa: E731
+    assert matched(script, 0, 1).is_matched
+    assert matched(script, 0, 2).is_matched  # rank 3, whose fault it is, may call anything
+    assert not matched(script, 2, 3).is_matched
+
+
+def test_a_second_group_of_the_same_ranks_is_another_one() -> None:
+    def script(rank: int) -> None:
+        groups = [dist.new_group(range(WORLD)) for _ in range(2)]
+        dist.all_reduce(ones(), group=groups[rank == 3])
+
+    assert not matched(script).is_matched
