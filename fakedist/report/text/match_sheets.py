@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 
 from fakedist.analysis.call_order import Disagreement, Made
-from fakedist.rank_list import format_rank_list
+from fakedist.rank_list import format_rank_list, parse_rank_list
 from fakedist.report.text.sheet import escaped, print_facts, print_heading, print_items, print_remark
 from fakedist.results.matched import JobMatch, Place
 from fakedist.units import format_bytes
@@ -58,11 +60,10 @@ def verdict(match: JobMatch) -> str:
     """One line: whether the calls match."""
     matched = match.matched
     if matched.difference is not None:
-        ranks = format_rank_list([made.rank for made in matched.difference.calls])
-        return f"calls of ranks {ranks} do not match: they differ in {matched.difference.what}"
+        ranks = _ranks([made.rank for made in matched.difference.calls])
+        return f"calls of {ranks} do not match: they differ in {matched.difference.what}"
     if matched.waiting:
-        ranks = format_rank_list(sorted(wait.made.rank for wait in matched.waiting))
-        return f"the job hangs: rank{'s' if ',' in ranks or '-' in ranks else ''} {ranks} would wait forever"
+        return f"the job hangs: {_ranks(sorted(wait.made.rank for wait in matched.waiting))} would wait forever"
     return f"the calls of {len(match.runs)} ranks match"
 
 
@@ -87,8 +88,7 @@ def sections(match: JobMatch) -> list[tuple[str, list[str]]]:
         found.append(("These calls meet", _different(match, difference)))
     if matched.waiting:
         rows = [
-            f"{_where(match.place(wait.made))}; waits for rank{'s' if len(wait.missing) > 1 else ''} "
-            f"{format_rank_list(wait.missing)}"
+            f"{_where(match.place(wait.made))}; waits for {_ranks(wait.missing)}"
             for wait in matched.waiting[:_MOST_WAITING]
         ]
         if len(matched.waiting) > _MOST_WAITING:
@@ -107,15 +107,17 @@ def remarks(match: JobMatch) -> list[str]:
     """Limits of the verdict."""
     texts = []
     if others := match.not_recorded:
-        texts.append(f"not recorded, and taken to make the calls that are wanted of them: ranks {others}")
+        texts.append(
+            f"not recorded, and taken to make the calls that are wanted of them: {_ranks(parse_rank_list(others))}"
+        )
     if match.failed:
         ranks = ", ".join(f"{rank} ({outcome})" for rank, outcome in match.failed.items())
         texts.append(f"not proved: what these ranks would have called after they ended: {ranks}")
     if match.decided:
         total = sum(match.decided.values())
-        ranks = format_rank_list(list(match.decided))
         texts.append(
-            f"not proved: branches that depend on {total:,} made-up values, which the scripts of ranks {ranks} read"
+            f"not proved: branches that depend on {total:,} made-up values, which scripts read: "
+            f"{_ranks(list(match.decided))}"
         )
     return texts
 
@@ -125,7 +127,11 @@ def _different(match: JobMatch, difference: Disagreement) -> list[str]:
     alike: dict[str, list[int]] = {}
     for made in difference.calls:
         alike.setdefault(_call_text(made, match.place(made)), []).append(made.rank)
-    return [f"rank{'s' if len(ranks) > 1 else ''} {format_rank_list(ranks)}: {text}" for text, ranks in alike.items()]
+    return [f"{_ranks(ranks)}: {text}" for text, ranks in alike.items()]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {format_rank_list(ranks)}"
 
 
 def _where(place: Place) -> str:
