@@ -108,7 +108,11 @@ def match_runs(paths: Sequence[Path]) -> JobMatch:
         runs=by_rank,
         matched=match_calls(programs),
         num_steps=min(stopped) if stopped else None,
-        failed={rank: str(ending.outcome) for rank, ending in endings.items() if not ending.ended_well},
+        failed={
+            rank: str(ending.outcome)
+            for rank, ending in endings.items()
+            if not (ending.ended_well or ending.ended_by_itself)
+        },
         decided={rank: run.summary.invented_values for rank, run in by_rank.items() if run.summary.invented_values},
     )
 
