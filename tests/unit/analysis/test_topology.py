@@ -6,7 +6,8 @@ from typing import Any
 import pandas as pd
 
 from fakedist.analysis.recording import Recording
-from fakedist.analysis.topology import Topology, call_table, collective_table, find_topology, group_table
+from fakedist.analysis.topology import Topology, call_table, collective_table, find_topology, group_table, term_table
+from fakedist.rundir.rows import CallRow, CallTerms
 from tests.unit.analysis.recorded import HandMade
 
 LAYERS = ["", "(Gpt)", "layers", "layers.0", "layers.0.mlp", "layers.1", "layers.1.mlp", "norm"]
@@ -150,3 +151,26 @@ def test_a_rank_that_made_no_call_has_empty_tables(made: HandMade) -> None:
     assert call_table(recording).empty
     assert group_table(recording).empty
     assert collective_table(call_table(recording)).empty
+
+
+def test_the_host_waits_where_a_communicator_is_made_in_barriers_and_in_calls_of_its_own_tensors() -> None:
+    recording = Recording(bound={1}, call_lines=[["train.py:9 (step)", "train.py:30 (<module>)"]])
+    calls: list[tuple[str, int, bool, int, CallTerms]] = [
+        ("all_reduce", 0, True, -1, CallTerms("SUM", lines=0)),  # makes the group's communicator
+        ("all_reduce", 0, True, -1, CallTerms("SUM")),
+        ("send", 0, False, 1, CallTerms()),  # makes that of two ranks
+        ("send", 0, False, 1, CallTerms()),
+        ("send", 0, False, 1, CallTerms(batch=1)),
+        ("all_reduce", 1, True, -1, CallTerms("SUM")),  # its group was bound to its device
+        ("send", 1, False, 1, CallTerms()),
+        ("barrier", 1, False, -1, CallTerms()),
+        ("all_reduce", 2, False, -1, CallTerms("SUM", on_host=True)),
+        ("all_reduce", 2, True, -1, CallTerms("SUM", on_host=True)),
+    ]
+    for sequence, (operation, group, is_async, peer, terms) in enumerate(calls):
+        recording.calls.append(CallRow(sequence, operation, group, 8, 8, "float32", is_async, 0, 0, 0, peer))
+        recording.call_terms.append(terms)
+    table = term_table(recording)
+    assert table["waits"].tolist() == [True, False, True, False, False, False, False, True, True, False]
+    assert table["own_pair"].tolist() == [False, False, True, True, False, False, False, False, False, False]
+    assert table["lines"].tolist()[:2] == ["train.py:9 (step)\ntrain.py:30 (<module>)", ""]
