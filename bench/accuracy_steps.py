@@ -143,7 +143,6 @@ def host_of(kept: Iterable[Path], gpu: GpuSpec) -> HostModel:
         min(clock.num_repeats for clock in clocks),
         max(clock.spread for clock in clocks),
         max(clock.bound for clock in clocks),
-        max(clock.others_busy for clock in clocks),
     )
     return host_model(gpu, None, fmean(time.machine_us for time in times if time.machine_us is not None), worst)
 

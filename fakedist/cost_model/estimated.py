@@ -147,7 +147,7 @@ def _clock_of(recording: Recording, launches: pd.DataFrame) -> ClockSteadiness |
     if clock is None or not launches["dispatch_us"].notna().any():
         return None
     bound = clock.bound_us / clock.step_us if clock.step_us else 0.0
-    return ClockSteadiness(clock.num_repeats, clock.spread, bound, clock.others_busy)
+    return ClockSteadiness(clock.num_repeats, clock.spread, bound)
 
 
 def _machine_us(recording: Recording, clock: ClockSteadiness | None) -> float | None:

@@ -191,13 +191,10 @@ def _number(path: Path, name: str, value: object) -> float:
 
 
 _MODELS = Path(__file__).parents[1] / "gpu" / "models"
-#: ``ClockSteadiness.spread`` of a small GPT of Megatron-core on two cores with other jobs; on a core of its own it was
-#: 0.05. It counts for one or two steps, whose own says little.
-_SPREAD = 0.2
+#: The relative standard deviation of 29 bare steps of a small GPT of Megatron-core, in five runs on a virtual machine
+#: with other work. It counts for one or two steps, whose own says little.
+_SPREAD = 0.14
 _FEW = 2
-#: How much faster than it is a host may seem if the machine's other cores are busy: the same job's steps took 6.2 times
-#: the machine's score with the other of two cores idle, and 2.8 times with it busy.
-_DISTURBED = 2.2
 #: Standard deviations of a normal error in half of a 90 % interval.
 _DEVIATIONS = 1.645
 #: The host that the constant times are taken for, and that call times are published for.
@@ -313,10 +310,9 @@ def host_model(
 def widened(spec: HostSpec, clock: ClockSteadiness) -> tuple[float, float]:
     """A host model's interval, wider by the error of the clock's mean and by the bound of fakedist's own time.
 
-    All are independent factors, so their logarithms add up in squares. The steps' standard deviation over the square
-    root of their number is that of their mean. Other processes on the machine can only make the host seem faster.
+    All three are independent factors, so their logarithms add up in squares. The steps' standard deviation over the
+    square root of their number is that of their mean.
     """
     spread = clock.spread if clock.num_repeats > _FEW else max(clock.spread, _SPREAD)
     own = (_DEVIATIONS * math.log1p(spread) / math.sqrt(clock.num_repeats), math.log1p(clock.bound))
-    busy = clock.others_busy * math.log(_DISTURBED)
-    return math.exp(-math.hypot(math.log(spec.least), *own)), math.exp(math.hypot(math.log(spec.most), busy, *own))
+    return math.exp(-math.hypot(math.log(spec.least), *own)), math.exp(math.hypot(math.log(spec.most), *own))

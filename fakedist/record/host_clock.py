@@ -9,10 +9,10 @@ That clock is the monotonic one, not a thread's CPU time: a read of the latter t
 launches. A thread that was pre-empted shows in one of the steps, launch by launch. Forward and backward, which run in
 two threads, alternate, so one clock serves both.
 
-A core's speed changes within milliseconds, with what its sibling runs. That slows the machine's score more than a step:
-2.2 to 3.6 times against 1.3, where a call of a Python function takes 1.7 times as long, as the score repeats the same
-instructions. So only steps between scores near the least count, if there are any. Both are means: their ratio varies
-less from run to run than that of the least ones, which need not be of equal moments.
+A core's speed changes, within milliseconds and for seconds, with what its sibling runs: on a virtual machine another's.
+That slows the machine's score, which repeats the same instructions, more than a step: 2.2 to 3.6 times against up to
+1.35, where a call of a Python function takes 1.7 times as long. So the score is the least of many, and only steps
+between scores near it count, if there are any. Where a run is disturbed all the time, they are up to a third too long.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from itertools import chain, pairwise
+from itertools import pairwise
 from math import inf, isnan, nan
-from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import NamedTuple, Protocol
 
@@ -53,7 +52,6 @@ Key = object
 _WARM_UP, _MOST_STEPS = 1, 8
 #: Bare steps may take so much of the time of the recorded ones, or so many seconds.
 _FRACTION, _LEAST_S = 0.3, 1.5
-_STAT = Path("/proc/stat")
 #: A bare step that takes so many times the longest recorded one, and so many seconds more, has run away.
 _RUNS_AWAY, _RUNS_AWAY_S = 10, 5.0
 #: Launches that must be those of the timed step.
@@ -64,7 +62,7 @@ _LOOK_AHEAD, _AGREE = 64, 3
 _DISTURBED = 1.5
 #: Bare steps may take so many times as long in all where they were.
 _DISTURBED_BUDGET = 2
-#: Scores at most so many times the least are of a core whose sibling did not disturb it.
+#: Scores at most so many times the least are of a core that was not disturbed.
 _UNDISTURBED = 1.2
 #: A launch that takes so many times its least, and so many us more, was pre-empted: time slices are 0.7 ms and longer.
 _PREEMPTED, _PREEMPTED_US = 1.5, 300.0
@@ -110,7 +108,7 @@ class ClockedGpu(Protocol):
 class Mark(NamedTuple):
     """Where one bare step ended and the next one began: launches in the log, and several clocks in microseconds.
 
-    ``linear_us`` is the machine's score there; NaN without one. ``machine_us`` is CPU time of all processes.
+    ``linear_us`` is the machine's score there; NaN without one.
     """
 
     position: int
@@ -120,7 +118,6 @@ class Mark(NamedTuple):
     loading_us: float
     collector_us: float
     linear_us: float
-    machine_us: float
 
 
 # ---- arithmetic on logs
@@ -208,11 +205,8 @@ def clock_record(
     log: tuple[Sequence[Key | None], Sequence[float]],
     marks: Sequence[Mark],
     launch_bound_us: float,
-    num_cores: int = 1,
 ) -> HostClockRecord | str:
     """The record of bare steps between marks, or why there is none. Arguments as :class:`ClockedGpu` returns them.
-
-    ``num_cores`` are those of the machine.
 
     A bare step lasts from the end of the last optimizer's step to that of the next. The recorded one began with its
     first forward, so its rows after the optimizer's step belong to the beginning of the next bare step.
@@ -233,7 +227,7 @@ def clock_record(
     if num_matched < _LEAST_MATCHED * len(recorded):
         return f"only {num_matched:,} of its {len(recorded):,} launches were those of step {step}"
     steps_us = [after.host_us - before.host_us for before, after in pairs]
-    scores = [mark.linear_us for mark in dict.fromkeys(chain.from_iterable(pairs)) if not isnan(mark.linear_us)]
+    scores = [mark.linear_us for mark in marks if not isnan(mark.linear_us)]
     return HostClockRecord(
         step=step,
         dispatch_us=array("d", mean_times(repeats)).tobytes(),
@@ -243,10 +237,9 @@ def clock_record(
         cpu_us=median([after.cpu_us - before.cpu_us for before, after in pairs]),
         loading_us=median([after.loading_us - before.loading_us for before, after in pairs]),
         bound_us=launch_bound_us * num_launches,
-        spread=_spread(steps_us, pairs),
-        linear_us=fmean(scores) if scores else 0.0,
+        spread=stdev(steps_us) / max(fmean(steps_us), 1e-9) if len(pairs) > 1 else 0.0,
+        linear_us=min(scores, default=0.0),
         collector_us=(marks[-1].collector_us - marks[0].collector_us) / (len(marks) - 1),
-        others_busy=_others_busy(marks[0], marks[-1], num_cores),
     )
 
 
@@ -261,30 +254,6 @@ def undisturbed(marks: Sequence[Mark]) -> list[tuple[Mark, Mark]]:
     highest_us = [max(before.linear_us, after.linear_us) for before, after in pairs]
     most_us = max(_UNDISTURBED * min(mark.linear_us for mark in marks), min(highest_us))
     return [pair for pair, high_us in zip(pairs, highest_us, strict=True) if high_us <= most_us]
-
-
-def _spread(steps_us: Sequence[float], pairs: Sequence[tuple[Mark, Mark]]) -> float:
-    """The relative standard deviation of the steps, each over the mean score at its ends; over none if one lacks it."""
-    scores = [(before.linear_us + after.linear_us) / 2 for before, after in pairs]
-    if any(map(isnan, scores)):
-        scores = [1.0] * len(scores)
-    ratios = [step_us / score for step_us, score in zip(steps_us, scores, strict=True)]
-    return stdev(ratios) / max(fmean(ratios), 1e-9) if len(ratios) > 1 else 0.0
-
-
-def _others_busy(first: Mark, last: Mark, num_cores: int) -> float:
-    """The part of the other cores' time between two marks that other processes used."""
-    others_us = last.machine_us - first.machine_us - (last.cpu_us - first.cpu_us)
-    free_us = (last.wall_us - first.wall_us) * (num_cores - 1)
-    return min(max(others_us / free_us, 0.0), 1.0) if free_us > 0 else 0.0
-
-
-def _machine_us() -> float:
-    """CPU time of all processes since the machine started, in the kernel's steps of 10 ms; 0 where it is not told."""
-    with suppress(OSError, ValueError, IndexError):
-        user, nice, system, _, _, *interrupts = map(int, _STAT.read_text().partition("\n")[0].split()[1:8])
-        return (user + nice + system + sum(interrupts)) * 1e6 / os.sysconf("SC_CLK_TCK")
-    return 0.0
 
 
 # ---- the bare steps
@@ -379,7 +348,7 @@ class HostClock:
         position, host_us = gpu.now()
         now_s = time.monotonic()
         clocks = (host_us, now_s * 1e6, time.process_time() * 1e6, self._loading_us, self._collector_us)
-        self._marks.append(Mark(position, *clocks, self._score(gpu), _machine_us()))
+        self._marks.append(Mark(position, *clocks, self._score(gpu)))
         took_s, self._last_s = now_s - self._last_s, now_s
         self._told.set()
         num_steps = len(self._marks) - _WARM_UP
@@ -425,8 +394,7 @@ class HostClock:
         log, self._loading.clock = gpu.end(), None
         if len(self._marks) <= _WARM_UP:
             return [NoteRecord(host_not_measured(how or "the script ended before such a step did"))]
-        num_cores = os.cpu_count() or 1
-        record = clock_record(gpu.step, gpu.rows(), log, self._marks, self._launch_bound_us, num_cores)
+        record = clock_record(gpu.step, gpu.rows(), log, self._marks, self._launch_bound_us)
         if isinstance(record, str):
             return [NoteRecord(host_not_measured(record))]
         blocked = record.wall_us / max(record.cpu_us, 1.0)

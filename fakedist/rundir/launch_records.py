@@ -202,13 +202,10 @@ class HostClockRecord(Record):
         loading_us: The part of ``step_us`` in DataLoaders' iterators, in the main thread.
         bound_us: By how much our own code may have put ``step_us`` off: the error of the clock for each launch, from a
             job of tiny operations, for all of them.
-        spread: The standard deviation of the steps, each over the machine's score at its ends, over their mean. 0 of
-            one step. In earlier versions of the steps alone.
-        linear_us: The machine's score (``MachineScoreRecord.linear_us``) that ``dispatch_us`` are for: the mean of
-            those taken between the steps. 0 if there was none, as in earlier versions.
+        spread: The standard deviation of the steps, over their mean; 0 of one step.
+        linear_us: The machine's score (``MachineScoreRecord.linear_us``) that ``dispatch_us`` are for: the least of
+            those taken between the steps, in earlier versions the mean. 0 if there was none.
         collector_us: Pauses of Python's garbage collector in such a step, the mean; no other time includes them.
-        others_busy: The part of the machine's other cores that other processes kept busy meanwhile. 0 in earlier
-            versions.
     """
 
     step: int
@@ -222,7 +219,6 @@ class HostClockRecord(Record):
     spread: float
     linear_us: float = 0.0
     collector_us: float = 0.0
-    others_busy: float = 0.0
 
 
 @record_kind("machine_score")

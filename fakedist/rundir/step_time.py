@@ -82,15 +82,13 @@ class ClockSteadiness:
 
     Attributes:
         num_repeats: Steps that it measured.
-        spread: Their standard deviation, relative to how fast the machine was in each; 0 of one step.
+        spread: Their standard deviation, over their mean; 0 of one step.
         bound: The most that fakedist's own time may be of the step's, as a fraction.
-        others_busy: The part of the machine's other cores that other processes kept busy.
     """
 
     num_repeats: int
     spread: float
     bound: float
-    others_busy: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -115,10 +115,6 @@ def calibration_table_not_used(why: str) -> str:
     return f"the job's calibration table was not used: {why}"
 
 
-#: From which part on other processes are named.
-_OTHERS_BUSY = 0.25
-
-
 @note
 def host_time(time: HostTime) -> str:
     """Where the host's time comes from."""
@@ -139,11 +135,6 @@ def host_time(time: HostTime) -> str:
         text += f", where a forward of torch's Linear takes {time.host_us:.1f} µs, and {time.machine_us:.1f} µs here"
     elif time.machine_us is None:
         text += ", as this machine's speed is not known"
-    if clock.others_busy >= _OTHERS_BUSY:
-        text += (
-            f"; other processes kept {clock.others_busy:.0%} of the machine's other cores busy meanwhile, which makes "
-            "this too short"
-        )
     return f"{text}; {interval}"
 
 

@@ -238,7 +238,7 @@ def test_without_a_clock_only_a_chosen_host_changes_the_constant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_repeats", "spread", "counted"), [(3, 0.1, 0.1), (6, 0.3, 0.3), (1, 0.0, 0.2), (2, 0.01, 0.2), (2, 0.4, 0.4)]
+    ("num_repeats", "spread", "counted"), [(3, 0.1, 0.1), (6, 0.3, 0.3), (1, 0.0, 0.14), (2, 0.01, 0.14), (2, 0.4, 0.4)]
 )
 def test_the_interval_widens_with_the_error_of_the_mean_and_the_bound(
     num_repeats: int, spread: float, counted: float
@@ -248,14 +248,6 @@ def test_the_interval_widens_with_the_error_of_the_mean_and_the_bound(
     own = math.hypot(1.645 * math.log1p(counted) / math.sqrt(num_repeats), math.log(1.1))
     assert low == pytest.approx(math.exp(-math.hypot(math.log(1 / 0.65), own)))
     assert high == pytest.approx(math.exp(math.hypot(math.log(1.5), own)))
-
-
-def test_other_processes_can_only_have_made_the_host_seem_faster() -> None:
-    alone, half = (
-        host_model(GPUS["h100-80g"], None, 12.96, ClockSteadiness(3, 0.0, 0.0, busy)).costs.range for busy in (0, 0.5)
-    )
-    assert alone == pytest.approx((0.65, 1.5))
-    assert half == pytest.approx((0.65, math.exp(math.hypot(math.log(1.5), math.log(2.2) / 2))))
 
 
 def test_a_host_next_to_another_gpu_keeps_the_choice() -> None:
