@@ -7,7 +7,7 @@ profiled run gives the sum over the timed step's launches, as the table ``launch
 virtual GPU and the faked groups alone; an optimizer hook reads the CPU time of the process. The time in the groups'
 calls is left out, and that in the driver's, and pauses for garbage collection, as on the clock. A core's speed changes
 from moment to moment, so the machine's score is taken between the steps, as in a profiled run; the ratio is of mean
-steps over mean scores, in all rounds.
+steps over the least score, in all rounds.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class Side:
 
 
 def mean_side(rounds: Sequence[Side]) -> Side:
-    """The mean of all rounds, and the greatest bound."""
+    """The mean step of all rounds, the least score and the greatest bound."""
     steps_ms, scores_us, bounds_ms = zip(*((side.ms, side.score_us, side.bound_ms) for side in rounds), strict=True)
-    return Side(fmean(steps_ms), fmean(scores_us), max(bounds_ms))
+    return Side(fmean(steps_ms), min(scores_us), max(bounds_ms))
 
 
 def profiled(python: str, job: Example) -> Side:
@@ -122,7 +122,7 @@ def bare(python: str, job: Example) -> Side:
     if not lines:
         raise SystemExit(f"{job.name}: the bare run ended before it had {WARM_UP + STEPS} steps of an optimizer")
     steps_ms, scores_us = json.loads(lines[0])
-    return Side(fmean(steps_ms), fmean(scores_us))
+    return Side(fmean(steps_ms), min(scores_us))
 
 
 def _run(command: list[str]) -> str:

@@ -151,10 +151,10 @@ def _clock_of(recording: Recording, launches: pd.DataFrame) -> ClockSteadiness |
 
 
 def _machine_us(recording: Recording, clock: ClockSteadiness | None) -> float | None:
-    """The machine's score: that around the clock's own steps if it has one, else the one at the run's end."""
-    if clock is not None and recording.host_clock is not None and recording.host_clock.linear_us:
-        return recording.host_clock.linear_us
-    return None if recording.machine is None else recording.machine.linear_us
+    """The machine's score: the least of that around the clock's own steps, if it has one, and that at the run's end."""
+    around = recording.host_clock.linear_us if clock is not None and recording.host_clock is not None else 0.0
+    at_end = 0.0 if recording.machine is None else recording.machine.linear_us
+    return min((score for score in (around, at_end) if score), default=None)
 
 
 def recorded_gpu(recording: Recording) -> GpuSpec | None:

@@ -191,9 +191,12 @@ def _number(path: Path, name: str, value: object) -> float:
 
 
 _MODELS = Path(__file__).parents[1] / "gpu" / "models"
-#: Of steps that the host limits: those of GPT-2 and of a GPT by hand took up to 1.29 and 1.16 times as long as the
-#: shortest on an otherwise idle machine with an H200 (docs/accuracy/results.md).
-_SPREAD = 0.29
+#: The relative standard deviation of 29 bare steps of a small GPT of Megatron-core, in five runs on a virtual machine
+#: with other work. It counts for one or two steps, whose own says little.
+_SPREAD = 0.14
+_FEW = 2
+#: Standard deviations of a normal error in half of a 90 % interval.
+_DEVIATIONS = 1.645
 #: The host that the constant times are taken for, and that call times are published for.
 REFERENCE = "dgx-h100"
 _NAMES = (REFERENCE, "grace")
@@ -305,10 +308,11 @@ def host_model(
 
 
 def widened(spec: HostSpec, clock: ClockSteadiness) -> tuple[float, float]:
-    """A host model's interval, wider by the spread of the clock's repeats and by the bound of fakedist's own time.
+    """A host model's interval, wider by the error of the clock's mean and by the bound of fakedist's own time.
 
-    All three are independent factors, so their logarithms add up in squares. One step has no spread: it counts as
-    :data:`_SPREAD`.
+    All three are independent factors, so their logarithms add up in squares. The steps' standard deviation over the
+    square root of their number is that of their mean.
     """
-    own = (math.log1p(clock.spread if clock.num_repeats > 1 else _SPREAD), math.log1p(clock.bound))
+    spread = clock.spread if clock.num_repeats > _FEW else max(clock.spread, _SPREAD)
+    own = (_DEVIATIONS * math.log1p(spread) / math.sqrt(clock.num_repeats), math.log1p(clock.bound))
     return math.exp(-math.hypot(math.log(spec.least), *own)), math.exp(math.hypot(math.log(spec.most), *own))

@@ -6,10 +6,13 @@ faked ranks, but without the recorder and the value engine. The driver's log has
 stands still in our own code. The launches of a bare step are matched with those of the timed step.
 
 That clock is the monotonic one, not a thread's CPU time: a read of the latter takes a microsecond, as long as some
-launches. A thread that was pre-empted shows in one of the steps, launch by launch. Forward and backward, which run in
-two threads, alternate, so one clock serves both. A core's speed changes by half within milliseconds, with what its
-sibling runs, so both the steps and the machine's score, taken between them, are means: their ratio varies less from run
-to run than that of the least ones, which need not be of equal moments.
+launches. A thread that was pre-empted shows in one of the steps, launch by launch, and in the CPU time of a whole step.
+Forward and backward, which run in two threads, alternate, so one clock serves both.
+
+A core's speed changes, within milliseconds and for seconds, with what its sibling runs: on a virtual machine another's.
+That slows the machine's score, which repeats the same instructions, more than a step: 2.2 to 3.6 times against up to
+1.35, where a call of a Python function takes 1.7 times as long. So the score is the least of many, and only steps
+between scores near it count, if there are any. Where a run is disturbed all the time, they are up to a third too long.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import pairwise
 from math import inf, isnan, nan
-from statistics import fmean, median, pstdev
+from statistics import fmean, median, stdev
 from typing import NamedTuple, Protocol
 
 import torch
@@ -59,6 +62,8 @@ _LOOK_AHEAD, _AGREE = 64, 3
 _DISTURBED = 1.5
 #: Bare steps may take so many times as long in all where they were.
 _DISTURBED_BUDGET = 2
+#: Scores at most so many times the least are of a core that was not disturbed.
+_UNDISTURBED = 1.2
 #: A launch that takes so many times its least, and so many us more, was pre-empted: time slices are 0.7 ms and longer.
 _PREEMPTED, _PREEMPTED_US = 1.5, 300.0
 
@@ -194,6 +199,27 @@ def _undisturbed_mean(times: Sequence[float]) -> float:
     return max(fmean(time for time in times if time <= most), 0.0)
 
 
+def without_waits(times: Sequence[float], keys: Sequence[Key], waited_us: float) -> list[float]:
+    """The rows of a step without the time in which the process had no core.
+
+    It is taken from the rows that exceed the median of the same work by more than a time slice, the longest first.
+    """
+    by_key = dict[Key, list[float]]()
+    for key, time_us in zip(keys, times, strict=True):
+        if not isnan(time_us):
+            by_key.setdefault(key, []).append(time_us)
+    typical = {key: median(each) for key, each in by_key.items()}
+    found = list(times)
+    rows = [row for row, time_us in enumerate(times) if not isnan(time_us)]
+    for row in sorted(rows, key=lambda row: typical[keys[row]] - times[row]):
+        excess_us = times[row] - typical[keys[row]]
+        if waited_us <= 0 or excess_us <= _PREEMPTED_US:
+            break
+        found[row] -= min(excess_us, waited_us)
+        waited_us -= excess_us
+    return found
+
+
 def clock_record(
     step: int,
     rows: tuple[Sequence[Key], int],
@@ -209,7 +235,7 @@ def clock_record(
     recorded, split = rows
     turned = [*recorded[split:], *recorded[:split]]
     (keys, at_us), repeats, num_matched, num_launches = log, [], 0, 0
-    pairs = list(pairwise(marks))
+    pairs = undisturbed(marks)
     for before, after in pairs:
         positions = [at for at in range(before.position, after.position) if keys[at] is not None]
         matched = align(turned, [keys[at] for at in positions])
@@ -218,10 +244,13 @@ def clock_record(
         # The time between the mark and the last launch before it belongs to the first launch after it.
         begin_us = at_us[before.position - 1] if before.position else before.host_us
         times = times_of_rows(matched, [at_us[at] for at in positions], begin_us)
-        repeats.append([*times[len(recorded) - split :], *times[: len(recorded) - split]])
+        in_order = [*times[len(recorded) - split :], *times[: len(recorded) - split]]
+        waited_us = (after.wall_us - before.wall_us) - (after.cpu_us - before.cpu_us)
+        repeats.append(without_waits(in_order, recorded, waited_us))
     if num_matched < _LEAST_MATCHED * len(recorded):
         return f"only {num_matched:,} of its {len(recorded):,} launches were those of step {step}"
     steps_us = [after.host_us - before.host_us for before, after in pairs]
+    sums_us = [sum(time_us for time_us in times if not isnan(time_us)) for times in repeats]
     scores = [mark.linear_us for mark in marks if not isnan(mark.linear_us)]
     return HostClockRecord(
         step=step,
@@ -232,10 +261,23 @@ def clock_record(
         cpu_us=median([after.cpu_us - before.cpu_us for before, after in pairs]),
         loading_us=median([after.loading_us - before.loading_us for before, after in pairs]),
         bound_us=launch_bound_us * num_launches,
-        spread=pstdev(steps_us) / max(fmean(steps_us), 1e-9),
-        linear_us=fmean(scores) if scores else 0.0,
-        collector_us=(marks[-1].collector_us - marks[0].collector_us) / len(pairs),
+        spread=stdev(sums_us) / max(fmean(sums_us), 1e-9) if len(pairs) > 1 else 0.0,
+        linear_us=min(scores, default=0.0),
+        collector_us=(marks[-1].collector_us - marks[0].collector_us) / (len(marks) - 1),
     )
+
+
+def undisturbed(marks: Sequence[Mark]) -> list[tuple[Mark, Mark]]:
+    """The bare steps between two scores near the least one. If there are none, that between the lowest scores.
+
+    Without all scores, every step.
+    """
+    pairs = list(pairwise(marks))
+    if any(isnan(mark.linear_us) for mark in marks):
+        return pairs
+    highest_us = [max(before.linear_us, after.linear_us) for before, after in pairs]
+    most_us = max(_UNDISTURBED * min(mark.linear_us for mark in marks), min(highest_us))
+    return [pair for pair, high_us in zip(pairs, highest_us, strict=True) if high_us <= most_us]
 
 
 # ---- the bare steps

@@ -22,8 +22,9 @@ from fakedist.rundir.launch_records import MachineScoreRecord
 _Measured = TypeVar("_Measured")
 #: Repeats of each operation, and how often a repeat runs it: 20 us of Python and torch at most, so some 30 ms in all.
 _REPEATS = 15
-#: Repeats around a bare step: 5 to 10 ms.
-_FEW = 5
+#: Repeats around a bare step, and how often each runs the operation: 5 to 10 ms. Short ones find a moment in which
+#: nothing disturbs the core.
+_SHORT_REPEATS, _FEW_FORWARDS = 20, 25
 _FORWARDS, _ADDITIONS, _CALLS = 100, 100, 2000
 _ROWS, _WIDTH = 8, 64
 #: Free memory from which on the script has room for what a score takes: a small segment, and cuBLAS's workspace, which
@@ -40,21 +41,21 @@ def machine_score() -> MachineScoreRecord:
 
 
 def linear_us() -> float:
-    """``linear_us`` of :func:`machine_score` alone, in a third of the time, and the mean of its repeats."""
-    return _in_own_segment(lambda: statistics.fmean(_forward_times_us(*_linear(), _FEW)))
+    """``linear_us`` of :func:`machine_score` alone, in a third of the time."""
+    return _in_own_segment(lambda: min(_forward_times_us(*_linear(), _FEW_FORWARDS, _SHORT_REPEATS)))
 
 
 def _score() -> MachineScoreRecord:
     linear, x = _linear()
-    forward = _forward_times_us(linear, x, _REPEATS)
+    forward = _forward_times_us(linear, x, _FORWARDS, _REPEATS)
     addition = _times_us(lambda: x + x, _ADDITIONS, _REPEATS)
     call = _times_us(_through_another, _CALLS, _REPEATS)
     least = min(forward)
     return MachineScoreRecord(least, min(addition), min(call), statistics.median(forward) / least - 1)
 
 
-def _forward_times_us(linear: torch.nn.Module, x: torch.Tensor, repeats: int) -> list[float]:
-    return _times_us(lambda: linear(x), _FORWARDS, repeats)
+def _forward_times_us(linear: torch.nn.Module, x: torch.Tensor, number: int, repeats: int) -> list[float]:
+    return _times_us(lambda: linear(x), number, repeats)
 
 
 def _linear() -> tuple[torch.nn.Module, torch.Tensor]:

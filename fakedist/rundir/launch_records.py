@@ -195,16 +195,16 @@ class HostClockRecord(Record):
             NaN where no step had such a launch. Rows of one CUDA graph's launch but for the first have 0. The first
             row's includes what follows the last launch of the step before. The mean of the repeats in which its thread
             was not pre-empted there.
-        num_repeats: Steps that were measured.
+        num_repeats: Steps that were measured and count.
         step_us: The time of a whole step, the median.
         wall_us: The same with our own code and with waits for DataLoaders.
         cpu_us: CPU time of the process in such a step, our own code included, the median.
         loading_us: The part of ``step_us`` in DataLoaders' iterators, in the main thread.
         bound_us: By how much our own code may have put ``step_us`` off: the error of the clock for each launch, from a
             job of tiny operations, for all of them.
-        spread: The standard deviation of the steps, over their mean.
-        linear_us: The machine's score (``MachineScoreRecord.linear_us``) that ``dispatch_us`` are for: the mean of
-            those taken between the steps. 0 if there was none, as in earlier versions.
+        spread: The standard deviation of the steps, over their mean; 0 of one step.
+        linear_us: The machine's score (``MachineScoreRecord.linear_us``) that ``dispatch_us`` are for: the least of
+            those taken between the steps, in earlier versions the mean. 0 if there was none.
         collector_us: Pauses of Python's garbage collector in such a step, the mean; no other time includes them.
     """
 

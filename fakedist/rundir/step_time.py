@@ -82,7 +82,7 @@ class ClockSteadiness:
 
     Attributes:
         num_repeats: Steps that it measured.
-        spread: Relative spread of their sums.
+        spread: Their standard deviation, over their mean; 0 of one step.
         bound: The most that fakedist's own time may be of the step's, as a fraction.
     """
 

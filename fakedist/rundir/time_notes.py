@@ -64,8 +64,8 @@ def host_not_measured(why: str) -> str:
 def host_clock_disturbed(ratio: float) -> str:
     """Other processes were in the way of the steps in which the host's time was measured."""
     return (
-        f"the steps in which the host's time was measured took {ratio:.1f} times their CPU time: other processes ran, "
-        "or the script waited; run it again on an idle machine"
+        f"the steps in which the host's time was measured took {ratio:.1f} times their CPU time, as other processes "
+        "ran or the script waited; that is left out, but run it again on an idle machine"
     )
 
 

@@ -30,8 +30,10 @@ def clocked(profile_once: ProfileOnce) -> Profiled:
 
 
 def test_a_run_has_the_hosts_time_of_each_launch(clocked: Profiled) -> None:
-    clock, launches = read_recording(clocked.path).host_clock, clocked.table("launches")
+    recording, launches = read_recording(clocked.path), clocked.table("launches")
+    clock, at_end = recording.host_clock, recording.machine
     assert clock is not None
+    assert at_end is not None
     assert clock.step == RECORDED
     assert 1 <= clock.num_repeats < BARE
     assert len(clock.dispatch_us) == 8 * len(launches)
@@ -43,7 +45,7 @@ def test_a_run_has_the_hosts_time_of_each_launch(clocked: Profiled) -> None:
     assert 0 < clock.loading_us < clock.step_us <= clock.wall_us
     assert clock.linear_us > 0
     kernels = clocked.summary["kernels"]
-    assert kernels["host"]["machine_us"] == clock.linear_us, "the score is that around the steps"
+    assert kernels["host"]["machine_us"] == min(clock.linear_us, at_end.linear_us)
 
 
 def test_bare_steps_see_what_the_recorded_step_saw(clocked: Profiled) -> None:

@@ -237,11 +237,15 @@ def test_without_a_clock_only_a_chosen_host_changes_the_constant() -> None:
     assert grace.operation_us == pytest.approx(4.0 * 11.7 / 6.48)
 
 
-@pytest.mark.parametrize(("num_repeats", "spread", "counted"), [(3, 0.2, 0.2), (1, 0.0, 0.29)])
-def test_the_interval_widens_with_the_spread_and_the_bound(num_repeats: int, spread: float, counted: float) -> None:
+@pytest.mark.parametrize(
+    ("num_repeats", "spread", "counted"), [(3, 0.1, 0.1), (6, 0.3, 0.3), (1, 0.0, 0.14), (2, 0.01, 0.14), (2, 0.4, 0.4)]
+)
+def test_the_interval_widens_with_the_error_of_the_mean_and_the_bound(
+    num_repeats: int, spread: float, counted: float
+) -> None:
     clock = ClockSteadiness(num_repeats, spread, bound=0.1)
     low, high = host_model(GPUS["h100-80g"], None, 12.96, clock).costs.range
-    own = math.hypot(math.log1p(counted), math.log(1.1))
+    own = math.hypot(1.645 * math.log1p(counted) / math.sqrt(num_repeats), math.log(1.1))
     assert low == pytest.approx(math.exp(-math.hypot(math.log(1 / 0.65), own)))
     assert high == pytest.approx(math.exp(math.hypot(math.log(1.5), own)))
 

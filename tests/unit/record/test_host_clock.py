@@ -8,7 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fakedist.record.host_clock import HostClock, Mark, align, clock_record, mean_times, times_of_rows
+from fakedist.record.host_clock import (
+    HostClock,
+    Mark,
+    align,
+    clock_record,
+    mean_times,
+    times_of_rows,
+    without_waits,
+)
 from fakedist.record.loading import Loading
 from fakedist.rundir.launch_records import HostClockRecord
 
@@ -124,20 +132,43 @@ def test_a_pause_in_one_of_the_steps_is_in_none_of_the_rows_but_in_the_spread() 
     marks = [mark(2, 10), mark(4, 30), mark(6, 1050)]
     record = clocked("ab", 2, "ababab", at_us, marks)
     assert times(record) == [10, 10]
-    assert (record.num_repeats, record.spread) == (2, pytest.approx(500 / 520))
+    assert (record.num_repeats, record.spread) == (2, pytest.approx(1000 / 2**0.5 / 520))
 
 
-def test_the_score_is_the_mean_of_those_between_the_steps() -> None:
-    # The second half of the steps ran on a core half as fast.
-    marks = [mark(2, 10, score=7.0), mark(4, 40, score=7.0), mark(6, 100, score=14.0), mark(8, 160, score=14.0)]
-    record = clocked("ab", 2, "abababab", [0, 10, 30, 40, 80, 100, 140, 160], marks)
-    assert times(record) == pytest.approx([(20 + 40 + 40) / 3, (10 + 20 + 20) / 3])
-    assert (record.linear_us, record.step_us) == (10.5, 60)
+def test_steps_and_scores_of_a_core_that_was_not_disturbed_count() -> None:
+    # While the third and fourth step ran, the core's sibling did, too.
+    marks = [mark(2, 10, score=7.0), mark(4, 40, score=8.0), mark(6, 72, score=7.0)]
+    marks += [mark(8, 160, score=14.0), mark(10, 220, score=14.0)]
+    record = clocked("ab", 2, "ababababab", [0, 10, 30, 40, 60, 72, 130, 160, 200, 220], marks)
+    assert times(record) == pytest.approx([(20 + 20) / 2, (10 + 12) / 2])
+    assert (record.num_repeats, record.linear_us, record.step_us) == (2, 7.0, 31)
+
+
+def test_time_without_a_core_is_taken_from_the_rows_that_exceed_the_same_work_the_most() -> None:
+    times = [10.0, 4010.0, 12.0, 2012.0, 5000.0, 5000.0, 14.0]
+    assert without_waits(times, "aaaabba", 3000) == [10, 1010, 12, 2012, 5000, 5000, 14]
+    assert without_waits(times, "aaaabba", 5000) == [10, 14, 12, 1008, 5000, 5000, 14]
+    assert without_waits(times, "aaaabba", 9000) == [10, 14, 12, 14, 5000, 5000, 14]
+    assert without_waits(times, "aaaabba", -1) == times
+    assert without_waits([10.0, nan, 250.0, 12.0], "aaaa", 500)[2] == 250  # shorter than a time slice
+
+
+def test_a_step_that_was_pre_empted_counts_with_its_cpu_time() -> None:
+    marks = [mark(1, 0, score=9.0), mark(4, 5040, wall_us=5050, cpu_us=100, score=9.0)]
+    record = clocked("aaa", 3, "aaaa", [0, 20, 5020, 5040], marks)
+    assert times(record) == [20, 50, 20]
+    assert (record.step_us, record.wall_us, record.cpu_us) == (5040, 5050, 100)
+
+
+def test_without_two_such_scores_the_step_between_the_least_disturbed_ones_counts() -> None:
+    marks = [mark(1, 0, score=20.0), mark(2, 30, score=10.0), mark(3, 54, score=15.0), mark(4, 90, score=30.0)]
+    record = clocked("a", 1, "aaaa", [0, 30, 54, 90], marks)
+    assert (record.num_repeats, times(record), record.linear_us) == (1, [24], 10.0)
 
 
 def test_a_score_that_could_not_be_taken_does_not_count() -> None:
     marks = [mark(1, 0, score=7.0), mark(2, 20), mark(3, 44, score=9.0)]
-    assert clocked("a", 1, "aaa", [0, 20, 44], marks).linear_us == 8.0
+    assert clocked("a", 1, "aaa", [0, 20, 44], marks).linear_us == 7.0
     assert clocked("a", 1, "aaa", [0, 20, 44], [mark(1, 0), mark(2, 20), mark(3, 44)]).linear_us == 0.0
 
 
