@@ -4,8 +4,8 @@ Calls of one router differ in their counts, so one recording shows which sizes f
 line makes by the same operation, the sizes are ``base + per x count`` to the byte for one count of each call (what the
 rank receives, what one expert gets, what one rank sends). Blocks of a backward belong to the call before the forward
 operation whose node makes them. A line that runs once has one size: it follows a count if another line's blocks of the
-same operation do, and its size is theirs for its own call. The scratch memory of a sort is rounded up in steps, and follows
-the count of the sorted tensors' sizes to within one of them: its recorded size, and the multiple for what differs.
+same operation do, and its size is theirs for its own call. The scratch memory of a sort, which is rounded up, follows
+the count that the sorted tensors do: what differs from the recorded count adds its multiple to the recorded size.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Counts:
     def of_rank(sent: Ints, position: int) -> Ints:
         """The counts that may matter to the rank at a position in its group, [calls, counts].
 
-        Received: all, by expert, from each rank, by both, and all with each expert's rounded up; sent to each rank; the most that a
-        rank sends to an expert, which is the capacity where none is dropped; all and the most, rounded up.
+        Received: all, by expert, from each rank, by both, and all with each expert's rounded up; sent to each rank;
+        the most that a rank sends to an expert (a capacity that drops none); all and the most, rounded up.
         """
         calls, ranks, experts = sent.shape
         mine = sent.reshape(calls, ranks, ranks, experts // ranks)
@@ -100,7 +100,7 @@ def program_of(recording: Recording, blocks: Blocks, counts: Counts, mine: Ints)
             "the recording has blocks in private pools of CUDA graphs, which cannot be played", "record it without them"
         )
     frame = blocks.frame
-    call = _calls(recording, frame, counts.passes)
+    call = calls_of(recording, frame, counts.passes)
     base, per, follows = fitted_sizes(frame, call, mine, np.array([of.layer for of in counts.passes]))
     events, at = _events(recording, blocks)
     streams = {0: 0} | {handle: n for n, handle in enumerate(sorted(set(frame["stream"].tolist()) - {0}), 1)}
@@ -115,8 +115,8 @@ def program_of(recording: Recording, blocks: Blocks, counts: Counts, mine: Ints)
     )
 
 
-def _calls(recording: Recording, frame: pd.DataFrame, passes: list[RouterPass]) -> Ints:
-    """Of each block the call of a router that it belongs to; -1 before the first one."""
+def calls_of(recording: Recording, frame: pd.DataFrame, passes: list[RouterPass]) -> Ints:
+    """Of each block, or launch, the call of a router that it belongs to; -1 before the first one."""
     number = {(of.layer, of.number): n for n, of in enumerate(passes)}
     op = np.maximum.accumulate(frame["op"].to_numpy("i8")) if len(frame) else np.zeros(0, "i8")
     made = recording.made_by
@@ -211,7 +211,7 @@ def _follows_nearly(
     for column in sorted({column for _, _, column in others}):
         least, most = np.argmin(counts[:, column]), np.argmax(counts[:, column])
         steps = counts[most, column] - counts[least, column]
-        slope = int(round((size[most] - size[least]) / steps)) if steps else 0
+        slope = round((size[most] - size[least]) / steps) if steps else 0
         rest = size - slope * counts[:, column]
         if slope > 0 and rest.min() >= 0 and np.ptp(rest) <= _ROUNDED * size.min():
             for array, values in zip(to, (rest, slope, column), strict=True):

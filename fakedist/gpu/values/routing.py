@@ -217,7 +217,8 @@ class Routing:
         self._layers: dict[object, int] = {}
         self._calls: dict[tuple[int, int, int], _Calls] = {}
         self._recent: deque[RouterPass] = deque(maxlen=_RECENT)
-        self._last_shape, self._first_of_two = torch.Size(), 0
+        self._last_shape = torch.Size()
+        self._first_of_two: tuple[int, int, tuple[str, int]] | None = None
         self._lines: dict[tuple[int, int, int], tuple[str, int]] = {}
         self._groups: _Groups | None = None
         self._is_checked = False
@@ -240,7 +241,8 @@ class Routing:
         if may_route and operator.name == "argmax" and (second := self._second(source)) is not None:
             return second.reshape(indices.shape)
         draw = self._draws(source.shape, dim % source.dim(), indices) if may_route else None
-        self._first_of_two = source.data_ptr() if draw is not None and operator.name == "argmax" else 0
+        is_first = draw is not None and operator.name == "argmax"
+        self._first_of_two = (source.data_ptr(), self.whereabouts().layer, script_line()) if is_first else None
         if draw is None or self.load.is_even:
             return _evenly(source.shape, dim, indices.shape)
         return draw().reshape(indices.shape)
@@ -271,7 +273,7 @@ class Routing:
         before, self._last_shape = self._last_shape, source
         if before[:-1] == source and len(before) > 2:  # the best experts of each group have told how good it is
             self._forget_best(layer, before)
-            router = router._replace(num_experts=num_choices * before[2], groups=num_choices, top_groups=picked)
+            router = router._replace(num_experts=num_choices * before[-1], groups=num_choices, top_groups=picked)
             self._groups = _Groups(layer, tokens, num_choices, picked, router.num_experts)
             return lambda: from_numpy(self.load.groups(router, self.rank))
         router = self._in_groups(router)
@@ -285,13 +287,15 @@ class Routing:
         return partial(self._experts_of, router)
 
     def _second(self, source: torch.Tensor) -> torch.Tensor | None:
-        """The second choices, if an ``argmax`` has just made the first ones for these tokens, of other scores."""
-        first = self._recent[-1] if self._recent else None
-        if first is None or self._first_of_two in (0, source.data_ptr()):
+        """The second choices, if another line of the layer has just picked the first ones, of other scores."""
+        if self._first_of_two is None or not self._recent:
+            return None
+        first, (scores, layer, line) = self._recent[-1], self._first_of_two
+        if source.data_ptr() == scores or script_line() == line or self.whereabouts().layer != layer:
             return None
         if source.shape[-1] != first.num_experts or source.numel() != first.tokens * first.num_experts:
             return None
-        self._first_of_two = 0
+        self._first_of_two = None
         both = self._recent[-1] = first._replace(top_k=2, in_turn=True)
         self._ran[-1] = RouterPassRow(self._ran[-1].op, *both)
         if first in (passes := self.passes[first.layer])[-1:]:
