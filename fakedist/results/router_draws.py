@@ -101,10 +101,15 @@ class Playable:
         sizes = [self.recorded.counts.size, int(self.program.stream.max(initial=0)), self.room_bytes]
         np.savez(path, sizes=np.array(sizes), gpu=np.array(self.job.gpu), **arrays)
 
-    def draws(self, load: str, seeds: Iterable[int], capacity: float | None = None) -> Iterator[Draw]:
-        """Draw a load with each seed; a capacity factor drops what an expert gets beyond it from a rank."""
+    def draws(
+        self, load: str, seeds: Iterable[int], capacity: float | None = None, *, rank: int = -1
+    ) -> Iterator[Draw]:
+        """Draw a load with each seed, for a rank or the hottest (-1).
+
+        A capacity factor drops what an expert gets beyond it from a rank.
+        """
         for seed in seeds:
-            yield _drawn(self.counts, RouterLoad(load, seed), self.groups, capacity)
+            yield _drawn(self.counts, RouterLoad(load, seed), self.groups, capacity, rank)
 
     def tokens(self, load: str, seed: int, ranks: tuple[int, ...]) -> Ints:
         """Tokens that each expert of a group gets in a draw over all recorded calls, [layers, experts]."""
@@ -274,8 +279,8 @@ def _table_of_draw(playable: Playable, times: npt.NDArray[np.float64]) -> ReadTa
     # A gradient of weights sums over the tokens, of which each group has its part.
     over = (more["groups"] > 0) & (abs(more["k"] * more["groups"] - tokens) <= more["groups"])
     for name, is_scaled in (("flops", True), ("moved_bytes", True), ("m", ~over), ("k", over)):
-        scaled = np.where(is_scaled, more[name] * factor, more[name])
-        more[name] = scaled.round().astype(more[name].dtype)
+        more[name] = more[name].where(~np.broadcast_to(is_scaled, len(more)), (more[name] * factor).round())
+    more = more.astype(work.dtypes)
     to = launches["work"].to_numpy("i8", copy=True)
     to[routed.follows] = len(work) + row.ravel()
     exchanges = (launches["call"] >= 0).to_numpy() & (routed.call >= 0)
