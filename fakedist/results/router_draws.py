@@ -62,7 +62,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class RoutedLaunches:
-    """What of the timed step follows the tokens of experts.
+    """Launches of the timed step, and which follow the tokens of experts.
 
     Attributes:
         call: The call of a router that each row of ``launches`` belongs to; -1: before the first one.

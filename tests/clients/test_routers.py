@@ -34,7 +34,7 @@ def profile(run_fakedist: RunFakedist, path: Path, rank: int, seed: int, job: tu
 
 
 def sent(top_k: int, tokens: int, **kind: Any) -> list[list[int]]:
-    """What rank 1 sends in the first step, by layer."""
+    """Tokens that rank 1 sends to each expert in the first step, by layer."""
     calls = [RouterPass(layer, 0, 0, tokens, EXPERTS, top_k, **kind) for layer in range(2)]
     return [RouterLoad(LOAD, 0).counts(call, 1).tolist() for call in calls]
 

@@ -95,7 +95,7 @@ def remedies_sheet(played: Played) -> Sheet:
 
 
 def sizes_sheet(played: Played) -> Sheet:
-    """What the busiest rank needs by expert parallel size."""
+    """The busiest rank's load and peak by expert parallel size."""
     sizes = played.sizes
     columns = [
         SheetColumn("ranks", [str(size.num_ranks) for size in sizes], is_text=True),

@@ -75,7 +75,7 @@ def test_scratch_memory_follows_to_within_its_rounding_and_is_recorded_to_the_by
 
 
 def test_layers_whose_backwards_differ_are_told_apart() -> None:
-    """The first has no gradient of its input, so its product in a turn is another one's."""
+    """The first has no gradient of its input, so the same turn is of a different product."""
     frame, call = blocks(("mm", [4096, 2048 * 650, 4096, 2048 * 655]), ("other", 512 * COUNTS[:, 0]))
     first, second = np.array([0, 1, 0, 1]), np.zeros(4, "i8")
     assert fitted_sizes(frame, call, COUNTS, first)[2].tolist()[:4] == [-1, 0, -1, 0]
