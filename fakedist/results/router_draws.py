@@ -67,10 +67,12 @@ class RoutedLaunches:
     Attributes:
         call: The call of a router that each row of ``launches`` belongs to; -1: before the first one.
         follows: Whether the row's work is in proportion to the tokens that this rank receives in that call.
+        sums: Of each row that does, whether it is a product that sums over the tokens.
     """
 
     call: Ints
     follows: npt.NDArray[np.bool_]
+    sums: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -188,16 +190,21 @@ def open_playable(path: Path) -> Playable:
         gpu.capacity_bytes - (0 if outside is None else outside.low_bytes),
         gpu.alloc_conf,
         recorded,
-        _routed_launches(run, recording, counts.passes, blocks.frame["op"].to_numpy()[program.follows >= 0]),
+        _routed_launches(run, recording, recorded, counts, blocks.frame["op"].to_numpy()[program.follows >= 0]),
     )
 
 
-def _routed_launches(run: Run, recording: Recording, passes: list[RouterPass], ops: Ints) -> RoutedLaunches:
+def _routed_launches(run: Run, recording: Recording, recorded: Draw, counts: Counts, ops: Ints) -> RoutedLaunches:
     """``ops`` are the operations that made blocks whose sizes follow the tokens."""
-    launches, groups = run.table("launches"), run.table("work")["groups"].to_numpy()
-    work, call = launches["work"].to_numpy("i8"), calls_of(recording, launches, passes)
-    is_grouped = (work >= 0) & (np.append(groups, 0)[work] > 0)
-    return RoutedLaunches(call, (call >= 0) & (is_grouped | (np.isin(launches["op"], ops) & (work >= 0))))
+    launches, table = run.table("launches"), run.table("work")
+    work, call = launches["work"].to_numpy("i8"), calls_of(recording, launches, counts.passes)
+    groups, k = (np.append(table[name].to_numpy("i8"), 0)[work] for name in ("groups", "k"))
+    experts = counts.passes[0].num_experts // len(counts.ranks)
+    tokens, by_expert = recorded.counts[call, 0], recorded.counts[call, 1 : 1 + experts]
+    # Gradients of weights are as large as the weights. They sum over the tokens, of one expert or all.
+    sums = np.where(groups > 0, abs(k * groups - tokens) <= groups, (k > 0) & (by_expert == k[:, None]).any(axis=1))
+    follows = (call >= 0) & (work >= 0) & ((groups > 0) | sums | np.isin(launches["op"], ops))
+    return RoutedLaunches(call, follows, sums[follows])
 
 
 def _groups_of_stage(run: Run, own: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
@@ -271,13 +278,9 @@ def _table_of_draw(playable: Playable, times: npt.NDArray[np.float64]) -> ReadTa
     """The run's tables with so many times the recorded tokens in each call."""
     run, routed = playable.run, playable.launches
     launches, work, calls = (run.table(name) for name in ("launches", "work", "calls"))
-    pairs, row = np.unique(
-        np.stack([launches["work"].to_numpy("i8"), routed.call], axis=1)[routed.follows], axis=0, return_inverse=True
-    )
-    more, factor = work.iloc[pairs[:, 0]].copy(), times[pairs[:, 1]]
-    tokens = playable.recorded.counts[pairs[:, 1], 0]
-    # A gradient of weights sums over the tokens, of which each group has its part.
-    over = (more["groups"] > 0) & (abs(more["k"] * more["groups"] - tokens) <= more["groups"])
+    key = np.stack([launches["work"].to_numpy("i8"), routed.call], axis=1)[routed.follows]
+    pairs, first, row = np.unique(key, axis=0, return_index=True, return_inverse=True)
+    more, factor, over = work.iloc[pairs[:, 0]].copy(), times[pairs[:, 1]], routed.sums[first]
     for name, is_scaled in (("flops", True), ("moved_bytes", True), ("m", ~over), ("k", over)):
         more[name] = more[name].where(~np.broadcast_to(is_scaled, len(more)), (more[name] * factor).round())
     more = more.astype(work.dtypes)
