@@ -141,6 +141,16 @@ def test_draws_that_the_gpu_has_no_memory_for_are_counted(
     assert 0 < less["out_of_memory"]["low"] < less["out_of_memory"]["part"] < less["out_of_memory"]["high"] < 1
 
 
+def test_expandable_segments_are_played(run_fakedist: RunFakedist, tmp_path: Path) -> None:
+    grows = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    options = ("--rank", "0", "--router-load", "zipf:1", "-o", "run")
+    assert run_fakedist("profile", *OPTIONS, *options, JOB, cwd=tmp_path, env=grows).code == 0
+    finished = run_fakedist("play", tmp_path / "run", "--draws", "2", "--json")
+    assert finished.code == 0, finished.stderr
+    first, second = finished.json()["draws"]  # the recorded loads had the recorded peaks, or it would be refused
+    assert first["peak_reserved_bytes"] != second["peak_reserved_bytes"]
+
+
 def test_a_run_with_even_loads_is_not_played(run_fakedist: RunFakedist, tmp_path: Path) -> None:
     assert run_fakedist("profile", *OPTIONS, "-o", "run", JOB, cwd=tmp_path).code == 0
     finished = run_fakedist("play", tmp_path / "run")
