@@ -69,7 +69,7 @@ def test_scratch_memory_follows_to_within_its_rounding_and_is_recorded_to_the_by
     assert (base + per * COUNTS[call, 0]).tolist() == [*keys, *scratch]
     drawn = (base + per * 900)[4:]
     assert all(abs(size - (2 * 7424 + 6655)) < 1024 for size in drawn)
-    frame, call = blocks(("index_put", keys), ("index_put", scratch + [0, 0, 0, 3000]))
+    frame, call = blocks(("index_put", keys), ("index_put", scratch + np.array([0, 0, 0, 3000])))
     with pytest.raises(JobError, match="vary otherwise"):
         fitted_sizes(frame, call, COUNTS, ONE_LAYER)
 
