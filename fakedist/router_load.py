@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fakedist.options.expert_loads import EVEN, FILE_ENDING, WORKLOADS, RouterLoadError, lines_of
+from fakedist.options.expert_loads import EVEN, FILE_ENDING, WORKLOADS, CountsLine, RouterLoadError, lines_of
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -34,6 +34,7 @@ class RouterPass(NamedTuple):
         step: Training steps that had ended.
         tokens: Of each rank.
         groups: Groups that experts are in, of which a token picks ``top_groups`` first; 1: no groups.
+        in_turn: Whether two operations pick a token's two experts, the second one of the others (GShard).
     """
 
     layer: int
@@ -44,6 +45,12 @@ class RouterPass(NamedTuple):
     top_k: int
     groups: int = 1
     top_groups: int = 1
+    in_turn: bool = False
+
+    @property
+    def first(self) -> RouterPass:
+        """The first choices alone, of those made in turn."""
+        return self._replace(top_k=1, in_turn=False) if self.in_turn else self
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,8 @@ class RouterLoad:
         """Each expert's share of a layer's choices. None is larger than 1 / top-k: a token picks an expert once.
 
         Raises:
-            RouterLoadError: The file is for another layer, number of experts or top-k.
+            RouterLoadError: The file is for another layer, number of experts or top-k; of a single choice, which may
+                be the first of several, :meth:`check_top_k` says the latter.
         """
         return _shares(self.text, self.seed & _WORD, of)
 
@@ -83,6 +91,11 @@ class RouterLoad:
         sent: Integers = np.sum([self.counts(of, rank) for rank in ranks], axis=0)
         received: Integers = sent.reshape(len(ranks), -1).sum(axis=1)
         return received
+
+    def check_top_k(self, of: RouterPass) -> None:
+        """Raise RouterLoadError if the file is for another top-k."""
+        if self.text.endswith(FILE_ENDING):
+            _check_top_k(self.text, of, _line(self.text, of))
 
     def experts_in_file(self) -> int | None:
         """The number of experts of the file's first line; None without a file."""
@@ -149,6 +162,8 @@ def _capped(weights: Floats, top_k: int) -> Floats:
 
 
 def _counts(text: str, seed: int, of: RouterPass, rank: int) -> Integers:
+    if of.in_turn:
+        return _counts(text, seed, of.first, rank) + _second_counts(text, seed, of, rank)
     if of.groups == 1:
         counts: Integers = _counts_of_ranks(text, seed, of, rank // _RANKS)[rank % _RANKS]
         return counts
@@ -179,6 +194,13 @@ def _group_counts(text: str, seed: int, of: RouterPass, rank: int) -> Integers:
     return _drawn(_draws(seed, of, rank, 2), _capped(weights, of.top_groups), of.tokens, of.top_groups)
 
 
+@functools.lru_cache(maxsize=4096)
+def _second_counts(text: str, seed: int, of: RouterPass, rank: int) -> Integers:
+    draws, shares = _draws(seed, of, rank, 4), _shares(text, seed, of)
+    second = draws.multinomial(of.tokens, shares / shares.sum())
+    return _spread(draws, second, shares, of.tokens - _counts(text, seed, of.first, rank))
+
+
 def _draws(seed: int, of: RouterPass, rank: int, what: int = 0) -> np.random.Generator:
     return np.random.default_rng([seed, of.layer, of.number, rank, what])
 
@@ -188,17 +210,19 @@ def _drawn(draws: np.random.Generator, shares: Floats, tokens: int, top_k: int) 
     return _spread(draws, draws.multinomial(tokens * top_k, shares / shares.sum()), shares, tokens)
 
 
-def _spread(draws: np.random.Generator, counts: Integers, shares: Floats, tokens: int) -> Integers:
-    """Counts of which none is more than all tokens: what is over goes to the other experts."""
-    while (excess := int((counts - tokens).clip(0).sum())) > 0:
-        counts = counts.clip(max=tokens)
-        free = np.where(counts < tokens, shares + 1e-12, 0)
+def _spread(draws: np.random.Generator, counts: Integers, shares: Floats, most: int | Integers) -> Integers:
+    """Counts of which none is more than the most: what is over goes to the other experts."""
+    while (excess := int((counts - most).clip(0).sum())) > 0:
+        counts = counts.clip(max=most)
+        free = np.where(counts < most, shares + 1e-12, 0)
         counts = counts + draws.multinomial(excess, free / free.sum())
     return counts
 
 
 @functools.lru_cache(maxsize=256)
 def _experts(text: str, seed: int, of: RouterPass, rank: int) -> Integers:
+    if of.in_turn:
+        return _with_second(text, seed, of, rank)
     counts, order = _counts(text, seed, of, rank), _draws(seed, of, rank, 1)
     if of.groups == 1:
         return _placed(order, counts, of.tokens)
@@ -208,6 +232,18 @@ def _experts(text: str, seed: int, of: RouterPass, rank: int) -> Integers:
         token, slot = np.nonzero(groups == group)
         experts[token, slot] = group * len(own) + _placed(order, own, len(token))
     return experts.reshape(of.tokens, of.top_k)
+
+
+def _with_second(text: str, seed: int, of: RouterPass, rank: int) -> Integers:
+    """The first choices of tokens and the second ones, which are others."""
+    first, order = _experts(text, seed, of.first, rank)[:, 0], _draws(seed, of, rank, 5)
+    counts = _second_counts(text, seed, of, rank)
+    second = order.permutation(np.repeat(np.arange(len(counts)), counts))
+    for expert in range(len(counts)):  # those that would get it twice, with as many that have it not at all
+        twice = np.flatnonzero((first == expert) & (second == expert))
+        never = np.flatnonzero((first != expert) & (second != expert))[: len(twice)]
+        second[twice], second[never] = second[never], expert
+    return np.stack([first, second], axis=1)
 
 
 @functools.lru_cache(maxsize=256)
@@ -226,16 +262,25 @@ def _placed(order: np.random.Generator, counts: Integers, tokens: int) -> Intege
 
 
 def _in_file(text: str, of: RouterPass) -> Floats:
+    line = _line(text, of)
+    if len(line.counts) != of.num_experts:
+        raise RouterLoadError(
+            f"{text} counts {len(line.counts)} experts in layer {line.layer}, and the job has {of.num_experts}"
+        )
+    if of.top_k > 1:
+        _check_top_k(text, of, line)
+    return np.array(line.counts, np.float64)
+
+
+def _check_top_k(text: str, of: RouterPass, line: CountsLine) -> None:
+    if line.top_k != of.top_k:
+        raise RouterLoadError(f"{text} is for top-{line.top_k} in layer {line.layer}, and the job picks top-{of.top_k}")
+
+
+def _line(text: str, of: RouterPass) -> CountsLine:
     lines = lines_of(text)
     layers = sorted({line.layer for line in lines})
     if of.layer >= len(layers):
         raise RouterLoadError(f"{text} has {len(layers)} layers of experts, and the rank runs {of.layer + 1} or more")
     steps = [line for line in lines if line.layer == layers[of.layer]]
-    line = steps[of.step % len(steps)]
-    if len(line.counts) != of.num_experts:
-        raise RouterLoadError(
-            f"{text} counts {len(line.counts)} experts in layer {line.layer}, and the job has {of.num_experts}"
-        )
-    if of.top_k and line.top_k != of.top_k:
-        raise RouterLoadError(f"{text} is for top-{line.top_k} in layer {line.layer}, and the job picks top-{of.top_k}")
-    return np.array(line.counts, np.float64)
+    return steps[of.step % len(steps)]

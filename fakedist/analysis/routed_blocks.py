@@ -4,7 +4,8 @@ Calls of one router differ in their counts, so one recording shows which sizes f
 line makes by the same operation, the sizes are ``base + per x count`` to the byte for one count of each call (what the
 rank receives, what one expert gets, what one rank sends). Blocks of a backward belong to the call before the forward
 operation whose node makes them. A line that runs once has one size: it follows a count if another line's blocks of the
-same operation do, and its size is theirs for its own call.
+same operation do, and its size is theirs for its own call. The scratch memory of a sort, which is rounded up, follows
+the count that the sorted tensors do: what differs from the recorded count adds its multiple to the recorded size.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from fakedist.router_load import RouterLoad, RouterPass
 from fakedist.rundir.schema import ACTIONS
 
 Ints = npt.NDArray[np.int64]
-#: Grouped products round the tokens of each expert up to a multiple of these.
+#: Grouped products round the tokens of each expert up to a multiple of these, and reductions all of them.
 _PADDINGS = (8, 16, 32, 64, 128)
+#: Scratch memory is rounded by no more than this part of it.
+_ROUNDED = 0.05
 _EMPTY_CACHE = np.iinfo(np.int32).min
 _GIVEN_BACK = [ACTIONS.index(action) for action in ("segment_free", "segment_unmap")]
 _TAKEN = [ACTIONS.index(action) for action in ("segment_alloc", "segment_map")]
@@ -71,14 +74,17 @@ class Counts:
     def of_rank(sent: Ints, position: int) -> Ints:
         """The counts that may matter to the rank at a position in its group, [calls, counts].
 
-        Received: all, by expert, from each rank, by both, and all with each expert's rounded up; sent to each rank.
+        Received: all, by expert, from each rank, by both, and all with each expert's rounded up; sent to each rank;
+        the most that a rank sends to an expert (a capacity that drops none); all and the most, rounded up.
         """
         calls, ranks, experts = sent.shape
         mine = sent.reshape(calls, ranks, ranks, experts // ranks)
         gets, sends = mine[:, :, position], mine[:, position].sum(2)
         by_expert = gets.sum(1)
+        total, most = by_expert.sum(1, keepdims=True), sent.max(axis=(1, 2))[:, None]
         padded = [(-(-by_expert // step) * step).sum(1, keepdims=True) for step in _PADDINGS]
-        every = (by_expert.sum(1, keepdims=True), by_expert, gets.sum(2), sends, *padded, gets.reshape(calls, -1))
+        every = (total, by_expert, gets.sum(2), sends, *padded, gets.reshape(calls, -1), most)
+        every += tuple(-(-count // step) * step for count in (total, most) for step in _PADDINGS)
         return np.concatenate(every, axis=1)
 
 
@@ -94,8 +100,8 @@ def program_of(recording: Recording, blocks: Blocks, counts: Counts, mine: Ints)
             "the recording has blocks in private pools of CUDA graphs, which cannot be played", "record it without them"
         )
     frame = blocks.frame
-    call = _calls(recording, frame, counts.passes)
-    base, per, follows = fitted_sizes(frame, call, mine)
+    call = calls_of(recording, frame, counts.passes)
+    base, per, follows = fitted_sizes(frame, call, mine, np.array([of.layer for of in counts.passes]))
     events, at = _events(recording, blocks)
     streams = {0: 0} | {handle: n for n, handle in enumerate(sorted(set(frame["stream"].tolist()) - {0}), 1)}
     return AllocationProgram(
@@ -109,8 +115,8 @@ def program_of(recording: Recording, blocks: Blocks, counts: Counts, mine: Ints)
     )
 
 
-def _calls(recording: Recording, frame: pd.DataFrame, passes: list[RouterPass]) -> Ints:
-    """Of each block the call of a router that it belongs to; -1 before the first one."""
+def calls_of(recording: Recording, frame: pd.DataFrame, passes: list[RouterPass]) -> Ints:
+    """Of each block, or launch, the call of a router that it belongs to; -1 before the first one."""
     number = {(of.layer, of.number): n for n, of in enumerate(passes)}
     op = np.maximum.accumulate(frame["op"].to_numpy("i8")) if len(frame) else np.zeros(0, "i8")
     made = recording.made_by
@@ -124,8 +130,8 @@ def _calls(recording: Recording, frame: pd.DataFrame, passes: list[RouterPass]) 
     return of_row[before]
 
 
-def fitted_sizes(frame: pd.DataFrame, call: Ints, mine: Ints) -> tuple[Ints, Ints, Ints]:
-    """``base``, ``per`` and the column of ``mine`` of each block (-1: none).
+def fitted_sizes(frame: pd.DataFrame, call: Ints, mine: Ints, layer: Ints) -> tuple[Ints, Ints, Ints]:
+    """``base``, ``per`` and the column of ``mine`` of each block (-1: none). ``layer`` is that of each call.
 
     Raises:
         JobError: Sizes of the same line and operation vary otherwise.
@@ -135,18 +141,27 @@ def fitted_sizes(frame: pd.DataFrame, call: Ints, mine: Ints) -> tuple[Ints, Int
     fits: dict[tuple[str, str], set[tuple[int, int, int]]] = defaultdict(set)
     unexplained, constant = [], []
     kind = list(zip(frame["operation"].astype(str), frame["phase"].astype(str), strict=True))
-    for rows in _alike(frame, call):
+    groups = list(_alike(frame, call))
+    while groups:
+        rows = groups.pop()
         if (size[rows] == size[rows[0]]).all():
             constant.append(rows)
-        elif (fit := _fit(size[rows], mine[call[rows]])) is None:
-            unexplained.append(rows)
-        else:
+        elif (fit := _fit(size[rows], mine[call[rows]])) is not None:
             base[rows], per[rows], follows[rows] = fit
             fits[kind[rows[0]]].add(fit)
+        elif len(layers := np.unique(layer[call[rows]])) > 1:  # the first has no gradient of its input, for example
+            groups += [rows[layer[call[rows]] == one] for one in layers]
+        else:
+            unexplained.append(rows)
     for rows in constant:  # such as those of a first call, which compiles what it runs
         for fit in fits[kind[rows[0]]]:
             if (fit[0] + fit[1] * mine[call[rows], fit[2]] == size[rows]).all():
                 base[rows], per[rows], follows[rows] = fit
+    unexplained = [
+        rows
+        for rows in unexplained
+        if not _follows_nearly(size[rows], mine[call[rows]], fits[kind[rows[0]]], (base, per, follows), rows)
+    ]
     if unexplained:
         rows = max(unexplained, key=lambda rows: size[rows].max())
         raise JobError(
@@ -187,6 +202,22 @@ def _fit(size: Ints, counts: Ints) -> tuple[int, int, int] | None:
         return None
     column = int(columns[np.argmin(base[columns] != 0)])
     return int(base[column]), int(per[column]), column
+
+
+def _follows_nearly(
+    size: Ints, counts: Ints, others: set[tuple[int, int, int]], to: tuple[Ints, Ints, Ints], rows: Ints
+) -> bool:
+    """Whether sizes are rounded ones that follow a count of others of their operation. Writes what they follow."""
+    for column in sorted({column for _, _, column in others}):
+        least, most = np.argmin(counts[:, column]), np.argmax(counts[:, column])
+        steps = counts[most, column] - counts[least, column]
+        slope = round((size[most] - size[least]) / steps) if steps else 0
+        rest = size - slope * counts[:, column]
+        if slope > 0 and rest.min() >= 0 and np.ptp(rest) <= _ROUNDED * size.min():
+            for array, values in zip(to, (rest, slope, column), strict=True):
+                array[rows] = values
+            return True
+    return False
 
 
 def _events(recording: Recording, blocks: Blocks) -> tuple[npt.NDArray[np.int32], Ints]:

@@ -105,7 +105,7 @@ def find_gains_again(manifest: Manifest, table: ReadTable, models: Models, price
 
 
 #: Operations by which ranks exchange tokens.
-_EXCHANGES = ("all_to_all", "deep_ep")
+EXCHANGES = ("all_to_all", "deep_ep")
 #: Steps over which a load that is drawn is averaged.
 _STEPS = 12
 
@@ -193,7 +193,7 @@ def experts_of(load: str | None, job: Job | None, summary: Summary) -> ExpertsLo
             f"--router-load {load} has no router to price: none of the run's picked experts by generated values",
             "leave it out",
         )
-    sizes = [call.group_size for call in summary.collectives if call.operation.startswith(_EXCHANGES)]
+    sizes = [call.group_size for call in summary.collectives if call.operation.startswith(EXCHANGES)]
     ranks = facts.ranks or list(range(max((size for size in sizes if facts.num_experts % size == 0), default=1)))
     chosen = RouterLoad(load, job.seed)
     most = 0

@@ -16,7 +16,7 @@ import pandas as pd
 from fakedist.analysis.axes import find_pipeline
 from fakedist.analysis.blocks import build_blocks
 from fakedist.analysis.recording import Recording, read_recording
-from fakedist.analysis.routed_blocks import AllocationProgram, Counts, program_of
+from fakedist.analysis.routed_blocks import AllocationProgram, Counts, calls_of, program_of
 from fakedist.analysis.topology import read_groups
 from fakedist.cost_model.step import ExpertsLoad
 from fakedist.errors import JobError, RunDirectoryError
@@ -24,14 +24,14 @@ from fakedist.options import Job
 from fakedist.options.pricing import Pricing
 from fakedist.rank_list import parse_rank_list
 from fakedist.results.opening import open_run_directory
-from fakedist.results.repricing import models_of, price_again
+from fakedist.results.repricing import EXCHANGES, ReadTable, models_of, price_again
 from fakedist.results.run import Run
 from fakedist.router_load import RouterLoad, RouterPass
 from fakedist.rundir.summary import RouterLoadFacts
 
 Ints = npt.NDArray[np.int64]
-#: A step is priced for so many loads. Between them its time follows by straight lines.
-_PRICES = 6
+#: The step of so many draws is priced. That of the others follows from these by straight lines.
+_PRICES = 8
 #: Draws that remedies are played with, and the capacity factors among them.
 _WORST, _CAPACITIES = 20, (1.25, 1.5)
 _MOST_RANKS = 64
@@ -46,6 +46,7 @@ class Draw:
         seed, rank: ``fakedist profile --seed SEED --rank RANK`` runs it.
         share: Tokens that the rank receives over all recorded calls, in times the mean of its group.
         busiest: The same of the rank that receives most in each call, in the group of ranks where that is most.
+        pace: Tokens that the busiest rank of any group receives in each call.
         kept: The part of all choices that no capacity drops.
         counts: What sizes follow (``Counts.of_rank``), [calls, counts].
     """
@@ -54,8 +55,24 @@ class Draw:
     rank: int
     share: float
     busiest: float
+    pace: Ints
     kept: float
     counts: Ints
+
+
+@dataclass(frozen=True)
+class RoutedLaunches:
+    """Launches of the timed step, and which follow the tokens of experts.
+
+    Attributes:
+        call: The call of a router that each row of ``launches`` belongs to; -1: before the first one.
+        follows: Whether the row's work is in proportion to the tokens that this rank receives in that call.
+        sums: Of each row that does, whether it is a product that sums over the tokens.
+    """
+
+    call: Ints
+    follows: npt.NDArray[np.bool_]
+    sums: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -77,6 +94,7 @@ class Playable:
     room_bytes: int
     alloc_conf: str
     recorded: Draw
+    launches: RoutedLaunches
 
     def write(self, path: Path) -> None:
         """Write the program for gpu/player.py."""
@@ -85,10 +103,15 @@ class Playable:
         sizes = [self.recorded.counts.size, int(self.program.stream.max(initial=0)), self.room_bytes]
         np.savez(path, sizes=np.array(sizes), gpu=np.array(self.job.gpu), **arrays)
 
-    def draws(self, load: str, seeds: Iterable[int], capacity: float | None = None) -> Iterator[Draw]:
-        """Draw a load with each seed; a capacity factor drops what an expert gets beyond it from a rank."""
+    def draws(
+        self, load: str, seeds: Iterable[int], capacity: float | None = None, *, rank: int = -1
+    ) -> Iterator[Draw]:
+        """Draw a load with each seed, for a rank or the hottest (-1).
+
+        A capacity factor drops what an expert gets beyond it from a rank.
+        """
         for seed in seeds:
-            yield _drawn(self.counts, RouterLoad(load, seed), self.groups, capacity)
+            yield _drawn(self.counts, RouterLoad(load, seed), self.groups, capacity, rank)
 
     def tokens(self, load: str, seed: int, ranks: tuple[int, ...]) -> Ints:
         """Tokens that each expert of a group gets in a draw over all recorded calls, [layers, experts]."""
@@ -116,7 +139,8 @@ def _drawn(
     mean = received[of].sum() / received[of].shape[1]
     busiest = max(one.max(axis=1).sum() / one.mean(axis=1).sum() for one in received)
     own = received[of][:, at].sum() / mean
-    return Draw(load.seed, groups[of][at], float(own), float(busiest), kept, counts.of_rank(sent[of], at))
+    pace = np.max([one.max(axis=1) for one in received], axis=0)
+    return Draw(load.seed, groups[of][at], float(own), float(busiest), pace, kept, counts.of_rank(sent[of], at))
 
 
 def _received(sent: Ints) -> Ints:
@@ -152,6 +176,8 @@ def open_playable(path: Path) -> Playable:
         raise RunDirectoryError("the run ended before its last step", "play a run that finished its steps")
     counts = Counts(_passes(recording), tuple(facts.ranks))
     recorded = _drawn(counts, RouterLoad(facts.load, job.seed), [counts.ranks], rank=job.rank)
+    blocks = build_blocks(recording)
+    program = program_of(recording, blocks, counts, recorded.counts)
     gpu, outside = recording.gpu, run.summary.estimated_outside
     assert gpu is not None
     return Playable(
@@ -159,12 +185,26 @@ def open_playable(path: Path) -> Playable:
         job,
         facts,
         counts,
-        program_of(recording, build_blocks(recording), counts, recorded.counts),
+        program,
         _groups_of_stage(run, counts.ranks),
         gpu.capacity_bytes - (0 if outside is None else outside.low_bytes),
         gpu.alloc_conf,
         recorded,
+        _routed_launches(run, recording, recorded, counts, blocks.frame["op"].to_numpy()[program.follows >= 0]),
     )
+
+
+def _routed_launches(run: Run, recording: Recording, recorded: Draw, counts: Counts, ops: Ints) -> RoutedLaunches:
+    """``ops`` are the operations that made blocks whose sizes follow the tokens."""
+    launches, table = run.table("launches"), run.table("work")
+    work, call = launches["work"].to_numpy("i8"), calls_of(recording, launches, counts.passes)
+    groups, k = (np.append(table[name].to_numpy("i8"), 0)[work] for name in ("groups", "k"))
+    experts = counts.passes[0].num_experts // len(counts.ranks)
+    tokens, by_expert = recorded.counts[call, 0], recorded.counts[call, 1 : 1 + experts]
+    # Gradients of weights are as large as the weights. They sum over the tokens, of one expert or all.
+    sums = np.where(groups > 0, abs(k * groups - tokens) <= groups, (k > 0) & (by_expert == k[:, None]).any(axis=1))
+    follows = (call >= 0) & (work >= 0) & ((groups > 0) | sums | np.isin(launches["op"], ops))
+    return RoutedLaunches(call, follows, sums[follows])
 
 
 def _groups_of_stage(run: Run, own: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
@@ -207,25 +247,61 @@ def _passes(recording: Recording) -> list[RouterPass]:
     return list(dict.fromkeys(RouterPass(*row[1:]) for row in recording.router_passes))
 
 
-def price_draws(playable: Playable, load: str, busiest: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The time of the step in microseconds where the busiest rank of each call gets so many times the mean.
+def price_draws(playable: Playable, load: str, draws: Sequence[Draw]) -> pd.DataFrame:
+    """The time of the step in each draw: step_us, step_low_us, step_high_us; NaN if the run's step cannot be priced.
 
-    Kernels and collectives wait for each other, so the time bends upwards between the loads that are priced, and the
-    straight lines are never below it. NaN if the run's step cannot be priced.
+    In each call of a router the busiest rank's products, what else follows its tokens, and its exchanges are priced.
+    That of draws between those that are priced is interpolated, by the mean of what the busiest ranks get.
     """
-    run, facts = playable.run, playable.facts
+    names, run = ["step_us", "step_low_us", "step_high_us"], playable.run
     if run.summary.time is None:
-        return np.full(len(busiest), np.nan)
-    at = np.unique(np.linspace(busiest.min(), busiest.max(), _PRICES))
-    own = facts.share(playable.job.rank)
-    times = []
-    for factor in at.tolist():
-        experts = ExpertsLoad(load, factor, own, len(facts.ranks), is_recorded=False)
-        priced = price_again(
-            run.manifest, run.summary, run.table, models_of(Pricing(), run.manifest, run.summary, experts)
-        )
-        times.append(np.nan if priced.summary is None else priced.summary.step_us)
-    return np.asarray(np.interp(busiest, at, np.array(times)), np.float64)
+        return pd.DataFrame(np.nan, range(len(draws)), names)
+    timed = np.unique(playable.launches.call[playable.launches.follows])
+    pace = np.array([draw.pace[timed].mean() for draw in draws])
+    order = np.argsort(pace, kind="stable")
+    chosen = np.unique(order[np.linspace(0, len(order) - 1, _PRICES).astype(int)])
+    chosen = chosen[np.argsort(pace[chosen], kind="stable")]
+    facts = playable.facts
+    share = facts.share(playable.job.rank)
+    experts = ExpertsLoad(load, share, share, len(facts.ranks), is_recorded=False)
+    models, rows = models_of(Pricing(), run.manifest, run.summary, experts), []
+    for number in chosen.tolist():
+        table = _table_of_draw(playable, draws[number].pace / np.maximum(playable.recorded.counts[:, 0], 1))
+        priced = price_again(run.manifest, run.summary, table, models).summary
+        rows.append([np.nan] * 3 if priced is None else [priced.step_us, priced.step_low_us, priced.step_high_us])
+    values = np.maximum.accumulate(np.array(rows, np.float64))
+    columns = {name: np.interp(pace, pace[chosen], values[:, n]) for n, name in enumerate(names)}
+    return pd.DataFrame(columns)
+
+
+def _table_of_draw(playable: Playable, times: npt.NDArray[np.float64]) -> ReadTable:
+    """The run's tables with so many times the recorded tokens in each call."""
+    run, routed = playable.run, playable.launches
+    launches, work, calls = (run.table(name) for name in ("launches", "work", "calls"))
+    key = np.stack([launches["work"].to_numpy("i8"), routed.call], axis=1)[routed.follows]
+    pairs, first, row = np.unique(key, axis=0, return_index=True, return_inverse=True)
+    more, factor, over = work.iloc[pairs[:, 0]].copy(), times[pairs[:, 1]], routed.sums[first]
+    for name, is_scaled in (("flops", True), ("moved_bytes", True), ("m", ~over), ("k", over)):
+        more[name] = more[name].where(~np.broadcast_to(is_scaled, len(more)), (more[name] * factor).round())
+    more = more.astype(work.dtypes)
+    to = launches["work"].to_numpy("i8", copy=True)
+    to[routed.follows] = len(work) + row.ravel()
+    exchanges = (launches["call"] >= 0).to_numpy() & (routed.call >= 0)
+    of_call = dict(zip(launches["call"][exchanges].tolist(), times[routed.call[exchanges]].tolist(), strict=True))
+    is_exchange = calls["operation"].astype(str).str.startswith(EXCHANGES)
+    stretched = np.where(is_exchange, calls["sequence"].map(of_call).fillna(1.0), 1.0)
+    sizes = ("bytes_in", "bytes_out", "largest_part_bytes", "exchanged_bytes")
+    changed = {
+        "launches": launches.assign(work=to.astype("i4")),
+        "work": pd.concat([work, more], ignore_index=True),
+        "calls": calls.assign(**{name: (calls[name] * stretched).round().astype("i8") for name in sizes}),
+    }
+
+    def read(name: str, columns: list[str] | None = None) -> pd.DataFrame:
+        table = changed.get(name)
+        return run.table(name, columns) if table is None else table if columns is None else table[columns]
+
+    return read
 
 
 @dataclass(frozen=True)
@@ -244,13 +320,28 @@ class PlayedChange:
 
 
 @dataclass(frozen=True)
+class PlayedSize:
+    """A number of ranks that share the experts.
+
+    Attributes:
+        busiest: What the busiest rank of a call gets, in times the mean, over the first draws.
+        peak_allocated_bytes: The peak if the recorded rank got so much of each expert, its weights as they are.
+    """
+
+    num_ranks: int
+    busiest: float
+    peak_allocated_bytes: int
+
+
+@dataclass(frozen=True)
 class Played:
     """The memory and the time that the hottest rank needs in each draw.
 
     Attributes:
         load: As ``--router-load`` gives it.
         draws: A row a draw: seed, rank, share, busiest, peak_allocated_bytes, peak_reserved_bytes (*simulated*: the
-            allocator's, with drawn sizes), fits, step_us (*estimated*). What does not fit has the peaks that it needs.
+            allocator's, with drawn sizes), fits, and of :func:`price_draws` (*estimated*). What does not fit has the
+            peaks that it needs.
         even_peak_bytes: The peak where every expert gets the same.
         even_step_us: The time of that step.
         worst: The draws that the remedies are played with, most memory first.
@@ -263,7 +354,7 @@ class Played:
     even_step_us: float
     worst: list[Draw]
     remedies: list[PlayedChange]
-    busiest_by_size: dict[int, float]
+    sizes: list[PlayedSize]
 
     @property
     def num_following(self) -> int:
@@ -309,8 +400,9 @@ def play_draws(playable: Playable, load: str, seeds: Sequence[int], play: PlayCo
             "fits": [row["failed_event"] < 0 for row in played],
         }
     )
-    step_us = price_draws(playable, load, np.array([1.0, *draws["busiest"]]))
-    draws["step_us"] = step_us[1:]
+    even_draw = replace(playable.recorded, pace=_even(playable)[:, 0])
+    steps = price_draws(playable, load, [even_draw, *drawn])
+    draws = pd.concat([draws, steps[1:].reset_index(drop=True)], axis=1)
     order = np.argsort(-draws["peak_allocated_bytes"].to_numpy(), kind="stable")[:_WORST]
     worst = [drawn[at] for at in order]
     return Played(
@@ -318,10 +410,10 @@ def play_draws(playable: Playable, load: str, seeds: Sequence[int], play: PlayCo
         load,
         draws,
         even["peak_allocated_bytes"],
-        float(step_us[0]),
+        float(steps["step_us"][0]),
         worst,
         [_with_capacity(playable, load, worst, factor, play) for factor in _CAPACITIES],
-        _busiest_by_size(playable, load, seeds[:_WORST]),
+        _by_size(playable, load, seeds[:_WORST], play),
     )
 
 
@@ -350,9 +442,8 @@ def _with_capacity(
     )
 
 
-def _busiest_by_size(playable: Playable, load: str, seeds: Sequence[int]) -> dict[int, float]:
-    """By number of ranks in a group of experts: what the busiest rank of a call gets, in times the mean."""
-    counts, found = playable.counts, {}
+def _by_size(playable: Playable, load: str, seeds: Sequence[int], play: PlayCounts) -> list[PlayedSize]:
+    counts, found = playable.counts, dict[int, float]()
     experts = counts.passes[0].num_experts
     for size in (2**power for power in range(1, experts.bit_length())):
         if experts % size or size > _MOST_RANKS:
@@ -360,7 +451,11 @@ def _busiest_by_size(playable: Playable, load: str, seeds: Sequence[int]) -> dic
         sent = [counts.sent(RouterLoad(load, seed), tuple(range(size))).sum(axis=1) for seed in seeds]
         ranks = np.array(sent).reshape(len(sent), len(counts.passes), size, -1).sum(axis=3)
         found[size] = float(ranks.max(axis=2).sum() / ranks.mean(axis=2).sum())
-    return found
+    played = play(np.rint(_even(playable) * busiest).astype("i8") for busiest in found.values())
+    return [
+        PlayedSize(size, busiest, row["peak_allocated_bytes"])
+        for (size, busiest), row in zip(found.items(), played, strict=True)
+    ]
 
 
 def check_recorded(playable: Playable, played: dict[str, int]) -> None:

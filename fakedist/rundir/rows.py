@@ -52,6 +52,7 @@ class RouterPassRow(NamedTuple):
     top_k: int
     groups: int
     top_groups: int
+    in_turn: bool = False
 
 
 class OperationRow(NamedTuple):

@@ -1,12 +1,15 @@
 """Megatron-LM's golden memory, to the byte, and what fakedist says of the same jobs.
 
-    python -m tests.accuracy.golden [--job NAME ...] [--write]
+    python -m tests.accuracy.golden [--job NAME ...] [--loads] [--write]
 
 Megatron-LM's functional tests run on real GPUs and keep what they saw: ``mem-max-allocated-bytes`` and
 ``mem-allocated-bytes`` of the allocator after each iteration, on the last rank, which writes the log
 (tests/functional_tests/test_cases/<case>/golden_values_dev_dgx_h100.json in NVIDIA/Megatron-LM). Here the last rank of
 the same job runs with examples/megatron_gpt.py, which takes Megatron-LM's own flags: those of the case's
 model_config.yaml but for its files and its logging. Needs megatron-core 0.16.1 and Transformer Engine.
+
+``--loads`` draws loads of the last rank's experts in the case that has some, as ``fakedist play`` does for the hottest
+rank: which of them have the golden peak?
 """
 
 from __future__ import annotations
@@ -16,12 +19,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from fakedist.launcher.playing import play
+from fakedist.results.router_draws import open_playable
 from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.plain import to_plain
 from tests.accuracy.results import write_result, write_tables
@@ -117,16 +123,50 @@ GOLDEN = (
 )  # fmt: skip
 
 
+#: Loads whose draws are played, each so often, and the one that is recorded.
+LOADS, DRAWS, RECORDED = ("lognormal:0.05", "lognormal:0.2", "lognormal:0.5", "lognormal:1"), 40, "lognormal:0.3"
+
+
 def run_golden(golden: Golden) -> list[dict[str, Any]]:
     """Run a case's last rank; its rows for docs/accuracy/golden.json.
 
     Raises:
         subprocess.CalledProcessError: It failed.
     """
+    return _profiled(golden, (), lambda run: rows_of(golden, to_plain(load_manifest(run).summary)))
+
+
+def play_golden(golden: Golden) -> list[dict[str, Any]]:
+    """Draw loads of a case's last rank; its rows for docs/accuracy/golden-loads.json.
+
+    Raises:
+        subprocess.CalledProcessError: It failed.
+    """
+    return _profiled(golden, ("--router-load", RECORDED), lambda run: [_load_row(golden, run, load) for load in LOADS])
+
+
+def _load_row(golden: Golden, run: Path, load: str) -> dict[str, Any]:
+    playable = open_playable(run)
+    program = run.parent / "program.npz"
+    playable.write(program)
+    draws = list(playable.draws(load, range(DRAWS), rank=WORLD_SIZE - 1))
+    left = golden.num_workspaces[1] * WORKSPACE_BYTES - golden.peak_bytes[1]
+    played = play(program, (draw.counts for draw in draws), playable.alloc_conf)
+    rest = [row["peak_allocated_bytes"] + left for row in played]
+    shares = [draw.share for draw in draws]
+    return {
+        "name": golden.name, "load": load, "draws": DRAWS, "shares": [min(shares), max(shares)],
+        "left_bytes": [min(rest), int(median(rest)), max(rest)], "below": sum(one <= 0 for one in rest),
+    }  # fmt: skip
+
+
+def _profiled(
+    golden: Golden, options: Sequence[str], use: Callable[[Path], list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="golden-") as text:
         run = Path(text) / "run"
         profile = ["profile", "--world-size", str(WORLD_SIZE), "--rank", str(WORLD_SIZE - 1), "--device", "virtual"]
-        profile += ["--gpu", GPU, "--steps", str(STEPS), "--no-kernels", "-o", str(run)]
+        profile += ["--gpu", GPU, "--steps", str(STEPS), "--no-kernels", *options, "-o", str(run)]
         script = [str(ROOT / "examples" / "megatron_gpt.py"), *golden.flags.split()]
         environment = {**os.environ, **golden.environment, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
@@ -136,7 +176,7 @@ def run_golden(golden: Golden) -> list[dict[str, Any]]:
         if done.returncode:
             print(done.stderr[-3000:], file=sys.stderr)
             done.check_returncode()
-        return rows_of(golden, to_plain(load_manifest(run).summary))
+        return use(run)
 
 
 def rows_of(golden: Golden, summary: dict[str, Any]) -> list[dict[str, Any]]:
@@ -158,10 +198,14 @@ def rows_of(golden: Golden, summary: dict[str, Any]) -> list[dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--job", action="append", choices=[golden.name for golden in GOLDEN])
+    parser.add_argument("--loads", action="store_true", help="draw loads of experts instead")
     parser.add_argument("--write", action="store_true", help="the data and the table into docs/accuracy")
     chosen = parser.parse_args(arguments)
     rows: list[dict[str, Any]] = []
-    for golden in GOLDEN:
+    if chosen.loads:
+        rows = [row for golden in GOLDEN if "--num-experts" in golden.flags for row in play_golden(golden)]
+        print(*rows, sep="\n")
+    for golden in () if chosen.loads else GOLDEN:
         if not chosen.job or golden.name in chosen.job:
             for row in run_golden(golden):
                 left = row["bytes"] + row["workspaces_bytes"] - row["golden_bytes"]
@@ -169,7 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rows.append(row)
     if chosen.write:
         packages = {name: version(name) for name in ("megatron-core", "transformer-engine")}
-        write_result("golden", rows, instead_of=lambda each: (each["name"],), **packages)
+        name = "golden-loads" if chosen.loads else "golden"
+        write_result(name, rows, instead_of=lambda each: (each["name"], each.get("load")), **packages)
         write_tables()
     return 0
 

@@ -47,6 +47,21 @@ def published(data: Data) -> str:
     return _table(data, ("job", "published", "ours, peak reserved", "difference", "why"), lines)
 
 
+def golden_loads(data: Data) -> str:
+    """A load a row: the last rank's peaks in its draws, without workspaces, less the golden one."""
+    rows = [
+        (
+            f"`{row['load']}`",
+            "{:.2f} to {:.2f}".format(*row["shares"]),
+            *(f"{left / 2**20:+,.0f} MiB" for left in row["left_bytes"]),
+            f"{row['below']} of {row['draws']}",
+        )
+        for row in data["rows"]
+    ]
+    columns = ("load", "tokens, x the mean", "left, least", "left, median", "left, most", "below the golden peak")
+    return _table(data, columns, rows)
+
+
 def golden(data: Data) -> str:
     """Two lines for each case of Megatron-LM's functional tests: the first iteration, and those after it."""
     lines = []
@@ -219,6 +234,7 @@ TABLES: dict[str, Callable[[Data], str]] = {
     "many-processes-virtual": many_processes,
     "published": published,
     "golden": golden,
+    "golden-loads": golden_loads,
 }
 #: Tables that wait for a GPU until there are data.
 GPU_TABLES = {

@@ -136,3 +136,14 @@ def test_a_file_whose_counts_do_not_add_up_is_refused(tmp_path: Path, text: str,
 def test_a_text_that_is_no_load_is_refused(text: str) -> None:
     with pytest.raises(RouterLoadError):
         parse_router_load(text)
+
+
+@pytest.mark.parametrize("text", ["zipf:1.5", "zipf:3", "W5"])
+def test_two_choices_in_turn_are_of_two_experts_and_the_first_do_not_change(text: str) -> None:
+    load, both = RouterLoad(text, 4), CALL._replace(top_k=2, in_turn=True)
+    for rank in range(3):
+        experts = load.experts(both, rank)
+        assert (experts[:, 0] != experts[:, 1]).all()
+        assert (experts[:, 0] == load.experts(CALL._replace(top_k=1), rank)[:, 0]).all()
+        assert np.bincount(experts.ravel(), minlength=32).tolist() == load.counts(both, rank).tolist()
+    assert load.counts(both, 0).tolist() != load.counts(both, 1).tolist()

@@ -4,6 +4,10 @@
 // has.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
+#if __has_include(<c10/cuda/PeerToPeerAccess.h>)
+#include <c10/cuda/PeerToPeerAccess.h>
+#define HAS_PEER_CACHE
+#endif
 
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -11,6 +15,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <exception>
 #include <vector>
 
@@ -82,6 +87,9 @@ void play(const Program &of, const int64_t *counts, Played &played) {
 // Prepare the allocator, and so many streams besides the default one, which comes first. Returns 0 if that fails.
 API int fakedist_player_begin(int64_t num_streams) try {
     _internal::setHasPrimaryContext(+[](c10::DeviceIndex) { return true; });
+#ifdef HAS_PEER_CACHE
+    detail::init_p2p_access_cache(1); // expandable segments ask it
+#endif
     CUDACachingAllocator::init(1);
     streams.assign(static_cast<size_t>(num_streams) + 1, nullptr);
     for (auto &stream : streams)
@@ -102,7 +110,8 @@ API int fakedist_player_play(const Program *of, const int64_t *counts, Played *t
     if (child == 0) {
         try {
             play(*of, counts, *played);
-        } catch (...) {
+        } catch (const std::exception &error) {
+            std::fprintf(stderr, "fakedist: %s\n", error.what());
             _exit(1);
         }
         _exit(0);

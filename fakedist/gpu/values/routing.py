@@ -218,6 +218,7 @@ class Routing:
         self._calls: dict[tuple[int, int, int], _Calls] = {}
         self._recent: deque[RouterPass] = deque(maxlen=_RECENT)
         self._last_shape = torch.Size()
+        self._first_of_two: tuple[int, int, tuple[str, int]] | None = None
         self._lines: dict[tuple[int, int, int], tuple[str, int]] = {}
         self._groups: _Groups | None = None
         self._is_checked = False
@@ -236,15 +237,20 @@ class Routing:
         source, dim = tensor_at(args, 0), operator.argument("dim", args, kwargs)
         if not isinstance(dim, int) or not source.dim():
             return zeros(indices.shape, dtype=torch.int64)
-        draw = (
-            self._draws(source.shape, dim % source.dim(), indices) if self._may_route(operator, source, dim) else None
-        )
+        may_route = self._may_route(operator, source, dim)
+        if may_route and operator.name == "argmax" and (second := self._second(source)) is not None:
+            return second.reshape(indices.shape)
+        draw = self._draws(source.shape, dim % source.dim(), indices) if may_route else None
+        is_first = draw is not None and operator.name == "argmax"
+        self._first_of_two = (source.data_ptr(), self.whereabouts().layer, script_line()) if is_first else None
         if draw is None or self.load.is_even:
             return _evenly(source.shape, dim, indices.shape)
         return draw().reshape(indices.shape)
 
     def _may_route(self, operator: Operator, source: torch.Tensor, dim: int) -> bool:
         """Whether an operation may be a router's. A loss takes the ``max`` of logits, over as many words as it has."""
+        if source.stride(dim) != 1 and dim % source.dim():  # transposed: experts pick tokens
+            return False
         in_file = self.load.experts_in_file()
         return operator.name == "topk" or (operator.name in _ROUTING and in_file in (None, source.shape[dim]))
 
@@ -265,12 +271,14 @@ class Routing:
         number = self._calls.setdefault((layer, len(source), num_choices), _Calls()).next(now)
         router = RouterPass(layer, number, max(now.step - 1, 0), tokens, num_choices, picked)
         before, self._last_shape = self._last_shape, source
-        if before[:2] == source and len(before) == 3:  # the best experts of each group have told how good it is
+        if before[:-1] == source and len(before) > 2:  # the best experts of each group have told how good it is
             self._forget_best(layer, before)
-            router = router._replace(num_experts=num_choices * before[2], groups=num_choices, top_groups=picked)
+            router = router._replace(num_experts=num_choices * before[-1], groups=num_choices, top_groups=picked)
             self._groups = _Groups(layer, tokens, num_choices, picked, router.num_experts)
             return lambda: from_numpy(self.load.groups(router, self.rank))
         router = self._in_groups(router)
+        if self._recent and self._recent[-1].top_k == 1:
+            self.load.check_top_k(self._recent[-1])
         self._recent.append(router)
         self._ran.append(RouterPassRow(now.op, *router))
         if not now.in_backward and len(passes := self.passes.setdefault(layer, [])) < _MOST_PASSES:
@@ -278,15 +286,33 @@ class Routing:
             passes.append(router)
         return partial(self._experts_of, router)
 
+    def _second(self, source: torch.Tensor) -> torch.Tensor | None:
+        """The second choices, if another line of the layer has just picked the first ones, of other scores."""
+        if self._first_of_two is None or not self._recent:
+            return None
+        first, (scores, layer, line) = self._recent[-1], self._first_of_two
+        if source.data_ptr() == scores or script_line() == line or self.whereabouts().layer != layer:
+            return None
+        if source.shape[-1] != first.num_experts or source.numel() != first.tokens * first.num_experts:
+            return None
+        self._first_of_two = None
+        both = self._recent[-1] = first._replace(top_k=2, in_turn=True)
+        self._ran[-1] = RouterPassRow(self._ran[-1].op, *both)
+        if first in (passes := self.passes[first.layer])[-1:]:
+            passes[-1] = both
+        if self.load.is_even:
+            return (arange(first.tokens) + 1) % first.num_experts
+        return self._experts_of(both)[:, 1]
+
     def _experts_of(self, router: RouterPass) -> torch.Tensor:
         return from_numpy(self.load.experts(router, self.rank))
 
     def _forget_best(self, layer: int, source: torch.Size) -> None:
         """Forget the call that picked the best experts of each group, which sends no tokens."""
-        if self._ran and (self._ran[-1].layer, self._ran[-1].num_experts) == (layer, source[2]):
+        if self._ran and (self._ran[-1].layer, self._ran[-1].num_experts) == (layer, source[-1]):
             self._ran.pop()
         for calls in (self._recent, self.passes.get(layer, [])):
-            if calls and (calls[-1].layer, calls[-1].num_experts) == (layer, source[2]):
+            if calls and (calls[-1].layer, calls[-1].num_experts) == (layer, source[-1]):
                 calls.pop()
 
     def _picked_before(self, source: torch.Size, picked: int) -> RouterPass | None:

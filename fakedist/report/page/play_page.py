@@ -10,7 +10,13 @@ from fakedist.report.figures.look import STYLE_NAMES
 from fakedist.report.page.bars import Bar, BarChart, Part
 from fakedist.report.page.drawings import Pack
 from fakedist.report.page.run_page import template_text
-from fakedist.report.text.play_sheets import draws_sheet, play_facts, probability_text, remedies_sheet
+from fakedist.report.text.play_sheets import (
+    draws_sheet,
+    play_facts,
+    probability_text,
+    remedies_sheet,
+    sizes_sheet,
+)
 from fakedist.results.router_draws import Played
 from fakedist.units import format_bytes
 
@@ -41,7 +47,7 @@ def play_page(played: Played) -> str:
     context: dict[str, object] = {
         "probability": probability_text(played),
         "facts": play_facts(played),
-        "sheets": [draws_sheet(played), remedies_sheet(played)],
+        "sheets": [draws_sheet(played), remedies_sheet(played), sizes_sheet(played)],
         "charts": charts,
         "load": _load(played),
         "numbers": pack.text(),

@@ -59,6 +59,10 @@ def draws_sheet(played: Played) -> Sheet:
     ]
     if draws["step_us"].notna().all():
         columns.append(us_column("step", quantiles["step_us"]))
+        if draws[["step_low_us", "step_high_us"]].notna().all(axis=None):
+            bounds = zip(quantiles["step_low_us"], quantiles["step_high_us"], strict=True)
+            texts = [f"{format_us(low)} to {format_us(high)}" for low, high in bounds]
+            columns.append(SheetColumn("90% interval", texts))
     even = f"with even loads: {format_bytes(played.even_peak_bytes)} allocated on rank {played.playable.job.rank}"
     if not np.isnan(played.even_step_us):
         even += f", step {format_us(played.even_step_us)}"
@@ -87,23 +91,33 @@ def remedies_sheet(played: Played) -> Sheet:
         SheetColumn("out of memory", [f"{n} of {len(worst)}" for n in number]),
         SheetColumn("choices dropped", dropped),
     ]
-    sizes = ", ".join(f"{size} ranks {busiest:.2f}" for size, busiest in played.busiest_by_size.items())
-    remarks = [f"tokens of the busiest rank by expert parallel size, x the mean: {sizes}"]
-    return Sheet(f"What would help the {len(worst)} draws that need most", columns, remarks)
+    return Sheet(f"What would help the {len(worst)} draws that need most", columns, [])
+
+
+def sizes_sheet(played: Played) -> Sheet:
+    """The busiest rank's load and peak by expert parallel size."""
+    sizes = played.sizes
+    columns = [
+        SheetColumn("ranks", [str(size.num_ranks) for size in sizes], is_text=True),
+        SheetColumn("tokens, x the mean", [f"{size.busiest:.2f}" for size in sizes]),
+        bytes_column("allocated", [size.peak_allocated_bytes for size in sizes]),
+    ]
+    remark = "the weights of experts stay those of the recorded rank; fewer ranks hold more of them"
+    return Sheet("The busiest rank by expert parallel size", columns, [remark])
 
 
 def render_play(played: Played, console: Console) -> None:
     """Print the draws."""
     print_facts(console, play_facts(played))
     print_heading(console, probability_text(played))
-    print_sheets(console, [draws_sheet(played), remedies_sheet(played)])
+    print_sheets(console, [draws_sheet(played), remedies_sheet(played), sizes_sheet(played)])
 
 
 def play_markdown(played: Played) -> str:
     """The same as Markdown."""
     lines = [f"- {name}: {escaped(value)}" for name, value in play_facts(played)]
     lines += ["", f"**{probability_text(played)}**"]
-    for sheet in (draws_sheet(played), remedies_sheet(played)):
+    for sheet in (draws_sheet(played), remedies_sheet(played), sizes_sheet(played)):
         lines += ["", *sheet_markdown(sheet)]
     return "\n".join(lines) + "\n"
 
@@ -121,7 +135,7 @@ def play_object(played: Played) -> dict[str, object]:
         "out_of_memory": {"part": part, "low": low, "high": high},
         "even": {"peak_allocated_bytes": played.even_peak_bytes, "step_us": _known(played.even_step_us)},
         "remedies": [to_plain(remedy) for remedy in played.remedies],
-        "busiest_by_size": played.busiest_by_size,
+        "sizes": [to_plain(size) for size in played.sizes],
         "draws": [
             {name: _known(value) for name, value in row.items()} for row in played.draws.to_dict(orient="records")
         ],

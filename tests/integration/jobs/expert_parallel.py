@@ -1,5 +1,6 @@
 """Two layers of experts, recomputed in the backward; prints what each layer sends and receives.
 
+The second has a grouped product, and exchanges its counts by torch's functional collective, as torchtitan does.
 The argument is the number of ranks that exchange tokens; without it, all do.
 """
 
@@ -9,7 +10,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
 from torch.utils.checkpoint import checkpoint
 
 TOKENS, WIDTH, EXPERTS, TOP_K = 4096, 512, 16, 2
@@ -29,13 +30,20 @@ class Experts(torch.nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         scores, experts = self.gate(tokens).softmax(-1).topk(TOP_K)
         counts = torch.bincount(experts.view(-1), minlength=EXPERTS)
-        received = torch.empty_like(counts)
-        dist.all_to_all_single(received, counts, group=group)
+        if self.number:
+            received = torch.ops._c10d_functional.wait_tensor(all_to_all_single(counts, None, None, group))
+        else:
+            received = torch.empty_like(counts)
+            dist.all_to_all_single(received, counts, group=group)
         sends, gets = counts.view(ranks, -1).sum(1).tolist(), received.view(ranks, -1).sum(1).tolist()
         print(json.dumps({"rank": dist.get_rank(), "layer": self.number, "sends": sends, "gets": gets}), flush=True)
         order = experts.view(-1).argsort(stable=True)
         come = all_to_all_single_autograd(tokens[order // TOP_K], gets, sends, group)
-        done = torch.cat([part @ self.weights[0] for part in come.split(gets)])
+        if self.number:
+            ends = received.view(ranks, -1).sum(0).cumsum(0).to(torch.int32)
+            done = torch._grouped_mm(come.bfloat16(), self.weights.bfloat16(), offs=ends).float()
+        else:
+            done = torch.cat([part @ self.weights[0] for part in come.split(gets)])
         back = all_to_all_single_autograd(done, sends, gets, group)
         weighted = back * scores.view(-1)[order][:, None]
         return tokens + torch.zeros_like(tokens).index_add(0, order // TOP_K, weighted)

@@ -12,6 +12,7 @@ from fakedist.errors import JobError
 from fakedist.router_load import RouterLoad, RouterPass
 
 Ints = npt.NDArray[np.int64]
+ONE_LAYER = np.zeros(4, "i8")
 COUNTS = np.array([[700, 300], [650, 310], [720, 290], [655, 333]])  # of each call: all, and one expert's
 
 
@@ -31,7 +32,7 @@ def test_sizes_follow_a_count_with_a_base_or_none() -> None:
     frame, call = blocks(
         ("mm", 2048 * COUNTS[:, 0]), ("cat", 16 + 4 * COUNTS[:, 1]), ("zeros", [512] * 4), ("mm", 64 * COUNTS[:1, 0])
     )
-    base, per, follows = fitted_sizes(frame, call, COUNTS)
+    base, per, follows = fitted_sizes(frame, call, COUNTS, ONE_LAYER)
     assert list(zip(base[::4], per[::4], follows[::4], strict=True)) == [
         (0, 2048, 0),
         (16, 4, 1),
@@ -44,19 +45,42 @@ def test_sizes_follow_a_count_with_a_base_or_none() -> None:
 
 def test_a_line_that_runs_once_follows_as_others_of_its_operation_do() -> None:
     frame, call = blocks(("mm", 2048 * COUNTS[:, 0]), ("mm", 2048 * COUNTS[:1, 0]))
-    assert fitted_sizes(frame, call, COUNTS)[2].tolist() == [0, 0, 0, 0, 0]
+    assert fitted_sizes(frame, call, COUNTS, ONE_LAYER)[2].tolist() == [0, 0, 0, 0, 0]
 
 
 def test_sizes_that_vary_otherwise_are_refused() -> None:
     frame, call = blocks(("mm", 2048 * COUNTS[:, 0]), ("embedding", [4096, 8192, 2048, 4096]))
     with pytest.raises(JobError, match=r"4 blocks vary otherwise .* of embedding, have 2,048 to 8,192 bytes"):
-        fitted_sizes(frame, call, COUNTS)
+        fitted_sizes(frame, call, COUNTS, ONE_LAYER)
 
 
 def test_two_sizes_fit_no_line_with_a_base() -> None:
     frame, call = blocks(("mm", 100 + 8 * COUNTS[:2, 0]))
     with pytest.raises(JobError, match="vary otherwise"):
-        fitted_sizes(frame, call, COUNTS[:2])
+        fitted_sizes(frame, call, COUNTS[:2], ONE_LAYER)
+
+
+def test_scratch_memory_follows_to_within_its_rounding_and_is_recorded_to_the_byte() -> None:
+    keys = 8 * COUNTS[:, 0]
+    scratch = 2 * -(-keys // 256) * 256 + 6655
+    frame, call = blocks(("index_put", keys), ("index_put", scratch))
+    base, per, follows = fitted_sizes(frame, call, COUNTS, ONE_LAYER)
+    assert (follows == 0).all()
+    assert (base + per * COUNTS[call, 0]).tolist() == [*keys, *scratch]
+    drawn = (base + per * 900)[4:]
+    assert all(abs(size - (2 * 7424 + 6655)) < 1024 for size in drawn)
+    frame, call = blocks(("index_put", keys), ("index_put", scratch + np.array([0, 0, 0, 3000])))
+    with pytest.raises(JobError, match="vary otherwise"):
+        fitted_sizes(frame, call, COUNTS, ONE_LAYER)
+
+
+def test_layers_whose_backwards_differ_are_told_apart() -> None:
+    """The first has no gradient of its input, so the same turn is of a different product."""
+    frame, call = blocks(("mm", [4096, 2048 * 650, 4096, 2048 * 655]), ("other", 512 * COUNTS[:, 0]))
+    first, second = np.array([0, 1, 0, 1]), np.zeros(4, "i8")
+    assert fitted_sizes(frame, call, COUNTS, first)[2].tolist()[:4] == [-1, 0, -1, 0]
+    with pytest.raises(JobError, match="vary otherwise"):
+        fitted_sizes(frame, call, COUNTS, second)
 
 
 def test_the_counts_of_a_rank_are_what_the_ranks_send_it() -> None:
@@ -72,3 +96,6 @@ def test_the_counts_of_a_rank_are_what_the_ranks_send_it() -> None:
         assert row[5:7] == [load.counts(of, rank)[4:].sum() for rank in (4, 5)]
         assert row[7:9] == [load.counts(of, 5)[:4].sum(), load.counts(of, 5)[4:].sum()]
         assert row[9] == sum(-(-count // 8) * 8 for count in by_expert.tolist())
+        most = max(int(load.counts(of, rank).max()) for rank in (4, 5))
+        rounded = [-(-count // 16) * 16 for count in (row[0], most)]
+        assert [row[-11], row[-9], row[-4]] == [most, *rounded]

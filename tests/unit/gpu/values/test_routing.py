@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from math import comb
 from pathlib import Path
@@ -226,6 +227,159 @@ def test_tokens_pick_experts_of_groups_that_the_script_masks(device: IdleDevice)
     assert (facts.num_layers, facts.num_experts, facts.top_k, facts.tokens) == (1, 32, 8, 64)
     assert bool((chosen <= allowed).all())
     assert chosen.sum(1).tolist() == [8] * 64
+
+
+def test_groups_of_a_batch_of_sequences_are_found(device: IdleDevice) -> None:
+    with device.on():
+        scores = torch.empty(4, 16, 32)
+        groups = scores.view(4, 16, 8, 4).topk(2, dim=-1)[0].sum(-1).topk(4, dim=-1, sorted=False)[1]
+        allowed = torch.zeros(4, 16, 8).scatter(-1, groups, 1).unsqueeze(-1).expand(4, 16, 8, 4).reshape(4, 16, 32)
+        picked = scores.masked_fill(~allowed.bool(), float("-inf")).topk(8)[1]
+        chosen = device.read(torch.zeros(4, 16, 32).scatter(-1, picked, 1).bool())
+        allowed = device.read(allowed.bool())
+    assert bool((chosen <= allowed).all())
+    assert chosen.sum(-1).unique().tolist() == [8]
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let lines of this file be the script's, not the idle device's."""
+
+    def own_line() -> tuple[str, int]:
+        frame = sys._getframe()
+        while frame.f_code.co_filename != __file__ or frame.f_code.co_name == "own_line":
+            assert frame.f_back is not None
+            frame = frame.f_back
+        return __file__, frame.f_lineno
+
+    monkeypatch.setattr("fakedist.gpu.values.routing.script_line", own_line)
+
+
+def gshard() -> tuple[Tensor, Tensor]:
+    """DeepSpeed 0.19.8, deepspeed/moe/sharded_moe.py, top2gating: the masks of both choices."""
+    scores = logits()
+    gates = scores.softmax(dim=1)
+    mask1 = one_hot(torch.argmax(gates, dim=1), num_classes=8)
+    logits_except1 = scores.masked_fill(mask1.bool(), float("-inf"))
+    mask2 = one_hot(torch.argmax(logits_except1, dim=1), num_classes=8)
+    torch.cumsum(mask1, dim=0)
+    return mask1, mask2
+
+
+@pytest.mark.usefixtures("lines")
+def test_a_second_argmax_picks_other_experts_than_the_first(device: IdleDevice) -> None:
+    both = CALL._replace(in_turn=True)
+    for number in range(2):
+        with device.on():
+            mask1, mask2 = gshard()
+            counts = torch.sum(mask1 + mask2, dim=0)
+            theirs, most = device.of_ranks(counts, [2, 5]), device.of_ranks(counts.max(), [2, 5])
+            first, second, counted = device.read(mask1), device.read(mask2), device.read(counts)
+        assert not bool((first & second).any())
+        of = both._replace(number=number)
+        assert counted.tolist() == LOAD.counts(of, 2).tolist()
+        assert theirs is not None
+        assert most is not None
+        assert theirs[1].tolist() == LOAD.counts(of, 5).tolist()
+        assert int(most[1]) == LOAD.counts(of, 5).max()
+    facts = device.router_facts()
+    assert facts is not None
+    assert facts.top_k == 2
+    assert [RouterPass(*row[1:]) for row in device.router_passes()] == [both, both._replace(number=1)]
+
+
+@pytest.mark.usefixtures("lines")
+def test_the_argmax_of_the_next_layer_is_no_second_choice(device: IdleDevice, layer: Layer) -> None:
+    with device.on():
+        for number in range(2):
+            layer.now = layer.now._replace(layer=number)
+            one_hot(logits().argmax(1), 8).cumsum(0)
+    facts = device.router_facts()
+    assert facts is not None
+    assert (facts.num_layers, facts.top_k) == (2, 1)
+
+
+@pytest.mark.usefixtures("lines")
+def test_two_even_choices_are_of_two_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = IdleDevice(monkeypatch)
+    with device.on():
+        first, second = map(device.read, gshard())
+    assert not bool((first & second).any())
+    assert first.sum(0).tolist() == second.sum(0).tolist() == [8] * 8
+
+
+@pytest.mark.usefixtures("lines")
+def test_the_largest_of_the_scores_that_were_picked_among_is_no_second_choice(device: IdleDevice) -> None:
+    """Transformers' Switch router: argmax, and then max of the same probabilities."""
+    with device.on():
+        probabilities = logits().softmax(-1)
+        mask = one_hot(probabilities.argmax(-1), 8)
+        mask.cumsum(0)
+        probabilities.max(dim=-1)[0].unsqueeze(-1)
+        counts = device.read(mask.sum(0)).tolist()
+        probabilities.argmax(-1)
+    assert counts == LOAD.counts(CALL._replace(top_k=1), 2).tolist()
+    facts = device.router_facts()
+    assert facts is not None
+    assert facts.top_k == 1
+
+
+def sinkhorn(cost: Tensor, tol: float = 0.0001) -> Tensor:
+    """Megatron-core 0.16.1, megatron/core/transformer/moe/moe_utils.py."""
+    cost = torch.exp(cost)
+    d0 = torch.ones(cost.size(0), device=cost.device, dtype=cost.dtype)
+    d1 = torch.ones(cost.size(1), device=cost.device, dtype=cost.dtype)
+    eps = 0.00000001
+    error: float | Tensor = 1e9
+    d1_old = d1
+    while error > tol:
+        d0 = (1 / d0.size(0)) * 1 / (torch.sum(d1 * cost, 1) + eps)
+        d1 = (1 / d1.size(0)) * 1 / (torch.sum(d0.unsqueeze(1) * cost, 0) + eps)
+        error = torch.mean(torch.abs(d1_old - d1))
+        d1_old = d1
+    return d1 * cost * d0.unsqueeze(1)
+
+
+def test_tokens_that_sinkhorn_routes_follow_the_load(device: IdleDevice) -> None:
+    with device.on():
+        scores = logits()
+        indices = torch.topk(sinkhorn(scores), k=2, dim=1)[1]
+        routed = torch.zeros_like(scores).int().scatter(1, indices, 1).bool()
+        assert device.read(routed.sum(0)).tolist() == LOAD.counts(CALL, 2).tolist()
+
+
+@pytest.mark.parametrize("is_transposed", [True, False])
+def test_experts_that_pick_tokens_have_no_load_to_draw(device: IdleDevice, is_transposed: bool) -> None:
+    """Expert choice (arXiv:2202.09368): each expert takes the tokens that suit it best, and all as many."""
+    with device.on():
+        scores = logits().softmax(-1)
+        tokens = scores.t().topk(12)[1] if is_transposed else scores.topk(12, dim=0)[1].t()
+        taken = device.read(torch.zeros(8, 64).scatter(1, tokens, 1))
+        assert torch.ones(64, 4)[tokens.reshape(-1)].shape == (96, 4)
+    assert taken.sum(1).tolist() == [12] * 8
+    assert device.router_facts() is None
+
+
+@pytest.mark.usefixtures("lines")
+def test_a_single_choice_is_compared_with_the_top_k_of_a_file(
+    monkeypatch: pytest.MonkeyPatch, device: IdleDevice, layer: Layer, tmp_path: Path
+) -> None:
+    path = tmp_path / "counts.jsonl"
+    path.write_text(json.dumps({"layer": 0, "step": 1, "tokens": 16, "top_k": 2, "counts": [4] * 8}))
+    device.route_by(RouterLoad(str(path)), 0, layer)
+
+    def picked() -> None:
+        logits().argmax(1)
+
+    with device.on():
+        picked()
+        with pytest.raises(RouterLoadError, match="is for top-2 in layer 0, and the job picks top-1"):
+            picked()
+    other = IdleDevice(monkeypatch)
+    other.route_by(RouterLoad(str(path)), 0, layer)
+    with other.on():
+        for _ in range(3):
+            gshard()
 
 
 @pytest.mark.parametrize("seen", ["counts", "by rank", "at most", "mask", "experts", "most"])
