@@ -48,7 +48,7 @@ class JobMatch:
         runs: The runs, by rank.
         matched: What came of playing their calls.
         num_steps: Steps that every rank was recorded to the end of; None where all scripts ended.
-        failed: Ranks whose script failed: nothing is known of what they would have called.
+        failed: Ranks whose script failed, and how: they are compared until then.
         decided: Values that no kernel computed and the script read, by rank: what it did after them may differ.
     """
 
@@ -108,11 +108,7 @@ def match_runs(paths: Sequence[Path]) -> JobMatch:
         runs=by_rank,
         matched=match_calls(programs),
         num_steps=min(stopped) if stopped else None,
-        failed={
-            rank: str(ending.outcome)
-            for rank, ending in endings.items()
-            if not (ending.ended_well or ending.ended_by_itself)
-        },
+        failed={rank: str(ending.outcome) for rank, ending in endings.items() if not ending.ended_well},
         decided={rank: run.summary.invented_values for rank, run in by_rank.items() if run.summary.invented_values},
     )
 

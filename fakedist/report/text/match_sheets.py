@@ -112,7 +112,7 @@ def remarks(match: JobMatch) -> list[str]:
         )
     if match.failed:
         ranks = ", ".join(f"{rank} ({outcome})" for rank, outcome in match.failed.items())
-        texts.append(f"not proved: what these ranks would have called after they ended: {ranks}")
+        texts.append(f"not proved: these ranks failed, and are compared until then: {ranks}")
     if match.decided:
         total = sum(match.decided.values())
         texts.append(
