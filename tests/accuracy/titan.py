@@ -50,6 +50,8 @@ _FOREACH = ("--optimizer.implementation", "foreach")
 AS_THEN = ("--experimental.custom_import", "december_2024", *_FOREACH)
 #: Until summer 2024 its own RMSNorm was one Triton kernel. Today's torch has one kernel of its own.
 EARLY_2024 = ("--experimental.custom_import", "plain_loss", *_FOREACH)
+#: In June 2025, the optimizer was the fused one and the loss compiled.
+JUNE_2025 = ("--experimental.custom_import", "june_2025")
 COMPILE = ("--training.compile",)
 FLOAT8 = (
     "--model.converters", "float8", "--float8.enable_fsdp_float8_all_gather",
