@@ -87,7 +87,7 @@ def profile(
     """
     _write_inputs(directory)
     options = ["--world-size", str(world_size), "--rank", "0", "--device", "virtual", "--force"]
-    options += ["--gpu-memory", GPU_MEMORY, "--steps", "3", "-o", "run"]
+    options += ["--gpu-memory", GPU_MEMORY, "--steps", "3", "--no-page", "-o", "run"]
     script = ["-m", "torchtitan.train", "--job.config_file", "config.toml", *as_then, *flags]
     path = os.pathsep.join([str(ROOT), str(packages.resolve()), str(Path(__file__).parent / "december_2024")])
     done = subprocess.run(
