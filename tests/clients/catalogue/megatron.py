@@ -213,7 +213,7 @@ ENTRIES = (
         ranks=(0,),
         refused=Refusal(
             "deep_ep.HybridEPBuffer is not modelled",
-            "HybridEP is no package of PyPI, and fakedist does not model its buffer; the backend `deepep` runs",
+            "PyPI has no HybridEP, and fakedist does not model its buffer; the backend `deepep` runs",
         ),
     ),
 )
