@@ -243,6 +243,11 @@ NEMOTRON_15B = Megatron(
     flags=_NEMOTRON, layers=32, hidden=6144, inner=24_576, heads=48, groups=8, sequence=4096,
     words=256_000, padded_words=256_256, micro_batch=2, global_batch=64, tensor=2, stages=1, replicas=8,
 )  # fmt: skip
+NEMOTRON_340B = Megatron(
+    flags=f"{_NEMOTRON} {_INTERLEAVED} --defer-embedding-wgrad-compute --wgrad-deferral-limit 22",
+    layers=96, hidden=18_432, inner=73_728, heads=96, groups=8, sequence=4096,
+    words=256_000, padded_words=257_024, micro_batch=1, global_batch=64, tensor=8, stages=8, replicas=4,
+)  # fmt: skip
 
 
 class TinyJob(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.accuracy import titan
-from tests.accuracy.megatron_jobs import MOE_MLA, NEMOTRON_15B, ROOT, TINY_JOBS, Flops, gpt_7b
+from tests.accuracy.megatron_jobs import MOE_MLA, NEMOTRON_15B, NEMOTRON_340B, ROOT, TINY_JOBS, Flops, gpt_7b
 
 
 class Script(Protocol):
@@ -216,6 +216,10 @@ STEPS = (
     Published(
         "nemotron-15b", "Nemotron-4 15B, TP 2, batch 64, 16 GPUs", "h100-80g", "dgx-h100-ndr",
         16, 2.746, NEMOTRON_15B, _DGXC, _NEMOTRON_NOTE,
+    ),
+    Published(
+        "nemotron-340b", "Nemotron-4 340B, TP 8, PP 8 of 12 stages a GPU, batch 64, 256 GPUs", "h100-80g",
+        "dgx-h100-ndr", 256, 4.606, NEMOTRON_340B, _DGXC, _NEMOTRON_NOTE,
     ),
     *_tiny_jobs(),
     Published(

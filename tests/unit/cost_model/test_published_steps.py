@@ -22,7 +22,7 @@ def judge() -> ModuleType:
 
 def test_published_steps_are_met_and_held_by_their_intervals() -> None:
     rows = step_accuracy().filled
-    assert len(rows) == 13
+    assert len(rows) == 14
     assert [row.name for row in rows if abs(row.error) > 0.15] == []
     assert sorted(abs(row.error) for row in rows)[len(rows) // 2] <= 0.08
     wide = [row.name for row in rows if row.low_s < 0.88 * row.step_s or row.high_s > 1.12 * row.step_s]
@@ -39,7 +39,7 @@ def test_the_gain_of_asynchronous_tensor_parallelism_is_met() -> None:
 
 def test_communication_matters_and_rows_left_out_of_the_fit_are_as_close() -> None:
     by_name = {row.name: row for row in step_accuracy().filled}
-    assert [name for name, row in by_name.items() if row.kernels_s is None] == ["gpt-7b-pp4"]
+    assert [name for name, row in by_name.items() if row.kernels_s is None] == ["gpt-7b-pp4", "nemotron-340b"]
     assert all(row.kernels_s < row.step_s for row in by_name.values() if row.kernels_s is not None)
     assert (by_name["gpt-7b-tp4"].error_without_communication or 0.0) < -0.15
     fitted = [row for row in step_accuracy().filled if row.is_fitted]
