@@ -38,6 +38,7 @@ _NAMES = {
     "average_in_collective": "--ddp-average-in-collective",
     "bucket_size": "--ddp-bucket-size",
     "pad_buckets_for_high_nccl_busbw": "--ddp-pad-buckets-for-high-nccl-busbw",
+    "nccl_ub": "--use-nccl-ub",
 }
 #: Settings that follow from others, as in Megatron-LM.
 _DERIVED = {

@@ -690,6 +690,7 @@ def deep_ep(device: Device | None) -> Iterator[Callable[[], list[Note]]]:
         "Config": Config,
         "EventHandle": EventHandle,
         "EventOverlap": EventOverlap,
+        "HybridEPBuffer": HybridEPBuffer,
     }
     names |= {"topk_idx_t": torch.int64}
     modules = {name: ModuleType(name, __doc__) for name in ("deep_ep", "deep_ep.buffer", "deep_ep.utils")}
@@ -707,7 +708,21 @@ def deep_ep(device: Device | None) -> Iterator[Callable[[], list[Note]]]:
             sys.modules.pop(name, None)
 
 
+class HybridEPBuffer:
+    """Not modelled. Megatron-LM imports it with every backend, and takes an import that fails for a missing package.
+
+    Raises:
+        WorldError: Always.
+    """
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise WorldError(
+            "deep_ep.HybridEPBuffer is not modelled",
+            "use deep_ep.Buffer (Megatron-LM: --moe-flex-dispatcher-backend deepep)",
+        )
+
+
 def _lacking(name: str) -> object:
-    if name in ("ElasticBuffer", "HybridEPBuffer"):
-        raise ImportError(f"fakedist has no deep_ep.{name}: use deep_ep.Buffer (Megatron-LM: the flex backend deepep)")
+    if name == "ElasticBuffer":
+        raise ImportError("fakedist has no deep_ep.ElasticBuffer: use deep_ep.Buffer")
     raise AttributeError(f"module 'deep_ep' has no attribute {name!r}")

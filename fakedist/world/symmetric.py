@@ -21,6 +21,7 @@ import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
@@ -28,6 +29,7 @@ from torch._C._distributed_c10d import _SymmetricMemory
 from torch.distributed import distributed_c10d as c10d
 
 from fakedist.errors import WorldError
+from fakedist.importing import now_and_when_imported
 from fakedist.patch import patched, present
 from fakedist.world.process_group import RankGroup
 
@@ -41,6 +43,7 @@ _REQUEST = struct.Struct("iiQ")
 _MARK = "CUDASymmetricMemory/"
 #: Its argument is a type of its own in newer releases of torch.
 _group_named: Callable[[Any], Any] = present(c10d, "_resolve_process_group")
+_NVSHMEM = "nvshmem.core.init_fini"
 _FILE = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
@@ -207,6 +210,7 @@ def symmetric_memory(*, is_virtual: bool, others: Callable[[int], int]) -> Itera
     """
     memory = PeerMemory(others)
     with ExitStack() as stack:
+        stack.enter_context(now_and_when_imported({_NVSHMEM}, _without_nvshmem))
         if is_virtual:
             stack.enter_context(_rendezvous(memory))
             stack.enter_context(_recorded_operations())
@@ -223,13 +227,32 @@ def _refuse(*_: object, **__: object) -> NoReturn:
     )
 
 
+def _without_nvshmem(module: ModuleType) -> None:
+    """Have nvshmem4py's ``init`` raise an error: it would wait for the other ranks without end."""
+    vars(module)["init"] = _refuse_nvshmem
+
+
+def _refuse_nvshmem(*_: object, **__: object) -> NoReturn:
+    raise WorldError(
+        "NVSHMEM waits for the other ranks, which do not exist here",
+        "leave nvshmem.core.init() out: symmetric memory of torch, with the CUDA backend, and deep_ep.Buffer run",
+    )
+
+
 @contextmanager
 def _rendezvous(memory: PeerMemory) -> Iterator[None]:
     """Report each memory that was exchanged, with its group, and the barriers on it."""
     default_groups: dict[int, str] = {}
     known: set[tuple[str, tuple[int, ...]]] = set()
+    backend_of: Callable[[torch.device], str] | None = getattr(_SymmetricMemory, "get_backend", None)  # since torch 2.9
 
     def empty(*args: object, **kwargs: object) -> torch.Tensor:
+        backend = os.environ.get("TORCH_SYMMMEM") if backend_of is None else backend_of(torch.device("cuda"))
+        if backend in ("NVSHMEM", "NCCL"):
+            raise WorldError(
+                f"symmetric memory's {backend} backend waits for the other ranks, which do not exist here",
+                "use the default one: without TORCH_SYMMMEM and set_backend()",
+            )
         tensor: torch.Tensor = original_empty(*args, **kwargs)
         if name := kwargs.get("group_name", args[4] if len(args) > 4 else None):
             default_groups[tensor.data_ptr()] = str(name)

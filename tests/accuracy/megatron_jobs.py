@@ -105,7 +105,7 @@ class Megatron:
     def _record(self, run: Path, world_size: int, rank: int) -> Path:
         options = ["--world-size", str(world_size), "--rank", str(rank), "--device", "virtual", "--gpu", "h100-80g"]
         # Nemotron takes 80.3 GiB: today's fused cross entropy copies the logits, those of 2025 did not.
-        options += ["--gpu-memory", "unlimited", "--steps", "3", "--force", "-o", str(run)]
+        options += ["--gpu-memory", "unlimited", "--steps", "3", "--no-page", "--force", "-o", str(run)]
         path = os.pathsep.join([str(ROOT), str(Path(__file__).parent / "megatron_fusion")])
         environment = {**os.environ, **self.environment, "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONPATH": path}
         script = [str(ROOT / "examples" / "megatron_gpt.py"), *self.arguments()]
@@ -242,6 +242,11 @@ MOE_MLA = LatentExperts(
 NEMOTRON_15B = Megatron(
     flags=_NEMOTRON, layers=32, hidden=6144, inner=24_576, heads=48, groups=8, sequence=4096,
     words=256_000, padded_words=256_256, micro_batch=2, global_batch=64, tensor=2, stages=1, replicas=8,
+)  # fmt: skip
+NEMOTRON_340B = Megatron(
+    flags=f"{_NEMOTRON} {_INTERLEAVED} --defer-embedding-wgrad-compute --wgrad-deferral-limit 22",
+    layers=96, hidden=18_432, inner=73_728, heads=96, groups=8, sequence=4096,
+    words=256_000, padded_words=257_024, micro_batch=1, global_batch=64, tensor=8, stages=8, replicas=4,
 )  # fmt: skip
 
 

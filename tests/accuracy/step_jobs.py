@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.accuracy import titan
-from tests.accuracy.megatron_jobs import MOE_MLA, NEMOTRON_15B, ROOT, TINY_JOBS, Flops, gpt_7b
+from tests.accuracy.megatron_jobs import MOE_MLA, NEMOTRON_15B, NEMOTRON_340B, ROOT, TINY_JOBS, Flops, gpt_7b
 
 
 class Script(Protocol):
@@ -44,6 +44,7 @@ class Llama8B:
     Attributes:
         flags: Of torchtitan.
         batch: Sequences in a rank's step.
+        tensor: Tensor parallel size.
         as_then: Flags of torchtitan that take back what changed since then.
         ranks: The rank that is recorded.
         nccl: NCCL's variables: none.
@@ -52,6 +53,7 @@ class Llama8B:
 
     flags: tuple[str, ...]
     batch: int
+    tensor: int = 1
     as_then: tuple[str, ...] = titan.AS_THEN
     ranks: tuple[int, ...] = (0,)
     nccl: Mapping[str, str] = field(default_factory=dict)
@@ -66,9 +68,12 @@ class Llama8B:
         sequence, layers, width, inner, kv, words = 8192, 32, 4096, 14_336, 1024, 128_256
         tokens = self.batch * sequence
         layer = 2 * width * width + 2 * width * kv + 3 * width * inner
-        recomputed = width * kv + width * width + width * inner  # every second product of a layer: wk, wo, w3
+        recomputed = width * kv + width * inner  # every second product of a layer: wk, wo, w3
+        if self.tensor == 1:  # else the sum of wo's result over the ranks is kept
+            recomputed += width * width
         products = 2 * tokens * (3 * (layers * layer + width * words) + layers * recomputed)
-        return Flops(products, layers * (2 + 5) * 2 * tokens * (sequence + 1) / 2 * width)
+        attention = layers * (2 + 5) * 2 * tokens * (sequence + 1) / 2 * width
+        return Flops(products / self.tensor, attention / self.tensor)
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,7 @@ META_H100 = ROOT / "bench" / "jobs" / "h100-96g-500w.toml"
 ONE = ("--training.local_batch_size", "1")
 _TITAN = "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md"
 _A100 = "torchtitan, docs/performance.md @04133643"
+_TITAN_TP = "torchtitan, benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md @c720cb87"
 _AWS = "AWS, Efficient pre-training of Llama 3-like model architectures using torchtitan on Amazon SageMaker"
 _AO = "torchao, torchao/float8/README.md @36027d82"
 NOT_SAID = (
@@ -125,11 +131,21 @@ _NEMOTRON_NOTE = (
     "as there, the collectives of tensor parallelism overlap with products, here by Transformer Engine's defaults; "
     "NVIDIA's run also shifts power to the SMs (vboost), which is not modelled"
 )
+_TITAN_TP_NOTE = "torch was a nightly of June 2025; its RMSNorm was a sequence of operations, as here"
+_ASYNC_TP_NOTE = (
+    f"{_TITAN_TP_NOTE}. Torch 2.15 fuses all 192 gathers with their products and 64 of 130 reduce-scatters. 64 sums "
+    "inside of these have no estimate, hence the upper end"
+)
 _A100_NOTE = "the network is not said, taken as eight HDR NICs a node; RMSNorm was one Triton kernel, here torch's own"
 
 
 def _titan(flags: tuple[str, ...], batch: int = 2) -> Llama8B:
     return Llama8B(flags + (ONE if batch == 1 else ()), batch)
+
+
+def _titan_tp8(flags: tuple[str, ...]) -> Llama8B:
+    layout = ("--training.local_batch_size", "12", "--parallelism.tensor_parallel_degree", "8")
+    return Llama8B((*titan.COMPILE, *layout, *flags), 12, 8, titan.JUNE_2025)
 
 
 def _tiny_jobs() -> Iterator[Published]:
@@ -176,7 +192,16 @@ STEPS = (
     ),
     Published(
         "eager-64-batch-1-a100", "eager, batch 1, 64 GPUs", "a100-80g", "dgx-a100-hdr",
-        64, _TOKENS / 2973, Llama8B(ONE, 1, titan.EARLY_2024), _A100, _A100_NOTE,
+        64, _TOKENS / 2973, Llama8B(ONE, 1, as_then=titan.EARLY_2024), _A100, _A100_NOTE,
+    ),
+    Published(
+        "compiled-64-tp8", "compiled, FSDP 8, TP 8, batch 12, 64 GPUs", str(META_H100), "dgx-h100-ndr",
+        64, 12 * _TOKENS / 8 / 4378, _titan_tp8(()), _TITAN_TP, _TITAN_TP_NOTE,
+    ),
+    Published(
+        "compiled-64-async-tp8", "the same, TP asynchronous", str(META_H100), "dgx-h100-ndr",
+        64, 12 * _TOKENS / 8 / 4809.4, _titan_tp8(("--parallelism.enable_async_tensor_parallel",)), _TITAN_TP,
+        _ASYNC_TP_NOTE,
     ),
     Published(
         "gpt-7b-tp4", "Megatron-LM GPT 7B, TP 4, batch 8, 8 GPUs", "h100-80g", "dgx-h100-ndr",
@@ -191,6 +216,10 @@ STEPS = (
     Published(
         "nemotron-15b", "Nemotron-4 15B, TP 2, batch 64, 16 GPUs", "h100-80g", "dgx-h100-ndr",
         16, 2.746, NEMOTRON_15B, _DGXC, _NEMOTRON_NOTE,
+    ),
+    Published(
+        "nemotron-340b", "Nemotron-4 340B, TP 8, PP 8 of 12 stages a GPU, batch 64, 256 GPUs", "h100-80g",
+        "dgx-h100-ndr", 256, 4.606, NEMOTRON_340B, _DGXC, _NEMOTRON_NOTE,
     ),
     *_tiny_jobs(),
     Published(

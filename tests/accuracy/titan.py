@@ -50,6 +50,8 @@ _FOREACH = ("--optimizer.implementation", "foreach")
 AS_THEN = ("--experimental.custom_import", "december_2024", *_FOREACH)
 #: Until summer 2024 its own RMSNorm was one Triton kernel. Today's torch has one kernel of its own.
 EARLY_2024 = ("--experimental.custom_import", "plain_loss", *_FOREACH)
+#: In June 2025, the optimizer was the fused one and the loss compiled.
+JUNE_2025 = ("--experimental.custom_import", "june_2025")
 COMPILE = ("--training.compile",)
 FLOAT8 = (
     "--model.converters", "float8", "--float8.enable_fsdp_float8_all_gather",
@@ -85,7 +87,7 @@ def profile(
     """
     _write_inputs(directory)
     options = ["--world-size", str(world_size), "--rank", "0", "--device", "virtual", "--force"]
-    options += ["--gpu-memory", GPU_MEMORY, "--steps", "3", "-o", "run"]
+    options += ["--gpu-memory", GPU_MEMORY, "--steps", "3", "--no-page", "-o", "run"]
     script = ["-m", "torchtitan.train", "--job.config_file", "config.toml", *as_then, *flags]
     path = os.pathsep.join([str(ROOT), str(packages.resolve()), str(Path(__file__).parent / "december_2024")])
     done = subprocess.run(

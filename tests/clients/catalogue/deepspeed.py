@@ -13,18 +13,18 @@ _ON_HOST = ("parameter", "gradient", "activation")
 _RANKS = (0, 31, 63)
 
 
-def _cuda_of_torch() -> Path:
-    """Where PyPI's packages of the CUDA that torch is linked with have their headers and libraries."""
+def cuda_of_torch(part: str = "cu13") -> Path:
+    """Where PyPI's packages of the CUDA that torch is linked with have a part's headers and libraries."""
     spec = importlib.util.find_spec("nvidia")
     places = list(spec.submodule_search_locations or []) if spec is not None else []
-    return next((Path(place, "cu13") for place in places if Path(place, "cu13").is_dir()), Path("/usr/local/cuda"))
+    return next((Path(place, part) for place in places if Path(place, part).is_dir()), Path("/usr/local/cuda"))
 
 
 def _cudart(directory: Path) -> None:
     """The CUDA runtime under the name that a linker looks for: PyPI's package has the numbered one alone."""
     link = directory / "libcudart.so"
     link.unlink(missing_ok=True)
-    link.symlink_to(_cuda_of_torch() / "lib/libcudart.so.13")
+    link.symlink_to(cuda_of_torch() / "lib/libcudart.so.13")
 
 
 def _entry(feature: str, *arguments: str, fast: tuple[int, ...] = (), tools: tuple[str, ...] = ()) -> Entry:
@@ -60,7 +60,7 @@ ENTRIES = (
             "ZeRO-2, FusedAdam of DeepSpeed", "--stage", "2", "--optimizer", "fused", tools=("nvcc", "g++", "ninja")
         ),
         prepare=_cudart,
-        environment={"CPATH": str(_cuda_of_torch() / "include"), "LIBRARY_PATH": "{directory}"},
+        environment={"CPATH": str(cuda_of_torch() / "include"), "LIBRARY_PATH": "{directory}"},
         minutes=15,  # the first time it is compiled
     ),
     replace(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+from tests.clients.catalogue.deepspeed import cuda_of_torch
 from tests.clients.catalogue.entry import Entry, Refusal
 
 _ENGINE, _LOCAL = "Megatron-core on Transformer Engine", "Megatron-core on its own layers"
@@ -73,6 +75,13 @@ qkv_fprop: {method: ring_exchange, aggregate: true}
 """
 
 
+def _nccl(directory: Path) -> None:
+    """NCCL under the name that a linker looks for: PyPI's package has the numbered one alone."""
+    link = directory / "libnccl.so"
+    link.unlink(missing_ok=True)
+    link.symlink_to(cuda_of_torch("nccl") / "lib/libnccl.so.2")
+
+
 def _write_rings(directory: Path) -> None:
     (directory / "rings.yaml").write_text(_RINGS)
 
@@ -100,6 +109,18 @@ _FEATURES = (
         ),
         environment={"UB_SKIPMC": "1"},
         prepare=_write_rings,
+    ),
+    _feature(
+        "parameters and gradients in memory of NCCL's allocator (--use-nccl-ub)",
+        "--use-nccl-ub",
+        tools=("nvcc", "g++", "ninja"),
+        prepare=_nccl,
+        environment={
+            "CUDA_HOME": str(Path(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc").resolve().parents[1]),
+            "CPATH": str(cuda_of_torch("nccl") / "include"),
+            "LIBRARY_PATH": "{directory}",
+        },
+        minutes=10,  # the first time Megatron-core compiles its allocator
     ),
     _feature("layers offloaded to the host", "--cpu-offloading-num-layers 4", 1),
     _feature(
@@ -175,10 +196,24 @@ ENTRIES = (
         "mixture of experts, EP 16 over two nodes, flex dispatcher with DeepEP",
         "tests/clients/jobs/megatron_flex.py",
         package="megatron-core",
+        arguments=("deepep",),
         world_size=16,
         ranks=(0, 9),
         collectives=("deep_ep_dispatch", "deep_ep_combine"),
         # 12 channels: to 8 ranks of 288 slots, to 2 nodes of 140, twice, of 2,048 bytes and what goes with a token.
         prints=("BUFFER 113470080 27689856",),
+    ),
+    Entry(
+        _LOCAL,
+        "the same with HybridEP",
+        "tests/clients/jobs/megatron_flex.py",
+        package="megatron-core",
+        arguments=("hybridep",),
+        world_size=16,
+        ranks=(0,),
+        refused=Refusal(
+            "deep_ep.HybridEPBuffer is not modelled",
+            "PyPI has no HybridEP, and fakedist does not model its buffer; the backend `deepep` runs",
+        ),
     ),
 )

@@ -1,6 +1,11 @@
-"""A mixture of experts in Megatron-core whose flex dispatcher uses DeepEP: EP over all ranks, no Transformer Engine."""
+"""A mixture of experts in Megatron-core with the flex dispatcher: EP over all ranks, no Transformer Engine.
+
+megatron_flex.py deepep|hybridep
+"""
 
 from __future__ import annotations
+
+import sys
 
 import torch
 import torch.distributed as dist
@@ -27,7 +32,7 @@ config = TransformerConfig(
     moe_router_dtype="fp32",
     moe_ffn_hidden_size=256,
     moe_token_dispatcher_type="flex",
-    moe_flex_dispatcher_backend="deepep",
+    moe_flex_dispatcher_backend=sys.argv[1],
     moe_deepep_num_sms=24,
     moe_router_load_balancing_type="aux_loss",
     moe_aux_loss_coeff=1e-2,

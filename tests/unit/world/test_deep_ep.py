@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fakedist.errors import WorldError
 from fakedist.world.arrivals import Arrivals
 from fakedist.world.deep_ep import Device, deep_ep
 from fakedist.world.deep_ep_sizes import CONFIGS, Config, Layout, low_latency_bytes
@@ -82,8 +83,10 @@ def test_a_script_imports_the_stand_in_only_on_the_virtual_gpu() -> None:
     with deep_ep(NOTHING) as found:
         buffer = importlib.import_module("deep_ep").Buffer
         assert importlib.import_module("deep_ep.utils").EventOverlap().event is None
-        with pytest.raises(ImportError, match=r"no deep_ep\.HybridEPBuffer: use deep_ep\.Buffer"):
-            from deep_ep import HybridEPBuffer  # noqa: F401
+        with pytest.raises(ImportError, match=r"no deep_ep\.ElasticBuffer: use deep_ep\.Buffer"):
+            from deep_ep import ElasticBuffer  # noqa: F401
+        with pytest.raises(WorldError, match=r"deep_ep\.HybridEPBuffer is not modelled"):
+            importlib.import_module("deep_ep").HybridEPBuffer(group=None)
         buffer.set_num_sms(24)
         assert buffer.get_dispatch_config(8).num_sms == 24
         assert found() == [], "nothing made a buffer"

@@ -45,6 +45,16 @@ def test_counters_count_for_every_rank(store: Any) -> None:
     assert store.get("arrived") == b"16"
 
 
+@pytest.mark.skipif(not hasattr(dist.Store, "barrier"), reason="newer torch has it")
+@pytest.mark.parametrize("num_ranks", [4, 8])
+def test_a_barrier_of_some_of_the_ranks_ends(store: Any, num_ranks: int) -> None:
+    group = dist.PrefixStore("group", store)
+    with pytest.raises(WorldError, match="'group/meet/last_member'"):
+        group.wait(["meet/last_member"])
+    group.barrier("meet", num_ranks)
+    assert store.get("group/meet/num_members") == b"8"
+
+
 def test_compare_and_set(store: Any) -> None:
     assert store.compare_set("key", "", "first") == b"first"
     assert store.compare_set("key", "other", "second") == b"first"

@@ -1,9 +1,19 @@
 from __future__ import annotations
 
 import struct
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+from torch._C._distributed_c10d import _SymmetricMemory
+
+from fakedist.errors import WorldError
 from fakedist.world.store import RankStore
-from fakedist.world.symmetric import Peers
+from fakedist.world.symmetric import Peers, symmetric_memory
 
 _KEY = "0//CUDASymmetricMemory/{}/{}"
 REQUEST = struct.pack("iiQQ", 3, 4711, 8 << 20, 6 << 20) + b"host"
@@ -31,3 +41,37 @@ def test_an_exchange_that_this_rank_has_not_begun_is_not_answered() -> None:
     for key in (_KEY.format(2, 5), "other/2/5"):
         assert not peers.expects(key, {_KEY.format(1, 0): b"1", "other/2/0": b"1"})
         assert peers.answer(key, {_KEY.format(1, 0): b"1", "other/2/0": b"1"}) is None
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    name = str(request.param)
+    monkeypatch.setenv("TORCH_SYMMMEM", name)  # before torch 2.9, nothing else says it
+    if hasattr(_SymmetricMemory, "get_backend"):
+        monkeypatch.setattr(_SymmetricMemory, "get_backend", lambda device: name)
+    return name
+
+
+@pytest.fixture
+def entered() -> Iterator[None]:
+    with symmetric_memory(is_virtual=True, others=lambda num_bytes: 0):
+        yield
+
+
+@pytest.mark.parametrize("backend", ["NVSHMEM", "NCCL"], indirect=True)
+def test_a_backend_that_waits_for_other_ranks_is_refused(backend: str, entered: None) -> None:
+    with pytest.raises(WorldError, match=f"{backend} backend waits for the other ranks"):
+        _SymmetricMemory.empty_strided_p2p((1,), [1], torch.uint8, torch.device("cuda"), "group")
+
+
+@pytest.mark.usefixtures("entered")
+def test_nvshmem4py_is_refused_where_it_begins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "nvshmem" / "core").mkdir(parents=True)
+    (tmp_path / "nvshmem" / "core" / "__init__.py").write_text("from nvshmem.core.init_fini import *")
+    (tmp_path / "nvshmem" / "core" / "init_fini.py").write_text("def init(**_): pass")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("nvshmem", "nvshmem.core", "nvshmem.core.init_fini"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    core: Any = import_module("nvshmem.core")
+    with pytest.raises(WorldError, match="NVSHMEM waits for the other ranks"):
+        core.init(uid=None, rank=0, nranks=8)
