@@ -206,7 +206,7 @@ def run_bare(world_size: int, script: str, flags: list[str]) -> None:
 
         register_optimizer_step_post_hook(stepped)
         sys.argv = [script, *flags]
-        # Not beside the script: this folder has a megatron.py and an html.py.
+        # Not beside the script: this folder has a megatron.py.
         sys.path[:] = [str(Path(script).parent), *(path for path in sys.path if Path(path) != Path(__file__).parent)]
         with fake_world(job, None, engine.is_undefined), adapted_frameworks(), calls:
             set_up.enter_context(engine.below_dispatch())  # models compare what they read in their first step

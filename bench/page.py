@@ -1,6 +1,6 @@
 """The cost of the page: making it, its size, opening it; against torch's own page of the same snapshot.
 
-    python bench/html.py [--events 1000000 5000000] [--rounds 5]
+    python bench/page.py [--events 1000000 5000000] [--rounds 5]
 
 The runs are synthetic: 80 layers of 8 modules, 10 steps, 1,000 different stacks. "regular": blocks live equally long
 and alternate in size, which packs well; "random": sizes and lifetimes are random, which packs as badly as anything can.
