@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import NamedTuple
 
 from fakedist.rundir.tape import Channel
@@ -27,6 +26,9 @@ _SAME = {
     "all_to_all_single": "all_to_all",
     "gather_into_tensor": "gather",
 }
+#: Calls whose sizes are not compared.
+_BARRIERS = ("barrier", "monitored_barrier")
+_OBJECTS = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
 
 
 class RankCall(NamedTuple):
@@ -146,6 +148,10 @@ class CallsMatch:
         return self.difference is None and not self.waiting
 
 
+#: Calls that are played. Others are of one side, such as a copy to a peer's memory, or of several parts.
+_PLAYED = {*_EQUAL, "all_to_all", "send", "recv", *_BARRIERS, *_OBJECTS}
+
+
 def match_calls(programs: Sequence[RankCalls]) -> CallsMatch:
     """Play the ranks' calls. Ranks that are not among them are taken to make the calls that are wanted of them.
 
@@ -194,6 +200,12 @@ class _Play:
         stopped = [program.last_step - 1 for program in programs if not program.is_over]
         self._last_required = min(stopped, default=None)
         self._num_members: dict[Channel, int] = {}
+        self._from_any = {
+            (call.group, program.rank, call.tag)
+            for program in programs
+            for call in program.calls
+            if call.kind == "recv" and call.peer < 0
+        }
         self._ready: list[_Unit] = []
         self._num_collectives: dict[tuple[Channel, int], int] = {}
         self._slots: dict[tuple[Channel, int], dict[int, tuple[_Unit, RankCall]]] = {}
@@ -253,11 +265,12 @@ class _Play:
             self._end(other)
 
     def _meet(self, unit: _Unit, call: RankCall) -> None:
-        if call.peer not in self._ranks or call.peer == unit.rank:
-            self._end(unit)
-            return
         is_send = call.kind == "send"
         pair = (unit.rank, call.peer) if is_send else (call.peer, unit.rank)
+        is_from_any = (call.group, pair[1], call.tag) in self._from_any
+        if call.peer not in self._ranks or call.peer == unit.rank or is_from_any:
+            self._end(unit)
+            return
         sends, receives = self._peers.setdefault((call.group, *pair, call.tag * call.on_host), (deque(), deque()))
         (sends if is_send else receives).append((unit, call))
         if sends and receives:
@@ -296,7 +309,7 @@ class _Play:
         if len({call.kind for call in calls}) > 1:
             return self._differ("operation", made)
         kind = calls[0].kind
-        if "object" in kind or "barrier" in kind:
+        if kind in (*_BARRIERS, *_OBJECTS):
             return None
         if len({call.dtype for call in calls if call.dtype}) > 1:
             return self._differ("dtype", made)
@@ -364,8 +377,10 @@ def _part(call: RankCall, rank: int, *, is_sent: bool) -> int:
 
 def _units(program: RankCalls) -> list[_Unit]:
     units: list[_Unit] = []
-    for before, call in pairwise([None, *program.calls]):
-        assert call is not None
+    for call in program.calls:
+        if call.kind not in _PLAYED or (call.kind == "recv" and call.peer < 0):
+            continue
+        before = units[-1].calls[-1] if units else None
         if before is not None and call.batch and (before.group, before.batch) == (call.group, call.batch):
             units[-1].calls.append(call)
         else:

@@ -121,3 +121,13 @@ def test_a_batch_of_several_peers_goes_around_a_ring() -> None:
 
     assert played(*map(exchange, WORLD)).num_calls == 6
     assert played(*map(exchange, WORLD)).is_matched
+
+
+def test_a_receive_from_any_rank_takes_what_is_sent_to_it() -> None:
+    hosts = {"on_host": True, "tag": 3}
+    assert played([sends(1, **hosts)], [receives(-1, **hosts)]).is_matched
+    assert not played([sends(1, **hosts)], [receives(-1, **hosts, group=("others", 0))]).is_matched
+
+
+def test_copies_to_a_peers_memory_and_sent_objects_need_no_call_of_its_own() -> None:
+    assert played([call("put", peer=1), call("send_object_list"), call("userbuffers_send", peer=1)], []).is_matched
