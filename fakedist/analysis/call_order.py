@@ -153,7 +153,7 @@ _PLAYED = {*_EQUAL, "all_to_all", "send", "recv", *_BARRIERS, *_OBJECTS}
 
 
 def match_calls(programs: Sequence[RankCalls]) -> CallsMatch:
-    """Play the ranks' calls. Ranks that are not among them are taken to make the calls that are wanted of them.
+    """Play the ranks' calls. Ranks that are not among them are assumed to make the matching calls.
 
     A rank that was stopped may make further calls. Of those of its last step, nothing is required: the steps of another
     rank may end elsewhere among them.
@@ -187,7 +187,6 @@ class _Unit:
 
 @dataclass(eq=False)
 class _Rank:
-    program: RankCalls
     units: deque[_Unit]
     queues: dict[Hashable, deque[_Unit]] = field(default_factory=dict)
     last_on_stream: dict[int, _Unit] = field(default_factory=dict)
@@ -196,7 +195,7 @@ class _Rank:
 
 class _Play:
     def __init__(self, programs: Sequence[RankCalls]) -> None:
-        self._ranks = {program.rank: _Rank(program, deque(_units(program))) for program in programs}
+        self._ranks = {program.rank: _Rank(deque(_units(program))) for program in programs}
         stopped = [program.last_step - 1 for program in programs if not program.is_over]
         self._last_required = min(stopped, default=None)
         self._num_members: dict[Channel, int] = {}

@@ -21,7 +21,7 @@ def match(runs: tuple[Path, ...], *, file: Path | None, form: str | None, as_jso
     RUN is a directory of several ranks' runs, or the run of one. On every group, the calls of all of its ranks have
     to agree in order, operation, dtype, bytes, reduction and root, and sends have to meet receives; else the job
     hangs or computes wrong values. They are played against each other by NCCL's rules; ranks without a run are
-    taken to agree. If they do not match, the exit code is 5. The script does not run, and this needs no torch
+    assumed to agree. If they do not match, the exit code is 5. The script does not run, and this needs no torch
     (docs/match.md).
     """
     from fakedist.report.text import match_sheets

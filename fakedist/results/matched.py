@@ -12,7 +12,6 @@ import pandas as pd
 from fakedist.analysis.call_order import CallsMatch, Made, RankCall, RankCalls, match_calls
 from fakedist.analysis.topology import ranks_of
 from fakedist.errors import JobError
-from fakedist.rank_list import format_rank_list
 from fakedist.results.job_time import check_one_job
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
@@ -46,7 +45,7 @@ class JobMatch:
 
     Attributes:
         runs: The runs, by rank.
-        matched: What came of playing their calls.
+        matched: The result of playing their calls.
         num_steps: Steps that every rank was recorded to the end of; None where all scripts ended.
         failed: Ranks whose script failed, and how: they are compared until then.
         decided: Values that no kernel computed and the script read, by rank: what it did after them may differ.
@@ -59,11 +58,11 @@ class JobMatch:
     decided: dict[int, int]
 
     @property
-    def not_recorded(self) -> str:
-        """The job's ranks that have no run, as a list; empty if all have one."""
+    def not_recorded(self) -> list[int]:
+        """The job's ranks that have no run."""
         job = next(iter(self.runs.values())).manifest.job
         assert job is not None
-        return format_rank_list([rank for rank in range(job.world_size) if rank not in self.runs])
+        return [rank for rank in range(job.world_size) if rank not in self.runs]
 
     @property
     def at_fault(self) -> list[Made]:
@@ -94,7 +93,7 @@ def match_runs(paths: Sequence[Path]) -> JobMatch:
         JobError: The runs are not of one job, or of one rank, or one was recorded by an earlier version.
         RunDirectoryError: A run is damaged.
     """
-    runs = [open_run_directory(run) for path in paths for run in rank_directories(path) or [path]]
+    runs = [open_run_directory(run).keeping_tables() for path in paths for run in rank_directories(path) or [path]]
     if len(runs) < 2:
         raise JobError(
             f"{' '.join(map(str, paths))} holds the run of one rank, and it takes two or more to match",

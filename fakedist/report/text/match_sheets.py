@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from fakedist.analysis.call_order import Disagreement, Made
-from fakedist.rank_list import format_rank_list, parse_rank_list
+from fakedist.analysis.call_order import Disagreement
+from fakedist.rank_list import format_rank_list
 from fakedist.report.text.sheet import escaped, print_facts, print_heading, print_items, print_remark
 from fakedist.results.matched import JobMatch, Place
 from fakedist.units import format_bytes
@@ -43,7 +43,7 @@ def match_object(match: JobMatch) -> dict[str, object]:
     return {
         "matched": matched.is_matched,
         "ranks": list(match.runs),
-        "not_recorded": match.not_recorded,
+        "not_recorded": format_rank_list(match.not_recorded),
         "num_steps": match.num_steps,
         "num_calls": matched.num_calls,
         "difference": None if matched.difference is None else _difference_object(match, matched.difference),
@@ -88,7 +88,7 @@ def sections(match: JobMatch) -> list[tuple[str, list[str]]]:
         found.append(("These calls meet", _different(match, difference)))
     if matched.waiting:
         rows = [
-            f"{_where(match.place(wait.made))}; waits for {_ranks(wait.missing)}"
+            f"rank {wait.made.rank}: {_call_text(match.place(wait.made))}; waits for {_ranks(wait.missing)}"
             for wait in matched.waiting[:_MOST_WAITING]
         ]
         if len(matched.waiting) > _MOST_WAITING:
@@ -107,9 +107,7 @@ def remarks(match: JobMatch) -> list[str]:
     """Limits of the verdict."""
     texts = []
     if others := match.not_recorded:
-        texts.append(
-            f"not recorded, and taken to make the calls that are wanted of them: {_ranks(parse_rank_list(others))}"
-        )
+        texts.append(f"not recorded, and assumed to make the matching calls: {_ranks(others)}")
     if match.failed:
         ranks = ", ".join(f"{rank} ({outcome})" for rank, outcome in match.failed.items())
         texts.append(f"not proved: these ranks failed, and are compared until then: {ranks}")
@@ -126,7 +124,7 @@ def _different(match: JobMatch, difference: Disagreement) -> list[str]:
     """The calls, one text for those of several ranks that are alike."""
     alike: dict[str, list[int]] = {}
     for made in difference.calls:
-        alike.setdefault(_call_text(made, match.place(made)), []).append(made.rank)
+        alike.setdefault(_call_text(match.place(made)), []).append(made.rank)
     return [f"{_ranks(ranks)}: {text}" for text, ranks in alike.items()]
 
 
@@ -134,12 +132,8 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {format_rank_list(ranks)}"
 
 
-def _where(place: Place) -> str:
-    return f"rank {place.made.rank}: {_call_text(place.made, place)}"
-
-
-def _call_text(made: Made, place: Place) -> str:
-    call = made.call
+def _call_text(place: Place) -> str:
+    call = place.made.call
     size = max(call.bytes_in, call.bytes_out)
     words = [call.operation, *([call.reduction] if call.reduction else []), *([call.dtype] if call.dtype else [])]
     text = " ".join([*words, format_bytes(size)]) if size else " ".join(words)
