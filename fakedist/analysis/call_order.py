@@ -12,8 +12,9 @@ is found is one, and some that depend on such waits are not found.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ _SAME = {
 }
 #: Calls whose sizes are not compared.
 _BARRIERS = ("barrier", "monitored_barrier")
-_OBJECTS = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
+OBJECT_CALLS = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
 
 
 class RankCall(NamedTuple):
@@ -73,6 +74,13 @@ class RankCall(NamedTuple):
         """Whether its parts for or from other ranks are not equal."""
         return len(self.sent_parts) > 0 or len(self.received_parts) > 0
 
+    @property
+    def agreed_bytes(self) -> tuple[int, ...]:
+        """Bytes that all ranks have alike which make it as this one does."""
+        if self.is_uneven or self.kind in OBJECT_CALLS:
+            return ()
+        return (_EQUAL[self.kind](self),) if self.kind in _EQUAL else (self.bytes_in, self.bytes_out)
+
 
 #: Bytes that all ranks of a collective have alike.
 _EQUAL: dict[str, Callable[[RankCall], int]] = {
@@ -94,12 +102,14 @@ class RankCalls:
         calls: In order.
         last_step: The last step that it was recorded to the end of; 0 without one.
         is_over: Whether the script ended: it makes no further call.
+        is_copied: Whether these are the calls of an alike rank, so that uneven parts are not its own.
     """
 
     rank: int
-    calls: Sequence[RankCall]
+    calls: Iterable[RankCall]
     last_step: int
     is_over: bool
+    is_copied: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,7 +159,7 @@ class CallsMatch:
 
 
 #: Calls that are played. Others are of one side, such as a copy to a peer's memory, or of several parts.
-_PLAYED = {*_EQUAL, "all_to_all", "send", "recv", *_BARRIERS, *_OBJECTS}
+_PLAYED = {*_EQUAL, "all_to_all", "send", "recv", *_BARRIERS, *OBJECT_CALLS}
 
 
 def match_calls(programs: Sequence[RankCalls]) -> CallsMatch:
@@ -159,6 +169,10 @@ def match_calls(programs: Sequence[RankCalls]) -> CallsMatch:
     rank may end elsewhere among them.
     """
     return _Play(programs).run()
+
+
+#: Calls that a rank makes before the others make theirs.
+_ISSUED_AT_ONCE = 256
 
 
 @dataclass(eq=False)
@@ -187,7 +201,7 @@ class _Unit:
 
 @dataclass(eq=False)
 class _Rank:
-    units: deque[_Unit]
+    units: Iterator[_Unit]
     queues: dict[Hashable, deque[_Unit]] = field(default_factory=dict)
     last_on_stream: dict[int, _Unit] = field(default_factory=dict)
     blocked: _Unit | None = None
@@ -195,9 +209,10 @@ class _Rank:
 
 class _Play:
     def __init__(self, programs: Sequence[RankCalls]) -> None:
-        self._ranks = {program.rank: _Rank(deque(_units(program))) for program in programs}
+        self._ranks = {program.rank: _Rank(_units(program)) for program in programs}
         stopped = [program.last_step - 1 for program in programs if not program.is_over]
         self._last_required = min(stopped, default=None)
+        self._copied = {program.rank for program in programs if program.is_copied}
         self._num_members: dict[Channel, int] = {}
         self._from_any = {
             (call.group, program.rank, call.tag)
@@ -214,16 +229,21 @@ class _Play:
         self._unproved: list[Disagreement] = []
 
     def run(self) -> CallsMatch:
-        for rank in self._ranks.values():
-            self._issue(rank)
-        while self._ready and self._difference is None:
-            self._begin(self._ready.pop())
+        has_issued = True
+        while has_issued and self._difference is None:
+            has_issued = False
+            for rank in self._ranks.values():
+                has_issued |= self._issue(rank)
+            while self._ready and self._difference is None:
+                self._begin(self._ready.pop())
         waiting = [] if self._difference is not None else self._waiting()
         return CallsMatch(self._num_over, self._difference, waiting, self._unproved)
 
-    def _issue(self, rank: _Rank) -> None:
-        while rank.units and rank.blocked is None:
-            unit = rank.units.popleft()
+    def _issue(self, rank: _Rank) -> bool:
+        """Let a rank make its next calls, not all at once: those of a large job would fill the memory."""
+        has_issued = False
+        for unit in itertools.islice(rank.units, 0 if rank.blocked else _ISSUED_AT_ONCE):
+            has_issued = True
             call = unit.calls[0]
             before = rank.last_on_stream.get(call.stream)
             if before is not None and not before.is_over:
@@ -231,10 +251,12 @@ class _Play:
                 before.followers.append(unit)
             if unit.is_synchronous:
                 rank.last_on_stream[call.stream] = unit
-            if any(call.waits for call in unit.calls):
-                rank.blocked = unit
             rank.queues.setdefault(unit.communicator, deque()).append(unit)
             self._ready.append(unit)
+            if any(call.waits for call in unit.calls):
+                rank.blocked = unit
+                break
+        return has_issued
 
     def _begin(self, unit: _Unit) -> None:
         queue = self._ranks[unit.rank].queues[unit.communicator]
@@ -296,7 +318,6 @@ class _Play:
         self._ready += unit.followers
         if rank.blocked is unit:
             rank.blocked = None
-            self._issue(rank)
 
     # ---- agreement
 
@@ -308,7 +329,7 @@ class _Play:
         if len({call.kind for call in calls}) > 1:
             return self._differ("operation", made)
         kind = calls[0].kind
-        if kind in (*_BARRIERS, *_OBJECTS):
+        if kind in (*_BARRIERS, *OBJECT_CALLS):
             return None
         if len({call.dtype for call in calls if call.dtype}) > 1:
             return self._differ("dtype", made)
@@ -335,6 +356,8 @@ class _Play:
         is_uneven = any(each.call.is_uneven for each in made)
         if not is_uneven and len({(each.call.bytes_in, each.call.bytes_out) for each in made}) == 1:
             return
+        if is_uneven:
+            made = [each for each in made if each.rank not in self._copied]
         for sender in made:
             for receiver in made:
                 sent = _part(sender.call, receiver.rank, is_sent=True)
@@ -374,14 +397,17 @@ def _part(call: RankCall, rank: int, *, is_sent: bool) -> int:
     return int(parts[call.members.index(rank)]) if len(parts) else whole // len(call.members)
 
 
-def _units(program: RankCalls) -> list[_Unit]:
-    units: list[_Unit] = []
+def _units(program: RankCalls) -> Iterator[_Unit]:
+    unit: _Unit | None = None
     for call in program.calls:
         if call.kind not in _PLAYED or (call.kind == "recv" and call.peer < 0):
             continue
-        before = units[-1].calls[-1] if units else None
-        if before is not None and call.batch and (before.group, before.batch) == (call.group, call.batch):
-            units[-1].calls.append(call)
-        else:
-            units.append(_Unit(program.rank, [call]))
-    return units
+        before = unit.calls[-1] if unit else None
+        if unit and before and call.batch and (before.group, before.batch) == (call.group, call.batch):
+            unit.calls.append(call)
+            continue
+        if unit:
+            yield unit
+        unit = _Unit(program.rank, [call])
+    if unit:
+        yield unit

@@ -48,6 +48,7 @@ from fakedist.rundir.records import (
     NotSentRecord,
     OperationNamesRecord,
     OperationsRecord,
+    OtherGroupsRecord,
     OutcomeRecord,
     OutsideRecord,
     RegionsRecord,
@@ -69,6 +70,7 @@ from fakedist.rundir.rows import (
     InventedRow,
     LayerRow,
     OperationRow,
+    OtherGroupRow,
     PlacingRow,
     RegionRow,
     RouterPassRow,
@@ -142,6 +144,7 @@ class Recording:
     call_terms: list[CallTerms] = field(default_factory=list)
     call_lines: list[list[str]] = field(default_factory=list)
     groups: list[GroupRow] = field(default_factory=list)
+    other_groups: list[OtherGroupRow] = field(default_factory=list)
     invented: list[InventedRow] = field(default_factory=list)
     not_sent: list[NotSentRecord] = field(default_factory=list)
     generated: list[GeneratedRecord] = field(default_factory=list)
@@ -252,6 +255,7 @@ _ROWS: dict[type[Record], str] = {
     OperationNamesRecord: "operations",
     RegionsRecord: "regions",
     GroupsRecord: "groups",
+    OtherGroupsRecord: "other_groups",
     CallsRecord: "calls",
     CallTermsRecord: "call_terms",
     InventedRecord: "invented",

@@ -56,6 +56,12 @@ def group_table(recording: Recording) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["name", "description", "backend", "size", "group_rank", "ranks"])
 
 
+def other_group_table(recording: Recording) -> pd.DataFrame:
+    """The table ``other_groups``: one row per process group without this rank, in order of creation."""
+    rows = [(row.after, row.description, format_rank_list(row.members)) for row in recording.other_groups]
+    return pd.DataFrame(rows, columns=[column.name for column in TABLES["other_groups"].columns])
+
+
 def collective_table(calls: pd.DataFrame) -> pd.DataFrame:
     """The table ``collectives``: one row per group and operation, most bytes first."""
     groups = calls.groupby(["group", "operation"], sort=False)

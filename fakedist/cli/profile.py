@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,18 +30,23 @@ if TYPE_CHECKING:
     from fakedist.launcher.launching import Streams
     from fakedist.launcher.ranks import RankRun
     from fakedist.report.text.job_sheets import RankRow
-    from fakedist.results.job_time import JobTime
+    from fakedist.results.job_time import JobRuns
     from fakedist.rundir.outcome import Ending
 
 STDERR = 2  # the descriptor
-#: The value of --rank for one rank of each pipeline stage.
-_STAGES = "stages"
+#: Values of --rank for all ranks, and for one of each pipeline stage.
+_ALL, _STAGES = "all", "stages"
+#: The value of --rank for ranks of each kind.
+_DISTINCT = "distinct"
+#: How many ranks a word runs at most.
+_MOST_SEVERAL = 128
 #: Values of --rank for the rank that gets the most tokens for its experts, and others: their place among all.
 _BY_LOAD = {"hottest": 0.0, "median": 0.5, "coldest": 1.0}
 
 _RANKS = (
-    "The rank to run, or several: 0,4,8 or 0-1023:64; or stages, for one of each pipeline stage; or hottest, median or "
-    "coldest, by the tokens that --router-load sends to its experts."
+    "The rank to run, or several: 0,4,8 or 0-1023:64; or all; or stages, for one of each pipeline stage; or "
+    "distinct, for those of each kind; or hottest, median or coldest, by the tokens that --router-load sends to its "
+    "experts."
 )
 
 
@@ -85,21 +91,20 @@ def profile(
 
     Several ranks run one after the other, or with --jobs side by side. Each receives what those before it in the list
     sent (docs/tape.md). --rank stages runs rank 0, finds the pipeline among its groups, and runs a rank of each other
-    stage; the step of the whole job follows (docs/time.md). --rank hottest runs rank 0, and then the rank that gets the
+    stage; the step of the whole job follows (docs/time.md). --rank distinct finds which ranks run alike, and runs the
+    first and the last of each kind (docs/match.md). --rank hottest runs rank 0, and then the rank that gets the
     most tokens for its experts, of those in rank 0's pipeline stage.
     """
     from fakedist.launcher import launching
 
     output = chosen_output(form, as_json)
     word = values["rank"][0] if isinstance(values["rank"], tuple) and len(values["rank"]) == 1 else ""
-    by_stage = word == _STAGES
-    asked = jobs_of(arguments, module, {**values, "rank": ("0",)} if by_stage or word in _BY_LOAD else values)
-    if word in _BY_LOAD and asked[0].router_load == EVEN:
-        raise click.UsageError(f"--rank {word} needs --router-load: an even load sends every rank the same tokens")
-    if by_stage and asked[0].with_peers:
-        raise click.UsageError("--with-peers is for one rank, and --rank stages runs several")
-    if (by_stage or len(asked) > 1) and output.format == MARKDOWN:
-        number = "one of each stage was asked for" if by_stage else f"{len(asked)} were given"
+    is_whole = word in (_STAGES, _DISTINCT)
+    asked = _asked(word, arguments, module, values)
+    if is_whole and asked[0].with_peers:
+        raise click.UsageError(f"--with-peers is for one rank, and --rank {word} runs several")
+    if (is_whole or len(asked) > 1) and output.format == MARKDOWN:
+        number = f"{word}{' ranks' * (word == _DISTINCT)} were asked for" if is_whole else f"{len(asked)} were given"
         raise click.UsageError(f"--format {MARKDOWN} is for one rank, and {number}")
     say_ignored(ctx)
     launching.check(asked[0])
@@ -108,8 +113,10 @@ def profile(
         progress=sys.stderr if sys.stderr.isatty() else None,
         say=remark,
     )
-    if by_stage:
-        return _stages(asked[0], streams, directory=directory, force=force, output=output, jobs=jobs, cold=cold)
+    if is_whole:
+        return _whole_job(
+            asked[0], word, streams, directory=directory, force=force, output=output, jobs=jobs, cold=cold
+        )
     if len(asked) > 1 or word in _BY_LOAD:
         more = _ranks_by_load(asked[0], word) if word in _BY_LOAD else None
         return _several(asked, streams, more, directory=directory, force=force, output=output, jobs=jobs, cold=cold)
@@ -118,6 +125,23 @@ def profile(
         say("(Losses, times and rates that the script printed above are not the real job's.)\n")
     print_report(run_directory, output, all_layers=all_rows, full=full, section=section)
     return say_ending(ending, asked[0], run_directory)
+
+
+def _asked(word: str, arguments: tuple[str, ...], module: str | None, values: Mapping[str, object]) -> tuple[Job, ...]:
+    """The jobs of the ranks that are given, or of rank 0 for a word that is to find them."""
+    is_word = word in (_ALL, _STAGES, _DISTINCT, *_BY_LOAD)
+    asked = jobs_of(arguments, module, {**values, "rank": ("0",)} if is_word else values)
+    if word in _BY_LOAD and asked[0].router_load == EVEN:
+        raise click.UsageError(f"--rank {word} needs --router-load: an even load sends every rank the same tokens")
+    if word != _ALL:
+        return asked
+    job = asked[0]
+    if job.world_size > _MOST_SEVERAL:
+        raise click.UsageError(
+            f"--rank all would run {job.world_size:,} ranks: --rank distinct runs those of each kind, "
+            f"--rank 0-{job.world_size - 1} runs all"
+        )
+    return tuple(replace(job, rank=rank) for rank in range(job.world_size))
 
 
 def say_ignored(ctx: click.Context) -> None:
@@ -139,7 +163,7 @@ def run_one(job: Job, directory: Path | None, force: bool, streams: Streams) -> 
 def _several(
     asked: Sequence[Job],
     streams: Streams,
-    more: Callable[[RankRun], Sequence[int]] | None,
+    more: Callable[[Sequence[RankRun]], Sequence[int]] | None,
     *,
     directory: Path | None,
     force: bool,
@@ -164,13 +188,16 @@ def _several(
     return say_first_failure(runs, job)
 
 
-def _ranks_by_load(job: Job, word: str) -> Callable[[RankRun], Sequence[int]]:
+def _ranks_by_load(job: Job, word: str) -> Callable[[Sequence[RankRun]], Sequence[int]]:
     """Return what chooses the rank to run after the first one by what that one's run says of all of its group."""
 
-    def chosen(run: RankRun) -> Sequence[int]:
+    def chosen(runs: Sequence[RankRun]) -> Sequence[int]:
         from fakedist.errors import JobError
         from fakedist.results.router_draws import ranks_by_load
 
+        run = runs[0]
+        if len(runs) > 1:
+            return ()
         ranks = [] if run.run_directory is None else ranks_by_load(run.run_directory)
         if not ranks:
             raise JobError(
@@ -185,12 +212,12 @@ def _ranks_by_load(job: Job, word: str) -> Callable[[RankRun], Sequence[int]]:
     return chosen
 
 
-def _write_page(rows: Sequence[RankRow], job: Job, directory: Path, priced: JobTime | None = None) -> None:
+def _write_page(rows: Sequence[RankRow], job: Job, directory: Path, runs: JobRuns | None = None) -> None:
     """Write the page of several ranks into their directory, and print its path."""
     from fakedist.errors import FakedistError
     from fakedist.report.page.job_page import write_job_page
     from fakedist.report.writing import may_hold_page
-    from fakedist.results.job_time import JobRuns, open_job_runs
+    from fakedist.results.job_time import open_job_runs
     from fakedist.rundir.directory import PAGE_NAME
 
     path = directory / PAGE_NAME
@@ -200,49 +227,79 @@ def _write_page(rows: Sequence[RankRow], job: Job, directory: Path, priced: JobT
         remark(f"no page of these ranks: {path} is not fakedist's")
         return
     try:
-        runs = open_job_runs(directory) if priced is None else JobRuns(directory.resolve(), priced.runs, priced)
-        write_job_page(runs, path, {row.rank: row.exit for row in rows if row.run_directory is None})
+        write_job_page(
+            runs or open_job_runs(directory), path, {row.rank: row.exit for row in rows if row.run_directory is None}
+        )
     except FakedistError as error:
         remark(f"no page of these ranks: {error.message}")
         return
     remark(f"the page of these ranks: {path}")
 
 
-def _stages(
-    job: Job, streams: Streams, *, directory: Path | None, force: bool, output: Output, jobs: int, cold: bool
+def _whole_job(
+    job: Job, word: str, streams: Streams, *, directory: Path | None, force: bool, output: Output, jobs: int, cold: bool
 ) -> int:
-    from fakedist.errors import FakedistError
+    """Run a rank of each stage or kind."""
     from fakedist.launcher.ranks import exit_code, profile_ranks
-    from fakedist.report.text.job_sheets import RankRow, job_object, ranks_object, render_job, render_ranks
-    from fakedist.results.job_time import time_job
+    from fakedist.report.text import job_sheets
+    from fakedist.report.text.sheet import print_sheets
+    from fakedist.results.job_time import open_job_runs
     from fakedist.rundir.directory import default_name
 
-    def other_stages(run: RankRun) -> Sequence[int]:
-        from fakedist.results.job_time import stages_of_job
-
-        if run.run_directory is None:
-            return ()
-        pipeline = stages_of_job(run.run_directory)
-        remark(f"pipeline of {len(pipeline.ranks)} stages: group {pipeline.group}, as {pipeline.why}")
-        return pipeline.ranks
-
-    directory = directory or default_name(job, which=_STAGES)
-    runs = list(profile_ranks(job, (job.rank,), directory, force, streams, more=other_stages, jobs=jobs, cold=cold))
-    rows = [RankRow(run.rank, run.run_directory, run.ending, run.wall_s) for run in runs]
-    priced: JobTime | None = None
-    if exit_code(runs) == 0:
-        try:
-            priced = time_job([run.run_directory for run in runs if run.run_directory is not None])
-        except FakedistError as error:
-            remark(f"no step of the whole job: {error.message}")
-    else:
-        remark("no step of the whole job: not every stage ended well")
+    directory = directory or default_name(job, which=word)
+    more = _other_stages if word == _STAGES else _distinct_ranks()
+    runs = list(profile_ranks(job, (job.rank,), directory, force, streams, more=more, jobs=jobs, cold=cold))
+    rows = [job_sheets.RankRow(run.rank, run.run_directory, run.ending, run.wall_s) for run in runs]
+    ran = [run.rank for run in runs if run.run_directory is not None]
+    found = open_job_runs(directory, ran) if ran else None
+    if found is not None and found.job is None:
+        remark(f"no step of the whole job: {found.why_no_step}")
+    kinds = found.kinds if found is not None and word == _DISTINCT else None
+    priced = None if found is None else found.job
     if output.format == JSON:
-        found = ranks_object(rows, job.world_size, exit_code(runs))
-        output.write_object(found | {"job": None if priced is None else job_object(priced)})
+        shown = job_sheets.ranks_object(rows, job.world_size, exit_code(runs))
+        shown["job"] = None if priced is None else job_sheets.job_object(priced)
+        output.write_object(shown if kinds is None else shown | {"kinds": job_sheets.kind_objects(kinds)})
     else:
-        output.render(lambda console: render_ranks(rows, job.world_size, console))
+        if kinds is None or found is None:
+            output.render(lambda console: job_sheets.render_ranks(rows, job.world_size, console))
+        else:
+            sheet = job_sheets.kinds_sheet(kinds, found.runs)
+            output.render(lambda console: print_sheets(console, [sheet]))
         if priced is not None:
-            output.render(lambda console: render_job(priced, console))
-    _write_page(rows, job, directory, priced)
+            output.render(lambda console: job_sheets.render_job(priced, console))
+    _write_page(rows, job, directory, found)
     return say_first_failure(runs, job)
+
+
+def _other_stages(runs: Sequence[RankRun]) -> Sequence[int]:
+    from fakedist.results.job_time import stages_of_job
+
+    if len(runs) > 1 or runs[0].run_directory is None:
+        return ()
+    pipeline = stages_of_job(runs[0].run_directory)
+    remark(f"pipeline of {len(pipeline.ranks)} stages: group {pipeline.group}, as {pipeline.why}")
+    return pipeline.ranks
+
+
+def _distinct_ranks() -> Callable[[Sequence[RankRun]], Sequence[int]]:
+    """Return what chooses the ranks to run next, so that each kind of rank is proven by the runs of its ranks."""
+    from fakedist.results.rank_kinds import KindSearch
+
+    search = KindSearch()
+
+    def chosen(runs: Sequence[RankRun]) -> Sequence[int]:
+        for run in runs[search.num_runs :]:
+            if run.run_directory is None or run.ending.failed:
+                return ()
+            search.add(run.run_directory)
+        found = search.found()
+        if found is None:
+            remark("ranks make groups that others do not, so which are alike cannot be told: name the ranks to run")
+            return ()
+        proven = sum(kind.is_proven for kind in found.kinds)
+        wanted = [rank for rank in found.wanted if rank not in search.ranks][: _MOST_SEVERAL - len(runs)]
+        remark(f"{proven} of {len(found.kinds)} kinds of ranks are proven by {len(runs)} ranks; {len(wanted)} run next")
+        return wanted
+
+    return chosen

@@ -135,7 +135,7 @@ def profile_ranks(
     force: bool,
     streams: launching.Streams,
     *,
-    more: Callable[[RankRun], Sequence[int]] | None = None,
+    more: Callable[[Sequence[RankRun]], Sequence[int]] | None = None,
     jobs: int = 1,
     cold: bool = False,
 ) -> Iterator[RankRun]:
@@ -149,7 +149,7 @@ def profile_ranks(
         job: The job, which has passed :func:`fakedist.launcher.launching.check`. Its own rank is ignored.
         output: The parent of the run directories ``rank0``, ``rank4``, ... None names one after the script.
         force: Whether existing runs of these ranks in it, or of one rank that it holds, may be overwritten.
-        more: Returns further ranks to run, from the first run of the first rank.
+        more: Called with each rank's first run, and again after the ranks that it returned, until it returns none.
         jobs: Ranks that run at once. Each waits for earlier ranks' tapes, so it receives what it would in turn.
         cold: Whether each rank starts on its own. Otherwise ranks fork from a server, from the second on.
 
@@ -169,17 +169,19 @@ def profile_ranks(
 
 
 def _in_order(
-    runner: _Runner, ranks: list[int], more: Callable[[RankRun], Sequence[int]] | None, jobs: int
+    runner: _Runner, ranks: list[int], more: Callable[[Sequence[RankRun]], Sequence[int]] | None, jobs: int
 ) -> Iterator[RankRun]:
     """Yield the last runs: in the given order those that wait for nothing, then those that run again."""
     waiting = _Waiting(runner)
+    first_runs: list[RankRun] = []
     if more is None:
         runner.start_together(ranks, jobs)
     for count, rank in enumerate(ranks, 1):
         runner.say(f"rank {rank} ({count} of {len(ranks)})")
         run, awaited = waiting.run(rank)
-        if more is not None and count == 1:
-            others = [wanted for wanted in more(run) if wanted not in ranks]
+        first_runs.append(run)
+        if more is not None and count == len(ranks) and run.ending.outcome is not Outcome.INTERRUPTED:
+            others = [wanted for wanted in more(first_runs) if wanted not in ranks]
             runner.prepare_directory(others)
             ranks += others
             runner.start_together(others, jobs)
@@ -315,7 +317,8 @@ class _Runner:
 
     def start_together(self, ranks: Sequence[int], jobs: int) -> None:
         """Let the first runs of these ranks take place side by side, or with one job in turn."""
-        if jobs > 1:
+        self.close()
+        if jobs > 1 and ranks:
             executor = LocalExecutor(jobs, cold=self._server is None)
             self._together = RanksTogether(self._job, self._directory, ranks, self._tapes, executor=executor)
 

@@ -14,8 +14,9 @@ A job has the same options everywhere: on the command line (`fakedist profile`),
 `fakedist check` ([ci.md](ci.md)), and as keywords of `fakedist.profile` and of the pytest mark. `fakedist topology`
 and `fakedist sweep` leave out those that would have no effect there.
 
-`fakedist profile --rank stages` runs one rank of each pipeline stage ([time.md](time.md)), and a sweep has words of
-its own for the ranks that run ([sweeps.md](sweeps.md#what-runs)).
+`fakedist profile --rank stages` runs one rank of each pipeline stage ([time.md](time.md)), `--rank distinct` ranks of
+each kind ([match.md](match.md#ranks-that-run-alike)), and a sweep has words of its own for the ranks that run
+([sweeps.md](sweeps.md#what-runs)).
 
 `python -m fakedist.options.options_page` prints this page, and a test keeps it true.
 

@@ -11,8 +11,15 @@ import torch
 
 from fakedist.frames import running_script
 from fakedist.rundir.encoding import Record
-from fakedist.rundir.records import BoundRecord, CallLinesRecord, CallsRecord, CallTermsRecord, GroupsRecord
-from fakedist.rundir.rows import NO_TERMS, CallRow, CallTerms, GroupRow
+from fakedist.rundir.records import (
+    BoundRecord,
+    CallLinesRecord,
+    CallsRecord,
+    CallTermsRecord,
+    GroupsRecord,
+    OtherGroupsRecord,
+)
+from fakedist.rundir.rows import NO_TERMS, CallRow, CallTerms, GroupRow, OtherGroupRow
 
 _BATCH = 4096
 _names: dict[torch.dtype, str] = {}
@@ -46,6 +53,7 @@ class Ledger:
         self._group_ranks: list[int] = []
         self._rows: list[CallRow] = []
         self._terms: list[CallTerms] = []
+        self._others: list[OtherGroupRow] = []
         self._lines: dict[tuple[tuple[CodeType, int], ...], int] = {}
         self.is_on = True
         self.on_call: Callable[[int], None] | None = None
@@ -64,6 +72,10 @@ class Ledger:
         row = GroupRow(number, name, description, listed, step, group_rank, backend)
         self._append(GroupsRecord([row]))
         return number
+
+    def add_other_group(self, description: str, ranks: Sequence[int]) -> None:
+        """Record a process group that this rank is not in. Large jobs have tens of thousands."""
+        self._others.append(OtherGroupRow(len(self._group_ranks), description, *_compact(ranks)))
 
     def bind(self, group: int) -> None:
         """Record that a group is bound to its device: its NCCL communicator is created at once, not by a first call."""
@@ -142,6 +154,9 @@ class Ledger:
             terms, self._terms = self._terms, []
             self._append(CallsRecord(rows))
             self._append(CallTermsRecord(terms))
+        if self._others:
+            others, self._others = self._others, []
+            self._append(OtherGroupsRecord(others))
 
 
 def _bytes(tensors: Sequence[torch.Tensor]) -> int:

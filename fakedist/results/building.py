@@ -17,7 +17,7 @@ from fakedist.analysis.root_order import trained_first
 from fakedist.analysis.segments import segment_table
 from fakedist.analysis.snapshot_writing import build_snapshot
 from fakedist.analysis.stack_lines import stack_lines
-from fakedist.analysis.topology import call_table, collective_table, group_table, term_table
+from fakedist.analysis.topology import call_table, collective_table, group_table, other_group_table, term_table
 from fakedist.cost_model.estimated import (
     Models,
     StepTimes,
@@ -189,6 +189,7 @@ def make_tables(recording: Recording, blocks: Blocks, positions: pd.DataFrame) -
         "largest": memory_tables.largest_blocks(recording, blocks, lines),
         "segments": segment_table(recording, blocks),
         "groups": group_table(recording),
+        "other_groups": other_group_table(recording),
         "calls": calls,
         "call_terms": term_table(recording),
         "collectives": collective_table(calls[is_recorded]),

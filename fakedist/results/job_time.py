@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -20,6 +20,7 @@ from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
 from fakedist.options.pricing import Pricing, PricingOptions
 from fakedist.results.opening import open_run_directory
+from fakedist.results.rank_kinds import JobKinds, find_job_kinds, rank_program
 from fakedist.results.repricing import host_of, models_of, tables_to_price
 from fakedist.results.run import Run
 from fakedist.rundir import time_notes
@@ -172,27 +173,43 @@ class JobRuns:
         path: The directory that has them; None if they are from several.
         job: The step of the whole job; None if these are not the runs of a rank of each pipeline stage.
         why_no_step: Why there is none.
+        kinds: Which ranks of the job run alike; None where the runs do not show it.
     """
 
     path: Path | None
     runs: Sequence[Run]
     job: JobTime | None = None
     why_no_step: str = ""
+    kinds: JobKinds | None = None
 
 
-def open_job_runs(path: Path) -> JobRuns:
+def open_job_runs(path: Path, ranks: Collection[int] | None = None) -> JobRuns:
     """Open a directory of several ranks' runs. The job's step is priced if a rank of each stage ran to its end.
+
+    Args:
+        path: The directory.
+        ranks: Those to open; None for all.
 
     Raises:
         RunDirectoryError: It has no ranks' runs, or one of them is damaged.
     """
-    runs = [open_run_directory(run) for run in rank_directories(path)]
+    opened = [open_run_directory(run).keeping_tables() for run in rank_directories(path)]
+    runs = [run for run in opened if ranks is None or run.summary.rank in ranks]
     if not runs:
         raise RunDirectoryError(f"{path} holds no runs of ranks", "fakedist profile --rank stages -o DIR makes one")
+    found = JobRuns(path.resolve(), runs, kinds=_kinds_of(runs))
     try:
-        return JobRuns(path.resolve(), runs, _job_of(runs))
+        return replace(found, job=_job_of(runs))
     except FakedistError as error:
-        return JobRuns(path.resolve(), runs, None, error.message)
+        return replace(found, why_no_step=error.message)
+
+
+def _kinds_of(runs: Sequence[Run]) -> JobKinds | None:
+    try:
+        _, by_rank = check_one_job(runs)
+        return find_job_kinds(by_rank, {rank: rank_program(rank, run) for rank, run in by_rank.items()})
+    except FakedistError:
+        return None
 
 
 def _job_of(runs: Sequence[Run]) -> JobTime:

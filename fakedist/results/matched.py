@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
-
-from fakedist.analysis.call_order import CallsMatch, Made, RankCall, RankCalls, match_calls
-from fakedist.analysis.topology import ranks_of
+from fakedist.analysis.call_order import CallsMatch, Made, match_calls
 from fakedist.errors import JobError
+from fakedist.rank_list import format_rank_list
 from fakedist.results.job_time import check_one_job
 from fakedist.results.opening import open_run_directory
+from fakedist.results.rank_kinds import find_job_kinds, rank_program
 from fakedist.results.run import Run
 from fakedist.rundir.directory import rank_directories
-from fakedist.rundir.tape import ranks_key
-
-_CALLS = ("sequence", "operation", "bytes_in", "bytes_out", "dtype", "asynchronous", "stream", "step")
-_TERMS = ("reduction", "root", "tag", "batch", "sent_parts", "received_parts", "on_host", "own_pair", "waits")
 
 
 @dataclass(frozen=True)
@@ -45,6 +39,7 @@ class JobMatch:
 
     Attributes:
         runs: The runs, by rank.
+        copies: Ranks without a run that a proven kind has, and the one that ran and is alike (docs/match.md).
         matched: The result of playing their calls.
         num_steps: Steps that every rank was recorded to the end of; None where all scripts ended.
         failed: Ranks whose script failed, and how: they are compared until then.
@@ -52,6 +47,7 @@ class JobMatch:
     """
 
     runs: dict[int, Run]
+    copies: dict[int, int]
     matched: CallsMatch
     num_steps: int | None
     failed: dict[int, str]
@@ -59,10 +55,10 @@ class JobMatch:
 
     @property
     def not_recorded(self) -> list[int]:
-        """The job's ranks that have no run."""
+        """The job's ranks that have no run and are not alike one that has."""
         job = next(iter(self.runs.values())).manifest.job
         assert job is not None
-        return [rank for rank in range(job.world_size) if rank not in self.runs]
+        return [rank for rank in range(job.world_size) if rank not in self.runs and rank not in self.copies]
 
     @property
     def at_fault(self) -> list[Made]:
@@ -73,12 +69,12 @@ class JobMatch:
 
     def place(self, made: Made) -> Place:
         """Where a rank made a call."""
-        run = self.runs[made.rank]
+        run = self.runs[self.copies.get(made.rank, made.rank)]
         calls, terms = run.table("calls"), run.table("call_terms")
         row = int((calls["sequence"] == made.call.sequence).to_numpy().argmax())
         call = calls.iloc[row]
         group = run.table("groups").iloc[int(call["group"])]
-        name = f"{group['description'] or group['name']} (ranks {group['ranks']})"
+        name = f"{group['description'] or group['name']} (ranks {format_rank_list(made.call.members)})"
         layer = run.table("layers")["name"].iloc[int(call["layer"])]
         return Place(made, name, call["phase"], layer, terms["lines"].iloc[row].splitlines())
 
@@ -100,45 +96,17 @@ def match_runs(paths: Sequence[Path]) -> JobMatch:
             "fakedist profile --rank 0-7 -o DIR ... runs several",
         )
     _, by_rank = check_one_job(runs)
-    programs = [_program(rank, run) for rank, run in by_rank.items()]
+    programs = {rank: rank_program(rank, run) for rank, run in by_rank.items()}
+    kinds = find_job_kinds(by_rank, programs)
+    copies = {} if kinds is None else dict(kinds.copies)
+    played = [*programs.values(), *(kinds.copied(programs[like], rank) for rank, like in copies.items() if kinds)]
     endings = {rank: run.summary.exit for rank, run in by_rank.items()}
-    stopped = [program.last_step for program in programs if not program.is_over]
+    stopped = [program.last_step for program in programs.values() if not program.is_over]
     return JobMatch(
         runs=by_rank,
-        matched=match_calls(programs),
+        copies=copies,
+        matched=match_calls(played),
         num_steps=min(stopped) if stopped else None,
         failed={rank: str(ending.outcome) for rank, ending in endings.items() if not ending.ended_well},
         decided={rank: run.summary.invented_values for rank, run in by_rank.items() if run.summary.invented_values},
     )
-
-
-def _program(rank: int, run: Run) -> RankCalls:
-    calls, terms, steps = run.table("calls"), run.table("call_terms"), run.table("steps")["step"]
-    if len(calls) and not len(terms):
-        raise JobError(f"{run.path} was recorded by an earlier version, which did not keep what has to match", "")
-    made = job_calls(calls, terms, run.table("groups")["ranks"].tolist())
-    return RankCalls(rank, made, int(steps.max()) if len(steps) else 0, is_over=run.summary.exit.ended_by_itself)
-
-
-def job_calls(calls: pd.DataFrame, terms: pd.DataFrame, groups: Sequence[str]) -> list[RankCall]:
-    """The calls of a rank, by groups that all of its job's ranks name alike.
-
-    Args:
-        calls: The table ``calls``.
-        terms: The table ``call_terms``.
-        groups: The ranks of each group, as in the table ``groups``.
-    """
-    seen: Counter[tuple[str | int, ...]] = Counter()
-    channels = []
-    for text in groups:
-        ranks = ranks_of(text)
-        key = ranks_key(ranks)
-        channels.append(((key, seen[key]), ranks))
-        seen[key] += 1
-    both = calls.join(terms)
-    columns = [both[name].tolist() for name in ("group", "peer", *_CALLS, *_TERMS)]
-    made = []
-    for group, peer, *rest in zip(*columns, strict=True):
-        channel, ranks = channels[group]
-        made.append(RankCall._make([channel, ranks, ranks[peer] if peer >= 0 else -1, *rest]))
-    return made

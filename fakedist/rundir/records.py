@@ -22,6 +22,7 @@ from fakedist.rundir.rows import (
     InventedRow,
     LayerRow,
     OperationRow,
+    OtherGroupRow,
     RegionRow,
     RouterPassRow,
     ScopeRow,
@@ -284,6 +285,13 @@ class GroupsRecord(Record):
     """New process groups."""
 
     rows: list[GroupRow]
+
+
+@record_kind("other_groups")
+class OtherGroupsRecord(Record):
+    """New process groups that this rank is not in, in order."""
+
+    rows: list[OtherGroupRow]
 
 
 @record_kind("bound")

@@ -191,7 +191,32 @@ class GroupRow(NamedTuple):
     @property
     def members(self) -> Sequence[int]:
         """Global ranks in the group."""
-        return range(self.ranks[0], self.ranks[1], self.ranks_step) if self.ranks_step else self.ranks
+        return _members(self.ranks, self.ranks_step)
+
+
+class OtherGroupRow(NamedTuple):
+    """A process group that this rank made with others and is not in.
+
+    Attributes:
+        after: Groups of this rank that were made before it.
+        description: As of :class:`GroupRow`.
+        ranks: As of :class:`GroupRow`.
+        ranks_step: As of :class:`GroupRow`.
+    """
+
+    after: int
+    description: str
+    ranks: tuple[int, ...]
+    ranks_step: int
+
+    @property
+    def members(self) -> Sequence[int]:
+        """Global ranks in the group."""
+        return _members(self.ranks, self.ranks_step)
+
+
+def _members(ranks: tuple[int, ...], step: int) -> Sequence[int]:
+    return range(ranks[0], ranks[1], step) if step else ranks
 
 
 class InventedRow(NamedTuple):

@@ -575,6 +575,15 @@ TABLES: dict[str, Table] = {
             Column("ranks", "string", "Its ranks, regular ones as start-stop:step.", has_ranks=True),
         ),
     ),
+    "other_groups": Table(
+        "A process group that this rank made with others and is not in, in order.",
+        (
+            Column("after", "int64", "Rows of `groups` that were made before it."),
+            Column("description", "string", "As in `groups`."),
+            Column("ranks", "string", "As in `groups`.", has_ranks=True),
+        ),
+        is_newer=True,
+    ),
     "invented": Table(
         "Values that the virtual GPU had to make up because the script read what no kernel had computed.",
         (

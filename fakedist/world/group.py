@@ -27,6 +27,9 @@ class LedgerLike(Protocol):
     def add_group(self, name: str, description: str, ranks: Sequence[int], group_rank: int, backend: str) -> int:
         """Record a group; returns its number."""
 
+    def add_other_group(self, description: str, ranks: Sequence[int]) -> None:
+        """Record a group that this rank is not in."""
+
     def bind(self, group: int) -> None:
         """Record that a group is bound to its device: NCCL creates the communicator with it, not at the first call."""
 
@@ -64,7 +67,7 @@ class NullLedger:
     def write(self, *args: object, **kwargs: object) -> None:
         """Do nothing."""
 
-    bind = timed = write
+    add_other_group = bind = timed = write
 
 
 def _nccl_functions() -> tuple[int, int] | None:

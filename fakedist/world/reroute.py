@@ -138,9 +138,9 @@ class _World:
             plain = len(args) <= 3 and not kwargs.get("use_local_synchronization")
             if plain and isinstance(ranks, (list, tuple, range)) and ranks and self._is_without_me(ranks):
                 c10d._world.group_count += 1  # the next group's name counts this one
-                c10d._world.pg_group_ranks[_NON_MEMBER] = {
-                    rank: group_rank for group_rank, rank in enumerate(sorted(ranks))
-                }
+                members = sorted(ranks)
+                c10d._world.pg_group_ranks[_NON_MEMBER] = {rank: number for number, rank in enumerate(members)}
+                self._ledger.add_other_group(str(kwargs.get("group_desc") or "") or _made_at(), members)
                 return _NON_MEMBER
             return original(ranks, *args, **kwargs)
 
@@ -162,6 +162,7 @@ class _World:
         if tag and (existing := c10d._find_pg_by_ranks_and_tag(tag, ranks)):
             return existing, c10d._world.pg_map[existing][1]
         if ranks and dist.get_rank() not in ranks:
+            self._ledger.add_other_group(arguments["group_desc"] or _made_at(), ranks)
             return _NON_MEMBER, None
         if c10d._world.default_pg is not None and arguments["group_rank"] is None:
             raise AssertionError("Group rank must be specified for group members")  # new_group([])
@@ -212,11 +213,16 @@ class _World:
         if not all(split_ranks) or any(len(part) != len(set(part)) for part in split_ranks):
             raise ValueError("the split group cannot be empty or have duplicate ranks")
         parent = parent_pg or c10d._get_default_group()
-        mine = next((part for part in split_ranks if dist.get_rank(parent) in part), None)
+        of_parent = dist.get_process_group_ranks(parent)
+        mine = None
+        for part in split_ranks:
+            if dist.get_rank(parent) in part:
+                mine = part
+            else:
+                self._ledger.add_other_group(group_desc or _made_at(), [of_parent[rank] for rank in part])
         if mine is None:
             c10d._process_group_name(split_ranks[0], use_hashed_name=True)  # counts the group, as torch does
             return _NO_PART
-        of_parent = dist.get_process_group_ranks(parent)
         return self._new_group_with_tag(
             [of_parent[rank] for rank in mine],
             timeout=timeout,

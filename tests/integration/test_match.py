@@ -37,9 +37,12 @@ def faulty(run_fakedist: RunFakedist) -> Path:
 
     def make(folder: Path) -> None:
         (folder / "train.py").write_text(FAULTY)
-        options = ("--world-size", "2", "--rank", "0,1", "--device", "virtual", "--until", "end", "--no-kernels")
-        finished = run_fakedist("profile", *options, "-o", "runs", "train.py", cwd=folder)
+        options = ("--world-size", "2", "--rank", "distinct", "--device", "virtual", "--until", "end", "--no-kernels")
+        finished = run_fakedist("profile", *options, "-o", "runs", "--json", "train.py", cwd=folder)
         assert finished.code == 0, finished.stderr
+        assert "0 of 1 kinds of ranks are proven by 1 ranks; 1 run next" in finished.stderr
+        kinds = json.loads(finished.stdout)["kinds"]
+        assert [(kind["ranks"], kind["ran"], kind["proven"]) for kind in kinds] == [("0", [0], True), ("1", [1], True)]
 
     return made_once(FAULTY, make) / "runs"
 

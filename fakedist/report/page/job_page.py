@@ -17,10 +17,12 @@ from fakedist.report.page.bars import BarChart, memory_bars, time_bars
 from fakedist.report.page.drawings import Pack
 from fakedist.report.page.run_page import template_text
 from fakedist.report.text.job_sheets import (
+    groups_sheet,
     job_columns,
     job_figures,
     job_remarks,
     job_what_if_sheets,
+    kinds_sheet,
     table_title,
 )
 from fakedist.report.text.sheet import Sheet, SheetColumn
@@ -106,6 +108,7 @@ def job_page(
         "times": None if step is None else _times(step),
         "sheets": [] if runs.job is None else [_stages(runs.job.summary), *job_what_if_sheets(runs.job, changed)],
         "ranks": _ranks(runs.runs, not_started),
+        "kinds": [] if runs.kinds is None else [kinds_sheet(runs.kinds, runs.runs), groups_sheet(runs.kinds)],
         "links": [*(_links(run, folder) for run in runs.runs), *([] for _ in not_started)],
         "facts": _facts(runs),
         "numbers": pack.text(),

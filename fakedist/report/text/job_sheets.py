@@ -10,6 +10,8 @@ from types import MappingProxyType
 from rich.console import Console
 from rich.text import Text
 
+from fakedist.analysis.alike_ranks import AlikeRanks
+from fakedist.rank_list import format_rank_list
 from fakedist.report.compare.comparison import format_relative, format_us_change
 from fakedist.report.text.run_report import summary_object
 from fakedist.report.text.sheet import (
@@ -30,6 +32,8 @@ from fakedist.report.text.sheet import (
 from fakedist.report.text.wording import job_command
 from fakedist.results.job_time import JobTime
 from fakedist.results.opening import open_run_directory
+from fakedist.results.rank_kinds import JobKinds
+from fakedist.results.run import Run
 from fakedist.rundir.job_time import JobStep, StageTime
 from fakedist.rundir.notes import share_text
 from fakedist.rundir.outcome import Ending
@@ -63,6 +67,79 @@ def ranks_sheet(rows: Sequence[RankRow], world_size: int) -> Sheet:
         f"rank {row.rank}: {ending.message}" for row, ending in zip(rows, endings, strict=True) if ending.message
     ]
     return Sheet(f"Ranks of {world_size:,}, memory measured", columns, remarks)
+
+
+def kinds_sheet(found: JobKinds, runs: Sequence[Run]) -> Sheet:
+    """A table with a row for each kind of rank, those that reserve most first, and what is proven."""
+    by_rank = {run.summary.rank: run for run in runs}
+    ran = {kind.ranks: [by_rank[rank] for rank in kind.ran if rank in by_rank] for kind in found.kinds}
+
+    def most(kind: AlikeRanks, name: str) -> int:
+        return max((getattr(run, name) for run in ran[kind.ranks]), default=0)
+
+    kinds = sorted(found.kinds, key=lambda kind: (-most(kind, "peak_reserved_bytes"), kind.ranks))
+    stages = ["" if kind.stage is None else str(kind.stage) for kind in kinds]
+    places = [", ".join(kind.where) for kind in kinds]
+    columns = [
+        SheetColumn("ranks", [format_rank_list(kind.ranks) for kind in kinds], is_text=True),
+        *([SheetColumn("stage", stages, rank=1)] if any(stages) else []),
+        *([SheetColumn("where", places, is_text=True, rank=2)] if any(places) else []),
+        SheetColumn("number", [f"{len(kind.ranks):,}" for kind in kinds], rank=1),
+        SheetColumn("ran", [format_rank_list(kind.ran) or "none" for kind in kinds], is_text=True, rank=1),
+        bytes_column("peak reserved", [most(kind, "peak_reserved_bytes") for kind in kinds]),
+        bytes_column("peak allocated", [most(kind, "peak_allocated_bytes") for kind in kinds]),
+        SheetColumn("fits", [_fitting(ran[kind.ranks]) for kind in kinds], is_text=True),
+        SheetColumn("alike", ["proven" if kind.is_proven else "assumed" for kind in kinds], is_text=True, rank=1),
+    ]
+    return Sheet("Kinds of ranks, memory measured", columns, _kind_remarks(kinds, ran))
+
+
+def _fitting(runs: Sequence[Run]) -> str:
+    return "" if not runs else "yes" if all(run.fits for run in runs) else "no"
+
+
+def _kind_remarks(kinds: Sequence[AlikeRanks], ran: Mapping[tuple[int, ...], Sequence[Run]]) -> list[str]:
+    remarks = []
+    if any(kind.is_proven and len(kind.ranks) > len(kind.ran) for kind in kinds):
+        remarks.append("proven: the first and the last of these ranks ran and made the same calls on their own groups")
+    if assumed := [kind for kind in kinds if not kind.is_proven]:
+        remarks.append(
+            f"assumed: too few of the ranks of {len(assumed):,} kinds ran; --rank distinct proves or divides them"
+        )
+    for kind in kinds:
+        peaks = [run.peak_reserved_bytes for run in ran[kind.ranks]]
+        if kind.is_proven and len(set(peaks)) > 1:
+            remarks.append(
+                f"ranks {format_rank_list(kind.ran)} made the same calls and reserved {format_bytes(min(peaks))} to "
+                f"{format_bytes(max(peaks))}"
+            )
+    return remarks
+
+
+def groups_sheet(found: JobKinds) -> Sheet:
+    """A table of the job's process groups: how many there are of each description and size."""
+    rows = [(description, size, number) for (description, size), number in found.groups.sizes.items()]
+    columns = [
+        SheetColumn("group", [description for description, _, _ in rows], is_text=True),
+        SheetColumn("ranks in one", [f"{size:,}" for _, size, _ in rows], values=[size for _, size, _ in rows]),
+        SheetColumn("number", [f"{number:,}" for _, _, number in rows], values=[number for _, _, number in rows]),
+    ]
+    return Sheet("Process groups of the job", columns)
+
+
+def kind_objects(found: JobKinds) -> list[dict[str, object]]:
+    """The kinds for ``--json``."""
+    return [
+        {
+            "ranks": format_rank_list(kind.ranks),
+            "num_ranks": len(kind.ranks),
+            "ran": list(kind.ran),
+            "stage": kind.stage,
+            "where": list(kind.where),
+            "proven": kind.is_proven,
+        }
+        for kind in found.kinds
+    ]
 
 
 def render_ranks(rows: Sequence[RankRow], world_size: int, console: Console) -> None:

@@ -43,6 +43,7 @@ def match_object(match: JobMatch) -> dict[str, object]:
     return {
         "matched": matched.is_matched,
         "ranks": list(match.runs),
+        "alike": {str(copy): rank for copy, rank in match.copies.items()},
         "not_recorded": format_rank_list(match.not_recorded),
         "num_steps": match.num_steps,
         "num_calls": matched.num_calls,
@@ -77,6 +78,8 @@ def facts(match: JobMatch) -> list[tuple[str, str]]:
     job = next(iter(match.runs.values())).manifest.job
     assert job is not None
     ranks = f"{format_rank_list(list(match.runs))} of {job.world_size:,}"
+    if match.copies:
+        ranks += f", and {len(match.copies):,} that are of the same kinds"
     until = "to the end of their scripts" if match.num_steps is None else f"until step {match.num_steps}"
     return [("ranks", ranks), ("calls", f"{match.matched.num_calls:,} over, played {until}")]
 

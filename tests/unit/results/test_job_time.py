@@ -259,13 +259,15 @@ def test_the_stages_are_the_ranks_of_the_pipelines_group(stages: list[Path], tmp
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--with-peers"], "--with-peers is for one rank, and --rank stages runs several"),
-        (["--format", "markdown"], "--format markdown is for one rank, and one of each stage was asked for"),
+        (["stages", "--with-peers"], "--with-peers is for one rank, and --rank stages runs several"),
+        (["stages", "--format", "markdown"], "--format markdown is for one rank, and stages were asked for"),
+        (["distinct", "--format", "markdown"], "--format markdown is for one rank, and distinct ranks were asked for"),
+        (["all"], "--rank all would run 256 ranks: --rank distinct runs those of each kind, --rank 0-255 runs all"),
     ],
 )
-def test_options_of_one_rank_are_refused_for_stages(
+def test_options_of_one_rank_are_refused_for_several(
     options: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = main(["profile", "--world-size", "8", "--rank", "stages", "--device", "virtual", *options, "train.py"])
+    code = main(["profile", "--world-size", "256", "--device", "virtual", "--rank", *options, "train.py"])
     assert code == ExitCode.USAGE
     assert says in capsys.readouterr().err

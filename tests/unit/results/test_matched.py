@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from fakedist.analysis.call_order import CallsMatch, RankCalls, match_calls
-from fakedist.analysis.recording import JournalReading
+from fakedist.analysis.recording import JournalReading, Recording
 from fakedist.analysis.topology import call_table, group_table, term_table
 from fakedist.options import Job
 from fakedist.record.ledger import Ledger
-from fakedist.results.matched import job_calls
+from fakedist.results.rank_kinds import job_calls
 from fakedist.rundir.encoding import Record
 from fakedist.world.reroute import fake_world
 
@@ -21,11 +21,11 @@ WORLD = 4
 Script = Callable[[int], None]
 
 
-def recorded(script: Script, rank: int) -> RankCalls:
-    """The calls of a rank of a script until its end."""
+def recording_of(script: Script, rank: int, world_size: int = WORLD) -> Recording:
+    """The calls of a rank of a script until its end, and its groups."""
     records: list[Record] = []
     ledger = Ledger(records.append, lambda: (0, 0), lambda *_: None, lambda *_: None)
-    with fake_world(Job(world_size=WORLD, rank=rank, target="x"), ledger):
+    with fake_world(Job(world_size=world_size, rank=rank, target="x"), ledger):
         dist.init_process_group("gloo")
         script(rank)
         ledger.flush()
@@ -33,13 +33,16 @@ def recorded(script: Script, rank: int) -> RankCalls:
     for record in records:
         reading.take(record)
     reading.join()
-    recording = reading.recording
+    return reading.recording
+
+
+def program_of(recording: Recording, rank: int) -> RankCalls:
     calls = job_calls(call_table(recording), term_table(recording), group_table(recording)["ranks"].tolist())
     return RankCalls(rank, calls, last_step=0, is_over=True)
 
 
 def matched(script: Script, *ranks: int) -> CallsMatch:
-    return match_calls([recorded(script, rank) for rank in ranks or range(WORLD)])
+    return match_calls([program_of(recording_of(script, rank), rank) for rank in ranks or range(WORLD)])
 
 
 def ones(number: int = 2, dtype: torch.dtype = torch.float32) -> torch.Tensor:
