@@ -1,7 +1,7 @@
 """Where allocations go, against an H200 (driver 580.159.04, CUDA 13): the caching allocator breaks ties by address.
 
-``addresses.csv`` has calls of cudaMalloc and, with negative sizes, cudaFree in one process: random sizes, mixed in four ways,
-and forty at a time. Addresses are relative to the first.
+``addresses.csv`` has calls of cudaMalloc and, with negative sizes, cudaFree in one process: random sizes, mixed in
+four ways, and forty at a time. Addresses are relative to the first.
 """
 
 from __future__ import annotations
