@@ -1,16 +1,14 @@
 /* A GPU that lags behind its host as far as it can: what a stream was given is done once the host has waited for it, or
- * for something that had to wait for it, or once the stream was given so many launches more that the host could not have
- * made the last one otherwise.
+ * for something that had to wait for it, or once the stream was given as many launches more as its launch queue holds.
  *
- * A stream holds about 1,000 launches, and each has its own: https://forums.developer.nvidia.com/t/68937, and
- * https://stackoverflow.com/q/53970187. bench/gpu_lag.py measures it. What is not known to take a place in the queue
- * (events, waits, a second kernel of a library's call) takes none here, so that a real GPU lags no further. */
+ * Only launches are known to take a place there (gpu/models/spec.py). A library's call counts as one, whatever it
+ * launches, so that a real GPU lags no further. */
 #include "lag.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEPTH = 1024 };
+enum { DEEPEST = 4094 };
 
 struct stream_wait {
     uint64_t item;
@@ -18,13 +16,14 @@ struct stream_wait {
 };
 struct lag_queue {
     uint64_t items, done; /* launches and waits: given, and done for certain */
-    uint64_t launches, item_of[DEPTH]; /* of the last launches */
+    uint64_t launches, item_of[DEEPEST]; /* of the last launches */
     struct stream_wait *waits; /* not done, in order, from the first one on */
     size_t first, count, room;
     struct lag_queue *next;
 };
 
 int lag_on;
+static uint64_t depth;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct lag_queue *queues;
 static struct lag_point *reached; /* what reach() has still to follow */
@@ -79,8 +78,8 @@ void lag_launched(struct lag_queue *q) {
     if (as_one && is_counted) return;
     is_counted = as_one;
     pthread_mutex_lock(&lock);
-    uint64_t *item = &q->item_of[q->launches % DEPTH];
-    if (q->launches++ >= DEPTH) reach((struct lag_point){q, *item});
+    uint64_t *item = &q->item_of[q->launches % depth];
+    if (q->launches++ >= depth) reach((struct lag_point){q, *item});
     *item = ++q->items;
     pthread_mutex_unlock(&lock);
 }
@@ -129,4 +128,9 @@ int lag_is_over(struct lag_point point) {
     return is_over;
 }
 
-API void fakedist_lag(int wanted) { __atomic_store_n(&lag_on, wanted, __ATOMIC_RELAXED); }
+/* Lag from now on by a launch queue of so many. It is called before the first launch. */
+API void fakedist_lag(int queue_depth) {
+    assert(queue_depth > 0 && queue_depth <= DEEPEST);
+    depth = (uint64_t)queue_depth;
+    __atomic_store_n(&lag_on, 1, __ATOMIC_RELAXED);
+}
