@@ -124,8 +124,8 @@ _GPU_LAG = Option(
     name="gpu_lag",
     kind=kinds.one_of(get_args(GpuLag)),
     group=OptionGroup.DEVICE,
-    help="How far the virtual GPU is behind its host: not at all, which keeps the fewest blocks of record_stream, or as "
-    "far as launch queues and the script's own waits allow, which keeps the most (full).",
+    help="How far the virtual GPU is behind its host: not at all, so that blocks of record_stream are free again at "
+    "once, or as far as launch queues and the script's own waits allow (full).",
     example="full",
 )
 GPU_POWER = Option(

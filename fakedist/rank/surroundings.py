@@ -36,6 +36,7 @@ from fakedist.rank.frameworks.adapting import adapted_frameworks, faster_framewo
 from fakedist.rank.reporter import Progress, Reporter
 from fakedist.record.cupti import CuptiTracer
 from fakedist.record.device_memory import (
+    StreamUses,
     allocator_settings,
     check_allocator,
     keeps_metadata,
@@ -71,6 +72,8 @@ from fakedist.world.spawned import OwnRanks
 from fakedist.world.tapes import Tapes
 
 _FACTS_EVERY_S = 2.0
+#: Blocks kept for streams are noted from this part of the reserved peak on.
+_WORTH_A_NOTE = 0.01
 
 
 class Appends(Protocol):
@@ -131,6 +134,7 @@ class Surroundings:
         self._has_launches = False
         self._load = RouterLoad(self._job.router_load, self._job.seed)
         self._recorder = self._make_recorder()
+        self._stream_uses = StreamUses(lambda: self._recorder.position.step)
         if self._values is not None:
             self._values.route_by(self._load, self._job.rank, self._whereabouts)
 
@@ -168,6 +172,8 @@ class Surroundings:
             self._world_notes = world.enter_context(faked)
             if self._gpu is not None and self._job.gpu_lag == "full":
                 world.enter_context(around_calls(partial(self._gpu.as_one, 1), partial(self._gpu.as_one, -1)))
+            if self._gpu is not None:
+                world.enter_context(self._stream_uses.watching())
             world.enter_context(warnings_at_the_script())
             world.enter_context(adapted_frameworks())
             if self._gpu is not None:
@@ -414,6 +420,10 @@ class Surroundings:
             return
         for note in self._gpu.notes():
             self._journal.append(NoteRecord(note))
+        lines = self._stream_uses.most()
+        if lines and sum(num_bytes for _, _, num_bytes in lines) > _WORTH_A_NOTE * torch.cuda.max_memory_reserved():
+            says = notes.streams_keep_most if self._job.gpu_lag == "full" else notes.streams_keep_least
+            self._journal.append(NoteRecord(says(lines)))
         if (launches := self._gpu.traced()) and not _rehearses():
             self._journal.append(NoteRecord(notes.profiler_saw_virtual_gpu(launches)))
 
