@@ -205,7 +205,8 @@ def main() -> int:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print(f"{'':<16}{'reserved, MiB':>30}{'allocated, MiB':>30}")
     print(f"{'':<16}{''.join(f'{text:>10}' for text in ('no lag', 'real', 'full lag') * 2)}", flush=True)
-    return 0 if all([compare(name, gpu, is_real=is_real) for name in args.job or JOBS]) else 1
+    results = [compare(name, gpu, is_real=is_real) for name in args.job or JOBS]
+    return 0 if all(results) else 1
 
 
 if __name__ == "__main__":
