@@ -152,7 +152,7 @@ def run_bare(name: str) -> None:
 
 
 def measure(command: list[str]) -> dict[str, int]:
-    """What a job printed. A failed one ends the benchmark."""
+    """Run a job and read what it printed. A failed one ends the benchmark."""
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     for line in done.stdout.splitlines():
         if line.startswith("FOUND "):
@@ -162,7 +162,7 @@ def measure(command: list[str]) -> dict[str, int]:
 
 
 def virtual(name: str, lag: str, gpu: list[str]) -> dict[str, int]:
-    """What a job reserves under `fakedist profile`."""
+    """Run a job under `fakedist profile`."""
     with tempfile.TemporaryDirectory(prefix="gpu-lag-") as directory:
         options = ["--device=virtual", f"--gpu-lag={lag}", f"--world-size={WORLD_SIZE}", "--rank=0", "--until=end"]
         options += ["--no-kernels", "--no-page", "-o", f"{directory}/run", *gpu]
