@@ -63,7 +63,7 @@ def find_advice(
         for change, gives in changes.items()
         if gives[1] >= worth + (change.least is not None) * evidence.rounding and not change.is_variant
     ]
-    if segments is not None and evidence.reserved_peak - evidence.peak >= worth:
+    if segments is not None and evidence.reserved_peak - evidence.kept_peak >= worth:
         advices.append(_of_reserved(evidence, room, segments))
     remedy = None
     if room.fits(evidence.reserved_peak, evidence.reserved_peak) == "does not fit":
@@ -169,22 +169,23 @@ def _tried(evidence: Evidence, room: Room, changes: Sequence[Change], gives: tup
 def _expandable_segments(evidence: Evidence) -> Change | None:
     """Reserved memory that the allocator cannot use because its free blocks have the wrong sizes.
 
-    No block goes, so that a replay says nothing of it: the need lies between what is allocated and what is reserved.
+    No block goes, so that a replay says nothing of it: the need lies between what is in blocks and what is reserved.
     """
-    if evidence.grows or evidence.reserved_peak - evidence.peak < _LEAST_UNUSED * evidence.reserved_peak:
+    if evidence.grows or evidence.reserved_peak - evidence.kept_peak < _LEAST_UNUSED * evidence.reserved_peak:
         return None
+    held = "allocated" if evidence.kept_peak == evidence.peak else "in blocks"
     return Change(
         "expandable-segments",
         "use expandable segments",
-        f"at most {format_bytes(evidence.peak)} was allocated at once, but {format_bytes(evidence.reserved_peak)} was "
-        "reserved; PYTORCH_ALLOC_CONF=expandable_segments:True saves up to the difference",
+        f"at most {format_bytes(evidence.kept_peak)} was {held} at once, but {format_bytes(evidence.reserved_peak)} "
+        "was reserved; PYTORCH_ALLOC_CONF=expandable_segments:True saves up to the difference",
         Saving(np.zeros(len(evidence.blocks))),
         price=Price(0.0, 0.0, ""),
     )
 
 
 def _of_reserved(evidence: Evidence, room: Room, segments: Change) -> Advice:
-    low, high = evidence.peak, evidence.reserved_peak
+    low, high = evidence.kept_peak, evidence.reserved_peak
     return Advice(
         segments.rule,
         segments.title,

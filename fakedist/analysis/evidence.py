@@ -126,6 +126,13 @@ class Evidence:
         return min(least, most), max(least, most) + self.rounding
 
     @cached_property
+    def kept_peak(self) -> int:
+        """The most bytes in blocks at one time, with those that are freed and still in use on a stream."""
+        size, num = self.blocks["bytes"].to_numpy(), len(self.allocated) + 1
+        made, reused = (self.blocks[name].to_numpy() for name in ("alloc_event", "reuse_event"))
+        return int(np.cumsum(np.bincount(made, size, num) - np.bincount(reused, size, num)).max(initial=self.peak))
+
+    @cached_property
     def rounding(self) -> int:
         """Bytes at the peak that nothing asked for: with other blocks before them, blocks may be cut from others."""
         alive = self.blocks[self.blocks["at_peak"]]

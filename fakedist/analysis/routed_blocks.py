@@ -94,25 +94,34 @@ def program_of(recording: Recording, blocks: Blocks, counts: Counts, mine: Ints)
     Raises:
         JobError: Memory is in a private pool, or sizes vary otherwise.
     """
-    device = recording.device
-    if any(pool != (0, 0) for pool in recording.pools.get(device, {}).values()):
-        raise JobError(
-            "the recording has blocks in private pools of CUDA graphs, which cannot be played", "record it without them"
-        )
+    check_pools(recording)
     frame = blocks.frame
     call = calls_of(recording, frame, counts.passes)
     base, per, follows = fitted_sizes(frame, call, mine, np.array([of.layer for of in counts.passes]))
-    events, at = _events(recording, blocks)
-    streams = {0: 0} | {handle: n for n, handle in enumerate(sorted(set(frame["stream"].tolist()) - {0}), 1)}
+    events, at = program_events(recording, blocks)
     return AllocationProgram(
         events,
         base,
         per,
         np.where(follows < 0, -1, follows + call * mine.shape[1]).astype("i4"),
-        frame["stream"].map(streams).to_numpy("i4"),
-        np.asarray(frame["reuse_event"] > frame["free_event"] + 1, np.uint8),
+        *streams_of(frame),
         at,
     )
+
+
+def check_pools(recording: Recording) -> None:
+    """Refuse a recording with blocks in private pools."""
+    if any(pool != (0, 0) for pool in recording.pools.get(recording.device, {}).values()):
+        raise JobError(
+            "the recording has blocks in private pools of CUDA graphs, which cannot be played", "record it without them"
+        )
+
+
+def streams_of(frame: pd.DataFrame) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    """Of each block the number of its stream, 0 for the default one, and whether another stream used it."""
+    streams = {0: 0} | {handle: n for n, handle in enumerate(sorted(set(frame["stream"].tolist()) - {0}), 1)}
+    is_shared = np.asarray(frame["reuse_event"] > frame["free_event"] + 1, np.uint8)
+    return frame["stream"].map(streams).to_numpy("i4"), is_shared
 
 
 def calls_of(recording: Recording, frame: pd.DataFrame, passes: list[RouterPass]) -> Ints:
@@ -146,7 +155,7 @@ def fitted_sizes(frame: pd.DataFrame, call: Ints, mine: Ints, layer: Ints) -> tu
         rows = groups.pop()
         if (size[rows] == size[rows[0]]).all():
             constant.append(rows)
-        elif (fit := _fit(size[rows], mine[call[rows]])) is not None:
+        elif (fit := exact_fit(size[rows], mine[call[rows]])) is not None:
             base[rows], per[rows], follows[rows] = fit
             fits[kind[rows[0]]].add(fit)
         elif len(layers := np.unique(layer[call[rows]])) > 1:  # the first has no gradient of its input, for example
@@ -184,7 +193,7 @@ def _alike(frame: pd.DataFrame, call: Ints) -> Iterator[Ints]:
         yield group["row"].to_numpy()
 
 
-def _fit(size: Ints, counts: Ints) -> tuple[int, int, int] | None:
+def exact_fit(size: Ints, counts: Ints) -> tuple[int, int, int] | None:
     """``base``, ``per`` and the column of the counts by which every size is ``base + per x count``; None without any.
 
     Two sizes fit every line, so that a base needs a third.
@@ -220,7 +229,7 @@ def _follows_nearly(
     return False
 
 
-def _events(recording: Recording, blocks: Blocks) -> tuple[npt.NDArray[np.int32], Ints]:
+def program_events(recording: Recording, blocks: Blocks) -> tuple[npt.NDArray[np.int32], Ints]:
     """The events of a program, and the recorded one of each."""
     frame, num_events = blocks.frame, len(recording.device_events["action"])
     made, freed = frame["alloc_event"].to_numpy("i8"), frame["free_event"].to_numpy("i8")

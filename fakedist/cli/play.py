@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, TEXT, chosen_output, file_option, format_options
+from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, TEXT, Output, chosen_output, file_option, format_options
 from fakedist.cli.say import reading
 from fakedist.options.expert_loads import parse_router_load
 
 if TYPE_CHECKING:
+    from fakedist.results.long_runs import PlayableSteps, PlayedSteps
     from fakedist.results.router_draws import Playable, Played
 
 
@@ -22,6 +23,17 @@ if TYPE_CHECKING:
     "--draws", type=click.IntRange(min=1), metavar="N", default=1000, show_default=True, help="How many to draw."
 )
 @click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of the first draw.")
+@click.option(
+    "--steps", type=click.IntRange(min=1), metavar="N", help="Play so many steps of RUN instead: is memory too small?"
+)
+@click.option(
+    "--lengths",
+    metavar="LENGTHS",
+    help="With --steps: lengths of a sample, lognormal:MEAN,SIGMA,MAX or a file of one a line.  [default: the run's]",
+)
+@click.option(
+    "--seeds", type=click.IntRange(min=1), metavar="N", default=20, show_default=True, help="With --steps: how often."
+)
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, CSV, HTML)
 def play(
@@ -30,21 +42,31 @@ def play(
     load: str | None,
     draws: int,
     seed: int,
+    steps: int | None,
+    lengths: str | None,
+    seeds: int,
     file: Path | None,
     form: str | None,
     as_json: bool,
 ) -> int:
-    """Draw loads of experts: how often is memory too small?
+    """Draw loads of experts, or many steps: how often is memory too small?
 
     RUN is a run on the virtual GPU with --router-load. Each draw gives experts other numbers of tokens. Of the ranks
     of the run's pipeline stage, the one that receives most is played: the run's allocations, with the sizes that follow
     from its tokens, in its order, through PyTorch's caching allocator. The script does not run. The time of the step is
     priced again.
+
+    With --steps, RUN is any run on the virtual GPU, of steps of different lengths: they are played one after the other.
     """
+    output = chosen_output(form, as_json, file)
+    if steps is not None:
+        _write_steps(run, output, lengths, steps, range(seed, seed + seeds))
+        return 0
+    if lengths is not None:
+        raise click.UsageError("--lengths needs --steps, which plays steps of these lengths")
     from fakedist.report.text import play_sheets
     from fakedist.results.router_draws import open_playable
 
-    output = chosen_output(form, as_json, file)
     with reading(run):
         playable = open_playable(run)
         load = playable.facts.load if load is None else parse_router_load(load)
@@ -62,6 +84,44 @@ def play(
         else:
             output.render(lambda console: play_sheets.render_play(played, console))
     return 0
+
+
+def _write_steps(run: Path, output: Output, lengths: str | None, num_steps: int, seeds: range) -> None:
+    from fakedist.report.text import long_run_sheets
+    from fakedist.results.long_runs import open_playable_steps
+
+    with reading(run):
+        played = _played_steps(open_playable_steps(run), lengths, num_steps, seeds)
+        if output.format == JSON:
+            output.write_object(long_run_sheets.long_run_object(played))
+        elif output.format == MARKDOWN:
+            output.write(long_run_sheets.long_run_markdown(played))
+        elif output.format == CSV:
+            output.write(played.steps.to_csv(index=False))
+        elif output.format == HTML:
+            from fakedist.report.page.long_run_page import long_run_page
+
+            output.write(long_run_page(played))
+        else:
+            output.render(lambda console: long_run_sheets.render_long_run(played, console))
+
+
+def _played_steps(playable: PlayableSteps, lengths: str | None, num_steps: int, seeds: range) -> PlayedSteps:
+    from fakedist.launcher.playing import play as play_program
+    from fakedist.launcher.playing import play_steps
+    from fakedist.results.long_runs import NO_COUNTS, check_steps, play_long
+    from fakedist.temporary import scratch_directory
+
+    with scratch_directory("play") as folder:
+        whole, recorded, program = (folder / f"{name}.npz" for name in ("whole", "recorded", "program"))
+        playable.write_whole(whole)
+        playable.write(recorded, len(playable.kinds.steps))
+        playable.write(program, num_steps)
+        conf = playable.alloc_conf
+        (as_whole,) = play_program(whole, [NO_COUNTS], conf)
+        ((_, by_step),) = play_steps(recorded, [playable.recorded_steps()], conf)
+        check_steps(playable, as_whole, by_step)
+        return play_long(playable, lengths, num_steps, seeds, lambda rows, conf: play_steps(program, rows, conf))
 
 
 def _played(playable: Playable, load: str, seeds: range) -> Played:

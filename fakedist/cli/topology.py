@@ -15,7 +15,7 @@ from fakedist.cli.say import reading, remark, say_ending, say_first_failure
 from fakedist.errors import JobError
 
 #: Options of a job that change its times and its files alone, and so nothing of what is shown here.
-_WITHOUT = ("gpu_power", "fabric", "host", "kernels", "times", "page", "nsys", "nsys_args")
+_WITHOUT = ("gpu_lag", "gpu_power", "fabric", "host", "kernels", "times", "page", "nsys", "nsys_args")
 #: Options that are of use for run directories too.
 _FOR_RUNS = ("path", "form", "as_json", "arguments")
 

@@ -17,7 +17,7 @@ from fakedist.cost_model.accuracy import closest
 from fakedist.cost_model.breakdown import break_down, uncertain_parts
 from fakedist.cost_model.collectives.communication import Communication, communication_of
 from fakedist.cost_model.collectives.fabric import Fabric, default_fabric, find_fabric
-from fakedist.cost_model.hosts import HostModel, host_model, queue_depth
+from fakedist.cost_model.hosts import HostModel, host_model
 from fakedist.cost_model.kernels.calibrated_prices import calibrated_prices_of
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.nccl.settings import TIME_VARIABLES, Nccl, read_settings
@@ -33,7 +33,7 @@ from fakedist.cost_model.step import (
 from fakedist.cost_model.what_if import WhatIf, changed_fabric, changed_launches, read_what_if
 from fakedist.errors import FakedistError
 from fakedist.gpu.models.catalogue import gpu_of_product
-from fakedist.gpu.models.spec import GpuSpec
+from fakedist.gpu.models.spec import GpuSpec, queue_depth
 from fakedist.options import Job
 from fakedist.rundir import time_notes
 from fakedist.rundir.notes import Note

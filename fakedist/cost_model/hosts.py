@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fakedist.bounded import UnreadableError, read_toml
 from fakedist.errors import JobError
-from fakedist.gpu.models.spec import GpuSpec
+from fakedist.gpu.models.spec import QUEUE_DEPTH, GpuSpec
 from fakedist.rundir.step_time import ClockSteadiness, HostTime
 
 #: The constant host time, least and most, over the estimate (90 % interval). A host may be twice as fast. A forward of
@@ -28,18 +28,6 @@ from fakedist.rundir.step_time import ClockSteadiness, HostTime
 #: 91 to 100 there (NVIDIA/TransformerEngine#2053). Tests of Megatron-LM that the host limits take 4.6 to 6 times what
 #: is counted (docs/accuracy/results.md).
 CONSTANT_RANGE = (0.5, 6.5)
-
-#: Launches of one stream of which the GPU has not ended: the host stops at the next one. Measured on an H200 (driver
-#: 580.159.04) behind a kernel of half a second, for each of two streams, kernels, fills, copies and CUDA graphs of 20
-#: kernels alike; 20,000 events did not stop it.
-QUEUE_DEPTH = 1022
-#: What CUDA_SCALE_LAUNCH_QUEUES makes of it, measured in the same way. CUDA takes any other value for 1x.
-_QUEUE_DEPTHS = {"0.25x": 254, "0.5x": 510, "2x": 2046, "4x": 4094}
-
-
-def queue_depth(scale: str) -> int:
-    """The depth of a launch queue with a value of CUDA_SCALE_LAUNCH_QUEUES."""
-    return _QUEUE_DEPTHS.get(scale, QUEUE_DEPTH)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Plays a recorded sequence of allocations with other sizes, through torch's caching allocator on the virtual GPU.
 
 It is the program of a process: ``python -m fakedist.gpu.player PROGRAM.npz`` reads the counts of a play from stdin, and
-writes a row of :data:`PLAYED` to stdout, all as 64-bit integers. Torch's Python is not imported.
+writes a row of :data:`PLAYED` to stdout, all as 64-bit integers. If the program has kinds of steps, it reads steps, and
+writes a row of :data:`OUTCOME` and one of :data:`STEP` for each. Torch's Python is not imported.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +23,12 @@ from fakedist.gpu.virtual import virtual_gpu
 
 #: What is known of a play. ``failed_event`` is -1 if every request was served.
 PLAYED = ("peak_allocated_bytes", "peak_reserved_bytes", "num_retries", "num_mallocs", "failed_event")
+#: Where a play of steps ended early: -1 if it did not. Step -1 is what comes before the first.
+OUTCOME = ("failed_step", "failed_event", "requested_bytes", "allocated_bytes", "reserved_bytes")
+#: What is known of a played step.
+STEP = ("peak_allocated_bytes", "peak_reserved_bytes", "num_retries", "num_mallocs")
+#: Before the counts of a played step: its kind, and whether the cache is emptied after it.
+STEP_HEAD = 2
 _ARRAYS = ("events", "base", "per", "follows", "stream", "is_shared")
 
 
@@ -33,25 +41,49 @@ class _Program(ctypes.Structure):
     ]
 
 
+_KIND_ARRAYS = (*("first_event", "first_block", "events", "base", "per", "follows", "stream", "is_shared", "carried"),)
+
+
+class _Kinds(ctypes.Structure):
+    """``Kinds`` of player.cpp, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("num_kinds", "num_columns", "num_carried", "num_streams")),
+        *((name, ctypes.c_void_p) for name in _KIND_ARRAYS),
+    ]
+
+
 def main(path: Path) -> None:
     """Play a program with each row of counts that comes, until there are no more.
 
     A play whose request is refused is played again with all the memory that it asks for: its peaks are what it needs.
     """
     with np.load(path) as file:
-        arrays = {name: np.ascontiguousarray(file[name]) for name in (*_ARRAYS, "sizes")}
+        arrays = {name: np.ascontiguousarray(file[name]) for name in file if name != "gpu"}
         gpu_name = str(file["gpu"])
-    num_counts, num_streams, capacity_bytes = arrays["sizes"].tolist()
-    addresses = {name: arrays[name].ctypes.data for name in _ARRAYS}
-    program = _Program(len(arrays["events"]), len(arrays["base"]), num_streams, **addresses)
+    has_kinds = "first_event" in arrays
+    num_streams, capacity_bytes = arrays["sizes"].tolist()[-2:]
     with virtual_gpu(find_gpu(gpu_name), memory_bytes=_UNLIMITED) as gpu:
         for name in ("libc10.so", "libc10_cuda.so"):
             ctypes.CDLL(os.fspath(torch_directory() / "lib" / name), mode=os.RTLD_GLOBAL)
         library = ctypes.CDLL(os.fspath(PLAYER.ensure()))
         library.fakedist_player_begin.argtypes = [ctypes.c_int64]
         library.fakedist_player_play.argtypes = [ctypes.c_void_p] * 3
+        library.fakedist_player_play_steps.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_char_p,
+            ctypes.c_int64,
+            ctypes.c_void_p,
+        ]
         if not library.fakedist_player_begin(num_streams):
             raise SetupError("torch's caching allocator did not start on the virtual GPU", "fakedist doctor")
+        if has_kinds:
+            gpu.limit(0, capacity_bytes)
+            _play_steps(library, arrays)
+            return
+        num_counts = int(arrays["sizes"][0])
+        addresses = {name: arrays[name].ctypes.data for name in _ARRAYS}
+        program = _Program(len(arrays["events"]), len(arrays["base"]), num_streams, **addresses)
         played = np.zeros(len(PLAYED) + 1, np.int64)
 
         def play(limit_bytes: int, counts: bytes) -> None:
@@ -66,6 +98,21 @@ def main(path: Path) -> None:
                 played[_FAILED] = failed
             sys.stdout.buffer.write(played[: len(PLAYED)].tobytes())
             sys.stdout.buffer.flush()
+
+
+def _play_steps(library: ctypes.CDLL, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+    num_steps, num_columns, num_carried, num_streams, _ = arrays["sizes"].tolist()
+    addresses = {name: arrays[name].ctypes.data for name in _KIND_ARRAYS}
+    kinds = _Kinds(len(arrays["first_event"]) - 1, num_columns, num_carried, num_streams, **addresses)
+    size = 8 * num_steps * (STEP_HEAD + num_columns)
+    played = np.zeros(len(OUTCOME) + 1 + len(STEP) * num_steps, np.int64)
+    while len(steps := sys.stdin.buffer.read(size)) == size:
+        if not library.fakedist_player_play_steps(ctypes.byref(kinds), steps, num_steps, played.ctypes.data):
+            raise SetupError("the player's process ended early", "fakedist doctor")
+        sys.stdout.buffer.write(np.delete(played, len(OUTCOME)).tobytes())
+        sys.stdout.buffer.flush()
+        if not size:
+            return
 
 
 _FAILED = PLAYED.index("failed_event")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fakedist.errors import RecordingError
 from fakedist.gpu.driver.build import ensure_driver, find_cuda, further_libraries
+from fakedist.gpu.models.spec import queue_depth
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
 
@@ -109,6 +110,14 @@ class VirtualGpu:
     def limit(self, device: int, bytes_: int) -> None:
         """Let a device's memory end at so many bytes; 0 for the GPU model's own."""
         self._library.fakedist_limit(device, ctypes.c_uint64(bytes_))
+
+    def lag(self, launch_queues: str) -> None:
+        """Lag behind the host as far as launch queues allow, from here on; ``launch_queues`` as for ``queue_depth``."""
+        self._library.fakedist_lag(queue_depth(launch_queues))
+
+    def as_one(self, more: int) -> None:
+        """From now on (1), or no longer (-1), what this thread launches takes one place in a launch queue."""
+        self._library.fakedist_as_one(more)
 
     def asked_once(self, more: int) -> None:
         """From now on (1), or no longer (-1), the allocator does not repeat a refused request."""

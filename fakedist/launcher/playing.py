@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fakedist.errors import RecordingError
 from fakedist.gpu.driver.build import ensure_driver
 from fakedist.gpu.fast_path.build import PLAYER
-from fakedist.gpu.player import PLAYED
+from fakedist.gpu.player import OUTCOME, PLAYED, STEP
 from fakedist.launcher.machine import num_cores
 from fakedist.rundir.environment import SETTINGS
 
@@ -34,6 +34,23 @@ def play(program: Path, counts: Iterable[Ints], alloc_conf: str) -> Iterator[dic
     Raises:
         FakedistError: The player cannot be built, or its process ended early.
     """
+    for row in _plays(program, counts, alloc_conf, len(PLAYED)):
+        yield dict(zip(PLAYED, row.tolist(), strict=True))
+
+
+def play_steps(program: Path, steps: Iterable[Ints], alloc_conf: str) -> Iterator[tuple[dict[str, int], Ints]]:
+    """Play kinds of steps: rows of kind, whether the cache is emptied after it, and counts. All plays have as many.
+
+    Yields where a play ended early by ``player.OUTCOME``, and its steps, [steps, ``player.STEP``]. Raises as
+    :func:`play`.
+    """
+    first = next(steps := iter(steps))
+    for row in _plays(program, chain([first], steps), alloc_conf, len(OUTCOME) + len(STEP) * len(first)):
+        outcome = dict(zip(OUTCOME, row[: len(OUTCOME)].tolist(), strict=True))
+        yield outcome, row[len(OUTCOME) :].reshape(-1, len(STEP))
+
+
+def _plays(program: Path, counts: Iterable[Ints], alloc_conf: str, num_values: int) -> Iterator[Ints]:
     ensure_driver()
     PLAYER.ensure()
     environment = {name: text for name, text in os.environ.items() if name not in SETTINGS}
@@ -50,9 +67,9 @@ def play(program: Path, counts: Iterable[Ints], alloc_conf: str) -> Iterator[dic
         feeder.start()
         for player in cycle(players):
             assert player.stdout is not None
-            if len(row := player.stdout.read(8 * len(PLAYED))) < 8 * len(PLAYED):
+            if len(row := player.stdout.read(8 * num_values)) < 8 * num_values:
                 break
-            yield dict(zip(PLAYED, np.frombuffer(row, np.int64).tolist(), strict=True))
+            yield np.frombuffer(row, np.int64)
         feeder.join()
     if feeder.error is not None:
         raise feeder.error

@@ -21,6 +21,7 @@ Collectives = Literal["values", "noop"]
 Values = Literal["small", "strict", "off"]
 Until = Literal["validation", "save", "end"]
 OutOfMemoryPolicy = Literal["continue", "raise"]
+GpuLag = Literal["none", "full"]
 
 #: The virtual GPU's driver has room for this many devices on one node.
 MAX_GPUS_PER_NODE = 128
@@ -118,6 +119,14 @@ _OOM = Option(
     help="When the virtual GPU's memory is too small, continue beyond it and report how much the rank needs, or raise "
     "the error as on a real GPU. A script that handles the error always gets it.",
     example="raise",
+)
+_GPU_LAG = Option(
+    name="gpu_lag",
+    kind=kinds.one_of(get_args(GpuLag)),
+    group=OptionGroup.DEVICE,
+    help="How far the virtual GPU is behind its host: not at all, so that blocks of record_stream are free again at "
+    "once, or as far as launch queues and the script's own waits allow (full).",
+    example="full",
 )
 GPU_POWER = Option(
     name="gpu_power",
@@ -270,6 +279,7 @@ class Job:
     gpu: str = field(default="h100-80g", metadata=declared(GPU))
     gpu_memory_bytes: int | None = field(default=None, metadata=declared(_GPU_MEMORY))
     oom: OutOfMemoryPolicy = field(default="continue", metadata=declared(_OOM))
+    gpu_lag: GpuLag = field(default="none", metadata=declared(_GPU_LAG))
     gpu_power_watts: float | None = field(default=None, metadata=declared(GPU_POWER))
     fabric: str | None = field(default=None, metadata=declared(FABRIC))
     host: str | None = field(default=None, metadata=declared(HOST))
@@ -304,6 +314,8 @@ class Job:
             raise JobError(
                 "on a real GPU kernels are measured; a calibration table is for estimates", "leave out times"
             )
+        if self.gpu_lag != "none" and self.device == "cuda":
+            raise JobError("a real GPU lags as it does; gpu_lag is for the virtual one", "leave out gpu_lag")
         if self.nsys_args and not self.nsys:
             raise JobError("arguments for nsys are given, but the rank does not run under nsys", "add nsys")
 

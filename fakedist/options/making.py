@@ -15,6 +15,7 @@ from fakedist.options.definition import (
     OPTIONS,
     Collectives,
     Device,
+    GpuLag,
     Job,
     Launcher,
     OutOfMemoryPolicy,
@@ -42,6 +43,7 @@ class JobOptions(TypedDict, total=False):
     gpu: str
     gpu_memory: str
     oom: OutOfMemoryPolicy
+    gpu_lag: GpuLag
     gpu_power: float
     fabric: str
     host: str

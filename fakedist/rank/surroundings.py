@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -22,6 +23,7 @@ from fakedist.gpu.bare_steps import BareGpu, TimedLaunches
 from fakedist.gpu.fast_path.compiled import CompiledFastPath, make_fast_path
 from fakedist.gpu.fast_path.event_tracker import EventTracker
 from fakedist.gpu.models.catalogue import find_gpu, gpu_of_product
+from fakedist.gpu.models.spec import LAUNCH_QUEUES
 from fakedist.gpu.native import cache_directory
 from fakedist.gpu.tuning import FirstConfigurations, event_times, kept_triton_key
 from fakedist.gpu.values.engine import ValueEngine
@@ -34,6 +36,7 @@ from fakedist.rank.frameworks.adapting import adapted_frameworks, faster_framewo
 from fakedist.rank.reporter import Progress, Reporter
 from fakedist.record.cupti import CuptiTracer
 from fakedist.record.device_memory import (
+    StreamUses,
     allocator_settings,
     check_allocator,
     keeps_metadata,
@@ -63,12 +66,14 @@ from fakedist.rundir.rows import UnansweredRow
 from fakedist.rundir.step_time import Peaks
 from fakedist.rundir.tape import find_tapes, script_identity
 from fakedist.world.deep_ep import Device
-from fakedist.world.process_group import still_calls
+from fakedist.world.process_group import around_calls, still_calls
 from fakedist.world.reroute import fake_world
 from fakedist.world.spawned import OwnRanks
 from fakedist.world.tapes import Tapes
 
 _FACTS_EVERY_S = 2.0
+#: Blocks kept for streams are noted from this part of the reserved peak on.
+_WORTH_A_NOTE = 0.01
 
 
 class Appends(Protocol):
@@ -129,6 +134,7 @@ class Surroundings:
         self._has_launches = False
         self._load = RouterLoad(self._job.router_load, self._job.seed)
         self._recorder = self._make_recorder()
+        self._stream_uses = StreamUses(lambda: self._recorder.position.step)
         if self._values is not None:
             self._values.route_by(self._load, self._job.rank, self._whereabouts)
 
@@ -164,6 +170,10 @@ class Surroundings:
                 of_ranks=None if self._values is None or self._load.is_even else self._values.of_ranks,
             )
             self._world_notes = world.enter_context(faked)
+            if self._gpu is not None and self._job.gpu_lag == "full":
+                world.enter_context(around_calls(partial(self._gpu.as_one, 1), partial(self._gpu.as_one, -1)))
+            if self._gpu is not None:
+                world.enter_context(self._stream_uses.watching())
             world.enter_context(warnings_at_the_script())
             world.enter_context(adapted_frameworks())
             if self._gpu is not None:
@@ -273,6 +283,8 @@ class Surroundings:
 
     def _cuda_begins(self) -> None:
         self._process.cuda_begins()
+        if self._gpu is not None and self._job.gpu_lag == "full":
+            self._gpu.lag(os.environ.get(LAUNCH_QUEUES, ""))
         check_allocator()
         self._settings = allocator_settings()
         self._write_gpu()
@@ -329,7 +341,7 @@ class Surroundings:
             python=platform.python_version(),
             device_index=self._device_index(),
             alloc_conf=self._settings,
-            launch_queues=os.environ.get("CUDA_SCALE_LAUNCH_QUEUES", ""),
+            launch_queues=os.environ.get(LAUNCH_QUEUES, ""),
         )
         if self._gpu is not None:
             spec = find_gpu(job.gpu, job.gpu_power_watts)
@@ -408,6 +420,10 @@ class Surroundings:
             return
         for note in self._gpu.notes():
             self._journal.append(NoteRecord(note))
+        lines = self._stream_uses.most()
+        if lines and sum(num_bytes for _, _, num_bytes in lines) > _WORTH_A_NOTE * torch.cuda.max_memory_reserved():
+            says = notes.streams_keep_most if self._job.gpu_lag == "full" else notes.streams_keep_least
+            self._journal.append(NoteRecord(says(lines)))
         if (launches := self._gpu.traced()) and not _rehearses():
             self._journal.append(NoteRecord(notes.profiler_saw_virtual_gpu(launches)))
 

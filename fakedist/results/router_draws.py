@@ -333,6 +333,14 @@ class PlayedSize:
     peak_allocated_bytes: int
 
 
+def wilson(count: int, number: int) -> tuple[float, float, float]:
+    """So many of a number as a part, and the interval of its probability (Wilson, 95%)."""
+    part, z = count / number, 1.96
+    middle = (part + z * z / (2 * number)) / (1 + z * z / number)
+    half = z / (1 + z * z / number) * float(np.sqrt(part * (1 - part) / number + z * z / (4 * number**2)))
+    return part, max(middle - half, 0.0), min(middle + half, 1.0)
+
+
 @dataclass(frozen=True)
 class Played:
     """The memory and the time that the hottest rank needs in each draw.
@@ -364,11 +372,7 @@ class Played:
     @property
     def without_memory(self) -> tuple[float, float, float]:
         """The part of the draws that does not fit, and the interval of its probability (Wilson, 95%)."""
-        number, z = len(self.draws), 1.96
-        part = 1 - float(self.draws["fits"].mean())
-        middle = (part + z * z / (2 * number)) / (1 + z * z / number)
-        half = z / (1 + z * z / number) * float(np.sqrt(part * (1 - part) / number + z * z / (4 * number**2)))
-        return part, max(middle - half, 0.0), min(middle + half, 1.0)
+        return wilson(int((~self.draws["fits"]).sum()), len(self.draws))
 
 
 #: Plays rows of counts: :func:`fakedist.launcher.playing.play`, of a program.
@@ -391,7 +395,7 @@ def play_draws(playable: Playable, load: str, seeds: Sequence[int], play: PlayCo
             yield draw.counts
 
     recorded, even, *played = play(kept())
-    check_recorded(playable, recorded)
+    check_recorded(playable.run, recorded)
     names = ("peak_allocated_bytes", "peak_reserved_bytes")
     draws = pd.DataFrame(
         {
@@ -458,13 +462,13 @@ def _by_size(playable: Playable, load: str, seeds: Sequence[int], play: PlayCoun
     ]
 
 
-def check_recorded(playable: Playable, played: dict[str, int]) -> None:
+def check_recorded(run: Run, played: dict[str, int]) -> None:
     """Compare the play of the recorded counts with the recording: its peak, and what was reserved if all of it fit.
 
     Raises:
         JobError: They differ.
     """
-    summary, names = playable.run.summary, ["peak_allocated_bytes"]
+    summary, names = run.summary, ["peak_allocated_bytes"]
     if played["failed_event"] < 0 and not played["num_retries"]:
         names.append("peak_reserved_bytes")
     for name in names:

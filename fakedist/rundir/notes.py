@@ -473,6 +473,37 @@ def not_answered(function: str, num_calls: int) -> str:
 
 
 @note
+def streams_keep_least(lines: Sequence[tuple[str, int, int]]) -> str:
+    """The allocator kept blocks for streams (``lines``: with blocks and bytes of a step, most first): not for long."""
+    return (
+        f"{_kept_by_streams(lines)}. Here streams are done at once, so what is reserved is the least that a real GPU "
+        "reserves (--gpu-lag full shows the most)"
+    )
+
+
+@note
+def streams_keep_most(lines: Sequence[tuple[str, int, int]]) -> str:
+    """The same, by ``--gpu-lag full``: as long as possible."""
+    cure = "Instead of record_stream, the stream that allocates can wait for the other one before the tensor is freed"
+    if "distributed/fsdp/_" in lines[0][0]:
+        cure = "FSDP1's limit_all_gathers=True bounds it, and FSDP2 uses no record_stream"
+    return (
+        f"{_kept_by_streams(lines)}. With --gpu-lag full streams are done as late as they can be, so what is reserved "
+        f"is the most that a real GPU reserves (--gpu-lag none shows the least). {cure}"
+    )
+
+
+def _kept_by_streams(lines: Sequence[tuple[str, int, int]]) -> str:
+    (line, blocks, num_bytes), *others = lines
+    more = sum(row[1] for row in others), sum(row[2] for row in others)
+    elsewhere = f" (at other lines {more[0]:,} of {format_bytes(more[1])})" if more[0] else ""
+    return (
+        f"record_stream keeps {counted(blocks, 'block')} of {format_bytes(num_bytes)} a step at {line}{elsewhere} "
+        "until another stream is done with what they hold"
+    )
+
+
+@note
 def sensors_constant(readings: Mapping[str, int]) -> str:
     """NVML was asked for sensors, by kind, that the virtual GPU lacks."""
     return (
@@ -586,6 +617,8 @@ WARNINGS = (
     "values_off",
     "collectives_off",
     "branches_made_up",
+    "streams_keep_least",
+    "streams_keep_most",
     "not_sent",
     "objects_made_up",
     "tape_without_values",

@@ -654,6 +654,28 @@ _CALLED = {"_allgather_base", "_reduce_scatter_base", "_start_coalescing", "_end
 
 
 @contextmanager
+def around_calls(begin: Callable[[], object], end: Callable[[], object]) -> Iterator[None]:
+    """Call ``begin`` and ``end`` around the groups' calls and what is made of them."""
+
+    def around(original: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            begin()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                end()
+
+        return call
+
+    with ExitStack() as stack:
+        for owner in (RankGroup, Done):
+            for name, function in list(vars(owner).items()):
+                if isinstance(function, FunctionType) and (name in _CALLED or not name.startswith("_")):
+                    stack.enter_context(patched(owner, name, around(function)))
+        yield
+
+
+@contextmanager
 def still_calls(stop: Callable[[], object], go: Callable[[int], object]) -> Iterator[None]:
     """Have the host's clock stand still in the groups' calls and in what is made of them: call ``stop`` and ``go(0)``.
 
@@ -668,21 +690,8 @@ def still_calls(stop: Callable[[], object], go: Callable[[int], object]) -> Iter
 
         return arrive
 
-    def still(original: Callable[..., object]) -> Callable[..., object]:
-        def call(*args: object, **kwargs: object) -> object:
-            stop()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                go(0)
-
-        return call
-
     with ExitStack() as stack:
         for name in ("reduced", "reduced_into", "spread", "spread_evenly", "put", "repeat", "routed", "routed_sum"):
             stack.enter_context(patched(Arrivals, name, on_host(getattr(Arrivals, name))))
-        for owner in (RankGroup, Done):
-            for name, function in list(vars(owner).items()):
-                if isinstance(function, FunctionType) and (name in _CALLED or not name.startswith("_")):
-                    stack.enter_context(patched(owner, name, still(function)))
+        stack.enter_context(around_calls(stop, lambda: go(0)))
         yield

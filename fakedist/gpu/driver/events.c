@@ -1,4 +1,4 @@
-/* Events, and waiting for streams and devices: work is already done when a caller asks. */
+/* Events, and waiting for streams and devices: work is already done when a caller asks, unless the GPU lags (lag.c). */
 #include "events.h"
 
 #include "cupti.h"
@@ -49,7 +49,8 @@ static int event_is_over(const struct event *event) {
 }
 API int cudaEventQuery(void *event) {
     TRACED;
-    return event_is_over(event);
+    int status = event_is_over(event);
+    return status || submit_event_is_over(&((struct event *)event)->last) ? status : gpu_fail(NOT_READY);
 }
 API int cudaEventSynchronize(void *event) {
     TRACED;
@@ -75,7 +76,10 @@ API int cudaStreamSynchronize(void *stream) {
     TRACED;
     return submit_wait_for_stream(stream), stream_check_wait(stream);
 }
-API int cudaStreamQuery(void *stream) { return stream_check_wait(stream); }
+API int cudaStreamQuery(void *stream) {
+    int status = stream_check_wait(stream);
+    return status || submit_stream_is_over(stream) ? status : gpu_fail(NOT_READY);
+}
 API int cudaDeviceSynchronize(void) {
     TRACED;
     return submit_wait_for_device(), stream_check_unsafe_call();

@@ -141,6 +141,7 @@ API int cudaFree(void *address) {
     int unsafe =
         address ? stream_check_unsafe_call() : OK; /* cudaFree(NULL) creates the context, which already exists */
     if (unsafe) return unsafe;
+    if (address && lag_is_on()) lag_host_waits_for_all(); /* it waits for the device */
     return pool_free(address) ? OK : memory_free(address);
 }
 /* Managed memory counts as device memory. Where its pages are changes nothing. */

@@ -18,6 +18,7 @@ struct stream {
     unsigned flags;
     struct capture *capture;
     struct cupti_queue queue;
+    struct lag_queue *lag; /* from its first use on */
 };
 struct capture {
     uint64_t id;
@@ -49,6 +50,16 @@ static struct cupti_queue default_queues[MAX_DEVICES] = {[0 ... MAX_DEVICES - 1]
 struct cupti_queue *stream_queue(void *stream) {
     struct stream *s = own_stream(stream);
     return s ? &s->queue : &default_queues[device_current()];
+}
+
+struct lag_queue *stream_lag(void *stream) {
+    static struct lag_queue *default_lags[MAX_DEVICES];
+    struct stream *s = own_stream(stream);
+    struct lag_queue **lag = s ? &s->lag : &default_lags[device_current()];
+    struct lag_queue *made = __atomic_load_n(lag, __ATOMIC_ACQUIRE);
+    if (made) return made;
+    struct lag_queue *mine = lag_new_queue();
+    return __atomic_compare_exchange_n(lag, &made, mine, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE) ? mine : made;
 }
 
 /* The capture that a stream participates in. A stream that joined one learns here that it has ended. Captures are kept
@@ -91,7 +102,7 @@ API int cudaStreamCreateWithPriority(void **out, unsigned flags, int priority) {
     unsigned number = __atomic_fetch_add(&num_in_order, 1, __ATOMIC_RELAXED);
     struct stream *s = number < most ? in_order + number : gpu_new_handle(sizeof *s);
     uint32_t shown = number < most ? FIRST_NUMBER + number : (uint32_t)(uintptr_t)s;
-    *s = (struct stream){device_current(), priority, flags, NULL, {0, shown}};
+    *s = (struct stream){device_current(), priority, flags, NULL, {0, shown}, NULL};
     *out = s;
     return OK;
 }

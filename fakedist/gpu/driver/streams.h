@@ -2,9 +2,11 @@
 #ifndef FAKEDIST_STREAMS_H
 #define FAKEDIST_STREAMS_H
 #include "cupti.h"
+#include "lag.h"
 
 struct graph;
 LOCAL struct cupti_queue *stream_queue(void *stream);
+LOCAL struct lag_queue *stream_lag(void *stream);
 
 /* These are asked for every launch, so without a capture in progress they cost one read. */
 extern LOCAL int stream_captures; /* in progress, of all streams */

@@ -7,6 +7,7 @@
  * at once, captured or not, so the script finds the values that its set-up gave to small tensors. */
 #include "submit.h"
 
+#include "capacity.h"
 #include "cupti.h"
 #include "effects.h"
 #include "graphs.h"
@@ -36,6 +37,11 @@ static void submit(struct launch made, void *stream) {
     else deliver(&made, stream, 0);
 }
 
+/* A stream is given something that takes a place in its queue. */
+static void takes_a_place(void *stream) {
+    if (lag_is_on() && !stream_capture(stream)) lag_launched(stream_lag(stream));
+}
+
 /* Waits inside a capture belong to the graph, whose nodes run one after the other. */
 static void log_wait(int kind, uint64_t event, void *stream) {
     if (!launch_is_logged() || stream_graph(stream)) return;
@@ -49,6 +55,7 @@ int submit_library(const char *name, void *stream) {
     CLOCK_STANDS_STILL;
     effect_of_library();
     COUNT(launches, 1);
+    takes_a_place(stream);
     if (is_wanted(stream)) submit((struct launch){.kind = LAUNCH_LIBRARY, .name = name}, stream);
     return OK;
 }
@@ -66,6 +73,7 @@ API void fakedist_tell_user_buffers(user_buffers_function telling) { tell_user_b
 int submit_kernel(const void *function, void *const *arguments, const unsigned sizes[6], void *stream) {
     CLOCK_STANDS_STILL;
     COUNT(launches, 1);
+    takes_a_place(stream);
     for (int i = 0; i < 3; i++) last_grid[i] = sizes[i];
     const char *name = tell_user_buffers || is_wanted(stream) ? kernel_name(function) : NULL;
     int is_told = tell_user_buffers && name && arguments && strstr(name, "userbuffers_");
@@ -82,6 +90,7 @@ int submit_kernel(const void *function, void *const *arguments, const unsigned s
 int submit_product(struct launch product, void *stream) {
     CLOCK_STANDS_STILL;
     COUNT(launches, 1);
+    takes_a_place(stream);
     product.kind = LAUNCH_PRODUCT;
     if (is_wanted(stream)) submit(product, stream);
     return OK;
@@ -130,7 +139,16 @@ typedef int (*peer_copy_function)(const void *to, const void *from, uint64_t siz
 static peer_copy_function tell_peer_copy;
 API void fakedist_tell_peer_copies(peer_copy_function telling) { tell_peer_copy = telling; }
 
+/* The host waits for a copy to its pageable memory ("API synchronization behavior" in the runtime's manual). */
+static void lag_copies(const void *to, const void *from, void *stream) {
+    int to_device = memory_device_of(to) >= 0, from_device = memory_device_of(from) >= 0;
+    if ((!to_device && !from_device) || stream_capture(stream)) return;
+    takes_a_place(stream);
+    if (!to_device && !pinned_contains(to)) lag_host_waits(lag_now(stream_lag(stream)));
+}
+
 static int copy(void *to, const void *from, size_t size, void *stream) {
+    if (lag_is_on()) lag_copies(to, from, stream);
     if (is_wanted(stream)) {
         struct graph *graph = stream_graph(stream);
         int to_device = memory_device_of(to) >= 0, from_device = memory_device_of(from) >= 0;
@@ -158,6 +176,7 @@ int submit_copy(void *to, const void *from, size_t size, void *stream) {
 int submit_copy_and_wait(void *to, const void *from, size_t size) {
     CLOCK_STANDS_STILL;
     int status = submit_copy(to, from, size, NULL);
+    if (lag_is_on()) lag_host_waits(lag_now(stream_lag(NULL)));
     log_wait(HOST_WAITS, 0, NULL);
     if (cupti_is_tracing()) cupti_wait_until(stream_queue(NULL)->reaches);
     return status;
@@ -165,6 +184,7 @@ int submit_copy_and_wait(void *to, const void *from, size_t size) {
 
 void submit_fill(void *to, int value, size_t size, void *stream) {
     CLOCK_STANDS_STILL;
+    if (lag_is_on() && memory_device_of(to) >= 0) takes_a_place(stream);
     if (is_wanted(stream)) {
         struct graph *graph = stream_graph(stream);
         struct launch made = launch_tagged((struct launch){.kind = LAUNCH_FILL, .bytes = size}, stream);
@@ -202,6 +222,7 @@ static void run(const struct graph *graph, void *stream, int number) {
 int submit_graph(struct graph *graph, void *stream) {
     CLOCK_STANDS_STILL;
     if (stream_graph(stream)) return submit_library("cudaGraphLaunch", stream);
+    takes_a_place(stream); /* one, as far as is known */
     return run(graph, stream, __atomic_add_fetch(&num_graph_launches, 1, __ATOMIC_RELAXED)), OK;
 }
 
@@ -220,6 +241,7 @@ void submit_record(struct recording *event, void *stream) {
     event->capture = stream_capture(stream);
     event->moment = pool_moment();
     event->stream = stream;
+    event->point = lag_is_on() && !event->capture ? lag_now(stream_lag(stream)) : (struct lag_point){0};
     log_wait(STREAM_RECORDS, event->number, stream);
     if (cupti_is_tracing() && !event->capture) event->reached = cupti_trace_record(event->number, stream_queue(stream));
 }
@@ -228,7 +250,9 @@ void submit_stream_wait(const struct recording *event, void *stream) {
     CLOCK_STANDS_STILL;
     log_wait(STREAM_WAITS, event->number, stream);
     if (event->capture) stream_join(stream, event->capture);
-    else if (cupti_is_tracing()) cupti_trace_wait(STREAM_WAITS, event->number, stream_queue(stream), event->reached);
+    else if (lag_is_on() && !stream_capture(stream)) lag_stream_waits(stream_lag(stream), event->point);
+    if (!event->capture && cupti_is_tracing())
+        cupti_trace_wait(STREAM_WAITS, event->number, stream_queue(stream), event->reached);
 }
 
 static void host_waits(int kind, uint64_t event, void *stream, uint64_t until) {
@@ -239,12 +263,37 @@ static void host_waits(int kind, uint64_t event, void *stream, uint64_t until) {
 void submit_wait_for_event(const struct recording *event) {
     host_waits(HOST_WAITS, event->number, NULL, event->reached);
     if (event->number) pool_waited(event->stream, event->moment);
+    lag_host_waits(event->point);
 }
 void submit_wait_for_stream(void *stream) {
     host_waits(HOST_WAITS, 0, stream, stream_queue(stream)->reaches);
     pool_waited(stream, UINT64_MAX);
+    if (lag_is_on() && !stream_capture(stream)) lag_host_waits(lag_now(stream_lag(stream)));
 }
 void submit_wait_for_device(void) {
     host_waits(HOST_WAITS_FOR_DEVICE, 0, NULL, 0);
     pool_waited(ALL_STREAMS, UINT64_MAX);
+    if (lag_is_on()) lag_host_waits_for_all();
+}
+/* The host reads what a stream computed, where the value engine answers it. */
+API void fakedist_host_waits(void *stream) {
+    if (lag_is_on()) lag_host_waits(lag_now(stream_lag(stream)));
+}
+
+/* Whether a stream, or an event, has come to its end. A script that asks so often, and does nothing else, waits. */
+enum { PATIENCE = 100 };
+static int is_over(struct lag_point point) {
+    static _Thread_local struct lag_point asked;
+    static _Thread_local int times;
+    if (lag_is_over(point)) return 1;
+    if (capacity_owner(EXTENSIONS) == ALLOCATOR) return 0; /* which goes on in either case */
+    int is_again = asked.queue == point.queue && asked.item == point.item;
+    times = is_again ? times + 1 : 1;
+    asked = point;
+    if (times < PATIENCE) return 0;
+    return lag_host_waits(point), 1;
+}
+int submit_event_is_over(const struct recording *event) { return is_over(event->point); }
+int submit_stream_is_over(void *stream) {
+    return !lag_is_on() || stream_capture(stream) || is_over(lag_now(stream_lag(stream)));
 }

@@ -1,6 +1,7 @@
 /* Work given to a stream: captured, logged and traced as needed, and its bytes moved. */
 #ifndef FAKEDIST_SUBMIT_H
 #define FAKEDIST_SUBMIT_H
+#include "lag.h"
 #include "launches.h"
 
 struct graph;
@@ -22,6 +23,7 @@ struct recording {
     uint64_t reached; /* when its stream reaches it, for a profiler */
     uint64_t capture; /* the capture in progress when it was recorded; 0 for none */
     uint64_t moment;  /* of the pools */
+    struct lag_point point;
     void *stream;
 };
 LOCAL void submit_record(struct recording *event, void *stream);
@@ -29,4 +31,6 @@ LOCAL void submit_stream_wait(const struct recording *event, void *stream);
 LOCAL void submit_wait_for_event(const struct recording *event);
 LOCAL void submit_wait_for_stream(void *stream);
 LOCAL void submit_wait_for_device(void);
+LOCAL int submit_event_is_over(const struct recording *event); /* as far as its GPU lags */
+LOCAL int submit_stream_is_over(void *stream);
 #endif

@@ -24,7 +24,7 @@
  *    5 cupti_records images                its records; compiled images of any kind
  *    4 launches nvrtc attributes export_tables   the log of launches
  *    3 devices memory pinned cubin refuse work_areas digests  devices, bytes, single images; calls not implemented, sizes estimated
- *    2 capacity                            how much each device has left, and what happens beyond it
+ *    2 capacity lag                        how much each device has left, and what happens beyond it; how late it is
  *    1 virtual_gpu                         the model, counters, errors, handles
  */
 #ifndef FAKEDIST_VIRTUAL_GPU_H

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <vector>
 
@@ -26,7 +27,7 @@ void setHasPrimaryContext(bool (*has)(DeviceIndex));
 
 namespace {
 using namespace c10::cuda;
-constexpr int32_t EMPTY_CACHE = INT32_MIN;
+constexpr int32_t EMPTY_CACHE = INT32_MIN, FREE_CARRIED = -(1 << 30);
 
 // gpu/player.py has the same fields.
 struct Program {
@@ -36,6 +37,22 @@ struct Program {
     const int32_t *follows; // which count; -1: none
     const int32_t *stream; // of each block
     const uint8_t *is_shared; // another stream used the block: it can be given again once that stream has come there
+};
+
+// Steps of a few kinds, one after the other. The first kind is what comes before: it is played once, and what it does
+// not free stays. gpu/player.py has the same fields.
+struct Kinds {
+    int64_t num_kinds, num_columns, num_carried, num_streams;
+    const int64_t *first_event, *first_block; // of each kind, and the end
+    const int32_t
+        *events; // as of a program, by the blocks of the kind; FREE_CARRIED - n: the last step's carried block n
+    const int64_t *base, *per;
+    const int32_t *follows, *stream;
+    const uint8_t *is_shared;
+    const int32_t *carried; // which carried block it is: one that the next step frees; -1: none
+};
+struct Step {
+    int64_t allocated_peak, reserved, num_retries, num_mallocs;
 };
 
 struct Played {
@@ -80,6 +97,81 @@ void play(const Program &of, const int64_t *counts, Played &played) {
               event,
               1};
 }
+
+struct Outcome {
+    int64_t failed_step, failed_event, requested, allocated, reserved; // where a request was refused; -1: nowhere
+    int64_t is_whole;
+};
+
+// Plays the steps: of each, its kind, whether the cache is emptied after it, and the counts of its columns.
+void play_steps(const Kinds &of, const int64_t *steps, int64_t num_steps, Step *played, Outcome &outcome) {
+    auto *allocator = CUDACachingAllocator::get();
+    const CUDAStream other = getStreamFromExternal(streams.back(), 0);
+    std::vector<c10::DataPtr> kept, local, carried(2 * static_cast<size_t>(of.num_carried));
+    int32_t current = -1;
+    outcome = {-1, -1, 0, 0, 0, 1};
+    for (int64_t step = -1; step < num_steps; step++) {
+        const int64_t *row = step < 0 ? nullptr : steps + step * (2 + of.num_columns);
+        const int64_t kind = row ? row[0] : 0, first = of.first_block[kind];
+        auto &blocks = row ? local : kept;
+        blocks.resize(static_cast<size_t>(of.first_block[kind + 1] - first));
+        const size_t now = step & 1, before = 1 - now;
+        CUDACachingAllocator::resetPeakStats(0);
+        for (int64_t event = of.first_event[kind]; event < of.first_event[kind + 1]; event++) {
+            const int32_t what = of.events[event];
+            if (what == EMPTY_CACHE) {
+                CUDACachingAllocator::emptyCache();
+            } else if (what <= FREE_CARRIED) {
+                carried[2 * static_cast<size_t>(FREE_CARRIED - what) + before].clear();
+            } else if (what < 0) {
+                blocks[static_cast<size_t>(~what)].clear();
+            } else {
+                const auto n = static_cast<size_t>(first + what);
+                if (of.stream[n] != current)
+                    setCurrentCUDAStream(
+                        getStreamFromExternal(streams[static_cast<size_t>(current = of.stream[n])], 0));
+                const int64_t bytes = of.base[n] + (of.follows[n] < 0 || !row ? 0 : of.per[n] * row[2 + of.follows[n]]);
+                auto &to = of.carried[n] < 0 ? blocks[static_cast<size_t>(what)]
+                                             : carried[2 * static_cast<size_t>(of.carried[n]) + now];
+                try {
+                    to = allocator->allocate(static_cast<size_t>(bytes));
+                } catch (const c10::OutOfMemoryError &) {
+                    const auto stats = CUDACachingAllocator::getDeviceStats(0);
+                    outcome = {step, event, bytes, stats.allocated_bytes[0].current, stats.reserved_bytes[0].current,
+                               1};
+                    return;
+                }
+                if (of.is_shared[n]) allocator->recordStream(to, other);
+            }
+        }
+        if (!row) continue;
+        if (row[1]) CUDACachingAllocator::emptyCache();
+        const auto stats = CUDACachingAllocator::getDeviceStats(0);
+        played[step] = {stats.allocated_bytes[0].peak, stats.reserved_bytes[0].peak, stats.num_alloc_retries,
+                        stats.num_device_alloc};
+    }
+}
+
+// Run something in a fork, which writes to shared memory of this size. Returns whether it came to its end.
+template <typename Run> bool in_fork(Run run, void *to, size_t size) {
+    void *shared = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED) return false;
+    const pid_t child = fork();
+    if (child == 0) {
+        try {
+            run(shared);
+        } catch (const std::exception &error) {
+            std::fprintf(stderr, "fakedist: %s\n", error.what());
+            _exit(1);
+        }
+        _exit(0);
+    }
+    int status = 1;
+    if (child > 0) waitpid(child, &status, 0);
+    std::memcpy(to, shared, size);
+    munmap(shared, size);
+    return status == 0;
+}
 } // namespace
 
 #define API extern "C" __attribute__((visibility("default")))
@@ -103,21 +195,16 @@ API int fakedist_player_begin(int64_t num_streams) try {
 
 // Play a program with these counts. Returns 0 if the fork failed or ended early.
 API int fakedist_player_play(const Program *of, const int64_t *counts, Played *to) {
-    void *shared = mmap(nullptr, sizeof(Played), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (shared == MAP_FAILED) return 0;
-    auto *played = static_cast<Played *>(shared);
-    const pid_t child = fork();
-    if (child == 0) {
-        try {
-            play(*of, counts, *played);
-        } catch (const std::exception &error) {
-            std::fprintf(stderr, "fakedist: %s\n", error.what());
-            _exit(1);
-        }
-        _exit(0);
-    }
-    if (child > 0) waitpid(child, nullptr, 0);
-    *to = *played;
-    munmap(shared, sizeof(Played));
-    return to->is_whole == 1;
+    return in_fork([&](void *shared) { play(*of, counts, *static_cast<Played *>(shared)); }, to, sizeof *to) &&
+           to->is_whole == 1;
+}
+
+// Play so many steps. What is played of them follows the outcome.
+API int fakedist_player_play_steps(const Kinds *of, const int64_t *steps, int64_t num_steps, Outcome *to) {
+    const size_t size = sizeof *to + static_cast<size_t>(num_steps) * sizeof(Step);
+    const auto run = [&](void *shared) {
+        auto *outcome = static_cast<Outcome *>(shared);
+        play_steps(*of, steps, num_steps, reinterpret_cast<Step *>(outcome + 1), *outcome);
+    };
+    return in_fork(run, to, size) && to->is_whole == 1;
 }

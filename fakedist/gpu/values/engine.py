@@ -40,6 +40,7 @@ from fakedist.gpu.values.tensors import (
     cuda_device,
     device_tensors,
     find_cover,
+    host_waits,
     plain_tensors,
     reported_reads,
     storage_of,
@@ -359,6 +360,7 @@ class ValueEngine:
             drawn_at = self._randoms.seed_and_offset(device, as_generator(kwargs.get("generator")))
             self._randoms.advance(device, as_generator(kwargs.get("generator")))
             kwargs = kwargs | {"generator": self._randoms.generator(drawn_at)}
+        host_waits(device)
         result = self._reads.answer(operator, args, kwargs)
         if self._tape is not None:
             self._tape.read(operator.func, args, result)
@@ -367,8 +369,10 @@ class ValueEngine:
     def _indexed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         if tensor_at(args, 0).is_cuda:
             before, args = args, self._reads.indices(operator, args)
-            if self._tape is not None and args is not before:
-                self._tape.masks(before[1], args[1])
+            if args is not before:
+                host_waits(tensor_at(args, 0).device)
+                if self._tape is not None:
+                    self._tape.masks(before[1], args[1])
         return self._kernel(operator, args, kwargs)
 
     def _copied(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
@@ -381,10 +385,12 @@ class ValueEngine:
         if not source.is_cuda or not goes_to_host:
             return self._kernel(operator, args, kwargs)
         if is_small(source):
+            is_asynchronous = bool(operator.argument("non_blocking", args, kwargs))
+            if not is_asynchronous:
+                host_waits(source.device)
             settled = self.host.settle(source, operator.full_name)
             result = operator.func(*(settled if value is source else value for value in args), **kwargs)
             if self._tape is not None:
-                is_asynchronous = bool(operator.argument("non_blocking", args, kwargs))
                 self._tape.copied(settled, result, is_asynchronous=is_asynchronous)
             return result
         with answered_reads():

@@ -239,6 +239,12 @@ def find_cover() -> Callable[[int], object]:
     return of_driver("fakedist_cover", ctypes.c_int) or (lambda more: None)
 
 
+def host_waits(device: torch.device) -> None:
+    """Have the driver know that the host waits for a device's current stream, as where it reads what that computed."""
+    if (wait := of_driver("fakedist_host_waits", ctypes.c_void_p)) is not None:
+        wait(torch._C._cuda_getCurrentRawStream(device.index))
+
+
 @contextmanager
 def answered_reads() -> Iterator[None]:
     """Have the caller answer for what this thread copies to the host: the driver does not count it as made up."""

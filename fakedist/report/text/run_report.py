@@ -220,11 +220,19 @@ def _gain_lines(summary: Summary) -> list[str]:
 _LEAST_GAIN = 0.001
 
 
+#: What some notes say of the reserved peak.
+_BOUNDS = {
+    "streams_keep_least": ", at least (--gpu-lag full: at most)",
+    "streams_keep_most": ", at most (--gpu-lag none: at least)",
+}
+
+
 def _peak(console: Console, summary: Summary, cwd: str, *, is_short: bool = False) -> None:
     allocated, reserved = summary.peak_allocated_bytes, summary.peak_reserved_bytes
     capacity = summary.capacity_bytes
     print_heading(console, "Peak memory, measured")
     of = f"{reserved / capacity:.1%} of the GPU's {format_bytes(capacity)}" if capacity else ""
+    of = "".join((of, *(text for note in summary.notes if (text := _BOUNDS.get(note.code)))))
     rows = [("allocated", format_bytes(allocated), peak_moment(summary)), ("reserved", format_bytes(reserved), of)]
     print_figures(console, rows, is_right=True)
     if fit := verdict(summary, cwd):

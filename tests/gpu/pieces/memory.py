@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.gpu.growing import NUM_TRIALS
 from tests.gpu.pieces.single import ScriptFailedError, run_script
+from tests.gpu.record import ROOT
 from tests.gpu.session import Session
 
 
@@ -35,6 +39,18 @@ def run_out_of_memory(session: Session) -> bool:
     session.say(f"out of memory: {same} of {len(rows)} trials end at the same allocation")
     session.write("gpu-out-of-memory", rows, failed)
     return not failed
+
+
+def run_lag(session: Session) -> bool:
+    """Jobs with record_stream; whether the real GPU reserves what it may."""
+    command = [sys.executable, os.fspath(ROOT / "bench" / "gpu_lag.py")]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=session.timeout_s(110.0))
+    except subprocess.TimeoutExpired as error:
+        session.say(f"gpu_lag.py did not end in time: {error.stdout}")
+        return False
+    session.say(done.stdout, done.stderr)
+    return not done.returncode
 
 
 def run_outside(session: Session) -> bool:

@@ -286,6 +286,15 @@ def test_reserved_memory_that_nothing_used_is_a_limit_and_comes_after_what_was_c
     assert (limit["gives_bytes"], limit["of"], limit["is_upper_bound"]) == (944 * MIB, "peak_reserved_bytes", True)
 
 
+def test_expandable_segments_do_not_free_what_a_stream_still_uses(made: HandMade, tmp_path: Path) -> None:
+    made.op("forward", 1)
+    made.alloc(0, 80 * MIB)
+    made.event("free_requested", 0, 80 * MIB)
+    made.alloc(100 * MIB, 60 * MIB)
+    made.event("free_completed", 0, 80 * MIB)
+    assert advice(made, tmp_path)["expandable-segments"]["gives_bytes"] == (1024 - 140) * MIB
+
+
 def test_nothing_is_said_of_a_run_without_memory(tmp_path: Path) -> None:
     assert advice(HandMade(), tmp_path) == {}
 

@@ -13,13 +13,11 @@ import pytest
 from fakedist.cost_model.hosts import (
     CONSTANT_RANGE,
     HOSTS,
-    QUEUE_DEPTH,
     CallCosts,
     HostCosts,
     default_host,
     find_host,
     host_model,
-    queue_depth,
     read_host,
     scaled,
 )
@@ -28,6 +26,7 @@ from fakedist.cost_model.timeline import IDLE, ON_GPU, Placed, Timeline, find_cr
 from fakedist.errors import JobError
 from fakedist.gpu.models import catalogue
 from fakedist.gpu.models.catalogue import GPUS
+from fakedist.gpu.models.spec import QUEUE_DEPTH, queue_depth
 from fakedist.rundir import time_notes
 from fakedist.rundir.step_time import ClockSteadiness
 from tests.unit.cost_model.launches_by_hand import ALL_REDUCE, COPY, PRODUCT, Host, launch, record

@@ -37,6 +37,7 @@ TYPED = {
     "gpu": ["--gpu=h200"],
     "gpu_memory": ["--gpu-memory=100GiB"],
     "oom": ["--oom=raise"],
+    "gpu_lag": ["--gpu-lag=full"],
     "gpu_power": ["--gpu-power=500W"],
     "fabric": ["--fabric=p5-efa"],
     "host": ["--host=grace"],

@@ -1,0 +1,283 @@
+"""Recorded steps as kinds that can be played in any order, with sizes that follow a length.
+
+A step's blocks are freed within it or in the next one, which frees the same ones of whatever step was before it. Steps
+that allocate and free alike, block by block, differ in sizes only: a size that is ``base + per x count`` in all of
+them, for one count of their length or of the next step's (whose batch may be there already), follows it to the byte.
+Others are as in the step whose length is nearest.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fakedist.analysis.blocks import Blocks, event_places
+from fakedist.analysis.recording import Recording
+from fakedist.analysis.routed_blocks import Ints, check_pools, exact_fit, program_events, streams_of
+from fakedist.errors import JobError
+
+_PADDINGS = (8, 16, 32, 64, 128)
+_UNKNOWN = (-1, 0, -1)
+_EMPTY_CACHE, _FREE_CARRIED = np.iinfo(np.int32).min, -(1 << 30)
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """A step's input: so many samples, and the elements of each."""
+
+    samples: int
+    length: int
+
+    def counts(self) -> list[int]:
+        """The counts that sizes may follow."""
+        padded = [-(-self.length // step) * step for step in _PADDINGS]
+        each = [self.length, *padded, self.length**2, *(size * size for size in padded)]
+        return [*(self.samples * size for size in each), *each]
+
+
+NO_INPUT = StepInput(0, 0)
+NUM_COUNTS = 2 * len(NO_INPUT.counts())
+
+
+@dataclass(frozen=True)
+class StepKind:
+    """A recorded step, or what comes before the first one that repeats.
+
+    Attributes:
+        number: The step; 0 for what comes before.
+        input, next_input: Its input, and that of the step after it; NO_INPUT if not known.
+        events: As of ``routed_blocks.AllocationProgram``, by the kind's own blocks; -2^30 - n frees the previous step's
+            carried block n.
+        block: Row of ``blocks`` of each of its blocks.
+        base, per, follows: The bytes of each are ``base + per x count``; ``follows`` says which count, -1: none.
+        carried: Which carried block each of its blocks is; -1: none.
+        is_fitted: Whether a block's size is known at other lengths.
+    """
+
+    number: int
+    input: StepInput
+    next_input: StepInput
+    events: npt.NDArray[np.int32]
+    block: Ints
+    base: Ints
+    per: Ints
+    follows: npt.NDArray[np.int32]
+    carried: npt.NDArray[np.int32]
+    is_fitted: npt.NDArray[np.bool_]
+
+    @property
+    def length(self) -> int:
+        """That of its input."""
+        return self.input.length
+
+    @property
+    def counts(self) -> list[int]:
+        """The counts that its sizes may follow."""
+        return [*self.input.counts(), *self.next_input.counts()]
+
+
+@dataclass(frozen=True)
+class StepKinds:
+    """A recording's steps.
+
+    Attributes:
+        before: What comes before the first of them.
+        steps: Those that can be played, in order.
+        left_out: Numbers of those that cannot: they free other blocks than the steps around them.
+        stream, is_shared: Of each block of the recording.
+        is_whole: Whether ``before`` and ``steps`` are all that was recorded.
+    """
+
+    before: StepKind
+    steps: list[StepKind]
+    num_carried: int
+    left_out: list[int]
+    stream: npt.NDArray[np.int32]
+    is_shared: npt.NDArray[np.uint8]
+    is_whole: bool
+
+    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """The kinds for gpu/player.py; the first one is ``before``."""
+        kinds = [self.before, *self.steps]
+        block = np.concatenate([kind.block for kind in kinds])
+        arrays: dict[str, npt.NDArray[np.generic]] = {
+            name: np.concatenate([getattr(kind, name) for kind in kinds])
+            for name in ("events", "base", "per", "follows", "carried")
+        }
+        arrays["first_event"] = np.cumsum([0, *(len(kind.events) for kind in kinds)])
+        arrays["first_block"] = np.cumsum([0, *(len(kind.block) for kind in kinds)])
+        return arrays | {"stream": self.stream[block], "is_shared": self.is_shared[block]}
+
+    def nearest(self, length: int) -> int:
+        """The number among kinds (``before`` is 0) of the step whose length is nearest."""
+        return 1 + int(np.argmin([abs(kind.length - length) for kind in self.steps]))
+
+    def fitted_part(self) -> float:
+        """The part of the steps' bytes in blocks whose sizes are known at other lengths."""
+        sizes = [(recorded_sizes(kind), kind.is_fitted) for kind in self.steps]
+        return sum(int(size[fits].sum()) for size, fits in sizes) / max(sum(int(size.sum()) for size, _ in sizes), 1)
+
+    def fitted_without(self, left_out: Sequence[int]) -> StepKinds:
+        """The same, with sizes fitted to the steps that are not left out, and only those steps."""
+        return replace(self, steps=_fitted([kind for kind in self.steps if kind.number not in left_out]))
+
+
+def whole_recording(recording: Recording, blocks: Blocks) -> StepKind:
+    """All that was recorded as one kind."""
+    events, _ = program_events(recording, blocks)
+    return _constant(0, (NO_INPUT, NO_INPUT), events, np.arange(len(blocks.frame)), blocks.frame)
+
+
+def step_kinds(recording: Recording, blocks: Blocks, steps: pd.DataFrame) -> StepKinds:
+    """The kinds of a recording's steps; ``steps`` is the table of this name.
+
+    Raises:
+        JobError: Memory is in a private pool, or no step can be played.
+    """
+    check_pools(recording)
+    frame = blocks.frame
+    events, at = program_events(recording, blocks)
+    of_event = np.maximum.accumulate(event_places(recording)["step"].to_numpy("i8")) if len(at) else np.zeros(0, "i8")
+    step_at = of_event[at]
+    made = of_event[frame["alloc_event"].to_numpy()]
+    freed_at = frame["free_event"].to_numpy("i8")
+    freed = np.where(freed_at < len(of_event), of_event[np.minimum(freed_at, len(of_event) - 1)], -1)
+    maker = _Maker(frame, events, step_at, made, freed)
+    numbers = [number for number in steps["step"].tolist() if number > 1]
+    inputs = {row.step: StepInput(int(row.samples), _elements(str(row.sample_shape))) for row in steps.itertuples()}
+    carried = maker.carried(numbers)
+    found = {n: maker.kind(n, (inputs[n], inputs.get(n + 1, NO_INPUT)), carried) for n in numbers}
+    kinds = [kind for kind in found.values() if kind is not None]
+    before = maker.kind(0, (NO_INPUT, NO_INPUT), carried, until=numbers[0] if numbers else 0)
+    if not kinds or before is None:
+        raise JobError(
+            "no recorded step can follow any other: they free different blocks of the steps before them",
+            "record more steps that are alike: fakedist profile --steps 10",
+        )
+    left_out = [number for number, kind in found.items() if kind is None]
+    stream, is_shared = streams_of(frame)
+    is_whole = not left_out and int(of_event.max(initial=0)) == numbers[-1]
+    return StepKinds(before, _fitted(kinds), len(carried), left_out, stream, is_shared, is_whole)
+
+
+def _elements(shape: str) -> int:
+    return int(np.prod([int(size) for size in shape.split("x")])) if shape else 1
+
+
+def _constant(
+    number: int,
+    inputs: tuple[StepInput, StepInput],
+    events: npt.NDArray[np.int32],
+    block: Ints,
+    frame: pd.DataFrame,
+) -> StepKind:
+    size, none = frame["requested_bytes"].to_numpy("i8")[block], np.full(len(block), -1, "i4")
+    return StepKind(number, *inputs, events, block, size, np.zeros_like(size), none, none, np.zeros(len(block), bool))
+
+
+class _Maker:
+    """Cuts a recording's events into steps."""
+
+    def __init__(
+        self, frame: pd.DataFrame, events: npt.NDArray[np.int32], step_at: Ints, made: Ints, freed: Ints
+    ) -> None:
+        self._frame, self._events, self._step_at, self._made, self._freed = frame, events, step_at, made, freed
+        alike = ["operation", "phase", "stack", "stream"]
+        turn = frame[alike].assign(step=made).groupby([*alike, "step"], observed=True).cumcount()
+        columns = [frame[name].astype(str) if name in ("operation", "phase") else frame[name] for name in alike]
+        self._key = list(zip(*(column.tolist() for column in (*columns, turn)), strict=True))
+
+    def carried(self, numbers: Sequence[int]) -> dict[Hashable, int]:
+        """Numbers of the blocks that steps leave to the next one: those of the most steps."""
+        left: dict[frozenset[Hashable], int] = defaultdict(int)
+        for number in numbers:
+            rows = np.flatnonzero((self._made == number - 1) & (self._freed == number))
+            left[frozenset(self._key[row] for row in rows)] += 1
+        usual = max(left, key=lambda keys: left[keys], default=frozenset())
+        return {key: n for n, key in enumerate(sorted(usual, key=str))}
+
+    def kind(
+        self, number: int, inputs: tuple[StepInput, StepInput], carried: dict[Hashable, int], until: int = -1
+    ) -> StepKind | None:
+        """A step, or all before ``until``; None if it does not fit between others."""
+        is_before = until >= 0
+        inside = self._step_at < until if is_before else self._step_at == number
+        what = self._events[inside].astype("i8")
+        block = what[what >= 0]
+        position = np.full(len(self._frame), -1)
+        position[block] = np.arange(len(block))
+        last = until - 1 if is_before else number
+        leaves = self._freed[block] == last + 1
+        leaves &= self._made[block] == last
+        never = self._freed[block] < 0
+        is_last = number == int(self._step_at.max(initial=0))
+        if is_last:
+            leaves |= never & np.array([self._key[row] in carried for row in block.tolist()], bool)
+        of_block = np.array([carried.get(self._key[row], -1) for row in block.tolist()], "i4")
+        numbers = np.where(leaves, of_block, -1).astype("i4")
+        stays = ~leaves & (never | (self._freed[block] > last))
+        if (leaves & (numbers < 0)).any() or leaves.sum() != len(carried) or (stays.any() and not is_before):
+            return None
+        codes: list[int] = []
+        for value in what.tolist():
+            row = ~value
+            if value == _EMPTY_CACHE or value >= 0:
+                codes.append(value if value < 0 else int(position[value]))
+            elif position[row] >= 0:
+                codes.append(~int(position[row]))
+            elif self._made[row] == number - 1 and self._key[row] in carried:
+                codes.append(_FREE_CARRIED - carried[self._key[row]])
+            else:
+                return None
+        kind = _constant(number, inputs, np.array(codes, "i4"), block, self._frame)
+        return replace(kind, carried=numbers)
+
+
+def _fitted(kinds: Sequence[StepKind]) -> list[StepKind]:
+    """Kinds with the sizes that follow lengths, among those that allocate and free alike."""
+    alike: dict[Hashable, list[int]] = defaultdict(list)
+    for n, kind in enumerate(kinds):
+        alike[kind.events.tobytes(), kind.carried.tobytes()].append(n)
+    fitted = list(kinds)
+    for group in alike.values():
+        of_group = [kinds[n] for n in group]
+        sizes = np.array([recorded_sizes(kind) for kind in of_group])
+        counts = np.array([kind.counts for kind in of_group])
+        unique, row = np.unique(sizes, axis=1, return_inverse=True)
+        fits = [_fit(size, counts) for size in unique.T]
+        base, per, follows = (np.array([fit[n] for fit in fits])[row.ravel()] for n in range(3))
+        for n, kind, own in zip(group, of_group, sizes, strict=True):
+            is_fitted = base + per * np.array([*kind.counts, 0])[follows] == own
+            fitted[n] = replace(
+                kind,
+                base=np.where(is_fitted, base, own),
+                per=np.where(is_fitted, per, 0),
+                follows=np.where(is_fitted, follows, -1).astype("i4"),
+                is_fitted=is_fitted,
+            )
+    return fitted
+
+
+def recorded_sizes(kind: StepKind) -> Ints:
+    """The bytes of each of a step's blocks, as recorded."""
+    counts = np.array([*kind.counts, 0])
+    return kind.base + kind.per * counts[kind.follows]
+
+
+def _fit(size: Ints, counts: Ints) -> tuple[int, int, int]:
+    """``base``, ``per`` and ``follows`` of a block in steps that are alike; a negative base if its size is unknown."""
+    num = NUM_COUNTS // 2
+    if (counts[:, 0] == counts[0, 0]).all():
+        return _UNKNOWN
+    if (size == size[0]).all():
+        return int(size[0]), 0, -1
+    if found := exact_fit(size, counts[:, :num]):
+        return found
+    has_next = counts[:, num] > 0
+    found = exact_fit(size[has_next], counts[has_next, num:]) if has_next.sum() > 1 else None
+    return _UNKNOWN if found is None else (found[0], found[1], num + found[2])

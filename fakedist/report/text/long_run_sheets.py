@@ -1,0 +1,140 @@
+"""Many played steps as text, Markdown and an object: whether memory is too small by step N."""
+
+from __future__ import annotations
+
+import numpy as np
+from rich.console import Console
+
+from fakedist.report.text.sheet import (
+    Sheet,
+    SheetColumn,
+    bytes_column,
+    escaped,
+    print_facts,
+    print_heading,
+    print_sheets,
+    sheet_markdown,
+)
+from fakedist.report.text.wording import short_line
+from fakedist.results.long_runs import PlayedSteps
+from fakedist.rundir.notes import counted
+from fakedist.rundir.plain import to_plain
+from fakedist.units import format_bytes
+
+_NUM_ROWS = 10
+
+
+def long_run_facts(played: PlayedSteps) -> list[tuple[str, str]]:
+    """The run, its lengths and what follows them."""
+    kinds = played.playable.kinds
+    recorded = sorted({kind.length for kind in kinds.steps})
+    facts = [
+        ("run", str(played.playable.run.path)),
+        ("lengths", f"{played.lengths}; {counted(played.settings[0].num_seeds, 'seed')} of {played.num_steps:,} steps"),
+        ("steps", f"{counted(len(kinds.steps), 'step')} of {counted(len(recorded), 'length')}: {_span(recorded)}"),
+    ]
+    if kinds.left_out:
+        text = f"step {', '.join(map(str, kinds.left_out))}: its blocks are not those of the steps around it"
+        facts.append(("without", text))
+    part, outside = kinds.fitted_part(), ~played.steps["length"].between(recorded[0], recorded[-1])
+    if part < 1:
+        facts.append(
+            (
+                "sizes",
+                f"{part:.1%} of a step's bytes follow its length to the byte; others are the nearest recorded step's",
+            )
+        )
+    if outside.any():
+        facts.append(
+            ("beyond", f"{outside.mean():.1%} of the played steps are shorter or longer than any recorded one")
+        )
+    return facts
+
+
+def _span(values: list[int]) -> str:
+    return f"{values[0]:,}" if len(values) == 1 else f"{values[0]:,} to {values[-1]:,}"
+
+
+def verdict_text(played: PlayedSteps) -> str:
+    """How often memory does not suffice."""
+    part, low, high = played.without_memory
+    room = format_bytes(played.playable.room_bytes)
+    return (
+        f"{part:.1%} of runs are out of memory by step {played.num_steps:,} (95% confidence: {low:.1%} to {high:.1%}); "
+        f"PyTorch has {room}"
+    )
+
+
+def steps_sheet(played: PlayedSteps) -> Sheet:
+    """Memory over the steps: the most of any seed up to each."""
+    steps = played.steps
+    at = np.unique(np.linspace(1, played.num_steps, _NUM_ROWS).astype(int))
+    so_far = [steps[steps["step"] <= number] for number in at]
+    columns = [
+        SheetColumn("by step", [f"{number:,}" for number in at]),
+        bytes_column("allocated", [int(rows["peak_allocated_bytes"].max()) if len(rows) else 0 for rows in so_far]),
+        bytes_column("reserved", [int(rows["peak_reserved_bytes"].max()) if len(rows) else 0 for rows in so_far]),
+        SheetColumn(
+            "out of memory", [f"{sum(step <= number for step in played.settings[0].failed_steps)}" for number in at]
+        ),
+    ]
+    remarks = ["played as recorded, the peaks are the recorded ones"]
+    if failure := played.failure:
+        line = short_line(failure.line, played.playable.run.manifest.cwd)
+        unused = failure.reserved_bytes - failure.allocated_bytes
+        remarks.insert(
+            0,
+            f"seed {failure.seed} fails in step {failure.step:,} (length {failure.length:,}): {failure.operation} at "
+            f"{line or 'a backward'} asks for {format_bytes(failure.requested_bytes)}, with "
+            f"{format_bytes(failure.allocated_bytes)} allocated and {format_bytes(unused)} free in segments of other sizes",
+        )
+    return Sheet("Memory over the steps, simulated: the most of any seed", columns, remarks)
+
+
+def settings_sheet(played: PlayedSteps) -> Sheet:
+    """The same steps under other settings of the allocator."""
+    settings = played.settings
+    columns = [
+        SheetColumn("setting", [setting.name for setting in settings], is_text=True),
+        SheetColumn("out of memory", [f"{len(setting.failed_steps)} of {setting.num_seeds}" for setting in settings]),
+        SheetColumn(
+            "first at step", [f"{min(setting.failed_steps):,}" if setting.failed_steps else "-" for setting in settings]
+        ),
+        bytes_column("reserved", [setting.peak_reserved_bytes for setting in settings]),
+        SheetColumn("cudaMalloc calls a step", [f"{setting.num_mallocs:,.2f}" for setting in settings]),
+    ]
+    return Sheet("The same steps under other settings", columns, [])
+
+
+def render_long_run(played: PlayedSteps, console: Console) -> None:
+    """Print the played steps."""
+    print_facts(console, long_run_facts(played))
+    print_heading(console, verdict_text(played))
+    print_sheets(console, [steps_sheet(played), settings_sheet(played)])
+
+
+def long_run_markdown(played: PlayedSteps) -> str:
+    """The same as Markdown."""
+    lines = [f"- {name}: {escaped(value)}" for name, value in long_run_facts(played)]
+    lines += ["", f"**{verdict_text(played)}**"]
+    for sheet in (steps_sheet(played), settings_sheet(played)):
+        lines += ["", *sheet_markdown(sheet)]
+    return "\n".join(lines) + "\n"
+
+
+def long_run_object(played: PlayedSteps) -> dict[str, object]:
+    """The object of ``--json``."""
+    part, low, high = played.without_memory
+    kinds = played.playable.kinds
+    return {
+        "run_directory": str(played.playable.run.path),
+        "lengths": played.lengths,
+        "num_steps": played.num_steps,
+        "room_bytes": played.playable.room_bytes,
+        "recorded_steps": [{"step": kind.number, "length": kind.length} for kind in kinds.steps],
+        "left_out": kinds.left_out,
+        "fitted_part": kinds.fitted_part(),
+        "out_of_memory": {"part": part, "low": low, "high": high},
+        "failure": None if played.failure is None else to_plain(played.failure),
+        "settings": [to_plain(setting) for setting in played.settings],
+    }
