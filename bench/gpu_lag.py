@@ -201,7 +201,7 @@ def main() -> int:
         from tests.gpu.record import like
 
         model, capacity_bytes = like(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory)
-        gpu = [f"--gpu={model}", f"--gpu-memory={capacity_bytes}"]
+        gpu = [f"--gpu={model}", f"--gpu-memory={capacity_bytes} B"]
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print(f"{'':<16}{'reserved, MiB':>30}{'allocated, MiB':>30}")
     print(f"{'':<16}{''.join(f'{text:>10}' for text in ('no lag', 'real', 'full lag') * 2)}", flush=True)
