@@ -117,9 +117,11 @@ def out_of_memory(data: Data) -> str:
     """A line for each limit: where the job failed on the real GPU, where on the virtual one."""
     lines = []
     for row in data["rows"]:
-        same = "the same" if row["real"] == row["virtual"] else _failure(row["virtual"])
-        lines.append((row["limit"], f"{row['gib']} GiB", _failure(row["real"]), same))
-    return _table(data, ("limited by", "to", "real GPU", "virtual GPU"), lines)
+        real, virtual = row["real"], row["virtual"]
+        same = "the same" if _failure(real) == _failure(virtual) else _failure(virtual)
+        more = f"{virtual['peak_reserved_bytes'] - real['peak_reserved_bytes']:+,}" if real and virtual else ""
+        lines.append((row["limit"], f"{row['gib']} GiB", _failure(real), same, more))
+    return _table(data, ("limited by", "to", "real GPU", "virtual GPU", "its reserved peak, bytes"), lines)
 
 
 def _failure(found: dict[str, Any] | None) -> str:
@@ -258,7 +260,9 @@ GPU_TABLES = {
         "Too little memory",
         "Where a transformer that trains on ever longer sequences fails, as memory shrinks in steps of 1 GiB: by the "
         "allocator's own limit (`set_per_process_memory_fraction`), or because the rest of the device is taken outside "
-        "the allocator, so that `cudaMalloc` refuses.",
+        "the allocator, so that `cudaMalloc` refuses. In 22 of the 25 trials, it fails at the same allocation; the "
+        "others, and reserved peaks, differ because autocast frees its casts in an order that follows from addresses "
+        "of the host, so that other blocks lie between free ones.",
         "out-of-memory",
         out_of_memory,
     ),
