@@ -260,9 +260,8 @@ GPU_TABLES = {
         "Too little memory",
         "Where a transformer that trains on ever longer sequences fails, as memory shrinks in steps of 1 GiB: by the "
         "allocator's own limit (`set_per_process_memory_fraction`), or because the rest of the device is taken outside "
-        "the allocator, so that `cudaMalloc` refuses. In 22 of the 25 trials, it fails at the same allocation; the "
-        "others, and reserved peaks, differ because autocast frees its casts in an order that follows from addresses "
-        "of the host, so that other blocks lie between free ones.",
+        "the allocator, so that `cudaMalloc` refuses. Where they differ, autocast freed its casts in another "
+        "order, which follows from addresses of the host, so that other blocks lie between free ones.",
         "out-of-memory",
         out_of_memory,
     ),
