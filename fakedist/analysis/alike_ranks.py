@@ -78,7 +78,7 @@ class CopiedCalls:
                     ahead = members.index(peer) - members.index(self.rank) + its.members.index(self.copy)
                     peers[key] = its.members[ahead % len(members)]
                 peer = peers[key]
-            yield call._replace(group=its.channel, members=its.members, peer=peer)
+            yield RankCall._make((its.channel, its.members, peer, *call[3:]))
 
 
 @dataclass(frozen=True)

@@ -108,11 +108,10 @@ def _kind_remarks(kinds: Sequence[AlikeRanks], ran: Mapping[tuple[int, ...], Seq
         )
     for kind in kinds:
         peaks = [run.peak_reserved_bytes for run in ran[kind.ranks]]
-        if kind.is_proven and len(set(peaks)) > 1:
-            remarks.append(
-                f"ranks {format_rank_list(kind.ran)} made the same calls and reserved {format_bytes(min(peaks))} to "
-                f"{format_bytes(max(peaks))}"
-            )
+        least, most = format_bytes(min(peaks, default=0)), format_bytes(max(peaks, default=0))
+        if kind.is_proven and least != most:
+            ranks = format_rank_list(kind.ran)
+            remarks.append(f"ranks {ranks} made the same calls and reserved {least} to {most}")
     return remarks
 
 
