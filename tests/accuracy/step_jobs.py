@@ -132,10 +132,7 @@ _NEMOTRON_NOTE = (
     "NVIDIA's run also shifts power to the SMs (vboost), which is not modelled"
 )
 _TITAN_TP_NOTE = "torch was a nightly of June 2025; its RMSNorm was a sequence of operations, as here"
-_ASYNC_TP_NOTE = (
-    f"{_TITAN_TP_NOTE}. Torch 2.15 fuses all 192 gathers with their products and 64 of 130 reduce-scatters. 64 sums "
-    "inside of these have no estimate, hence the upper end"
-)
+_ASYNC_TP_NOTE = f"{_TITAN_TP_NOTE}. Torch 2.15 fuses all 192 gathers with their products and 64 of 130 reduce-scatters"
 _A100_NOTE = "the network is not said, taken as eight HDR NICs a node; RMSNorm was one Triton kernel, here torch's own"
 
 

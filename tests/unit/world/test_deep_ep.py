@@ -92,6 +92,14 @@ def test_a_script_imports_the_stand_in_only_on_the_virtual_gpu() -> None:
     assert "deep_ep" not in sys.modules
 
 
+def test_parts_of_other_sizes_than_eight_ranks_may_share_nvlink() -> None:
+    experts = np.array([[0, 5], [0, 1], [6, 7]])
+    by_four = Layout(experts, num_experts=8, rank=1, num_ranks=8, node=4)
+    assert by_four.per_node.tolist() == [2, 2]
+    assert by_four.exchanged(10) == (20, 20), "two tokens cross, once each"
+    assert Layout(experts, num_experts=8, rank=1, num_ranks=8).exchanged(10) == (20, 50)
+
+
 def test_random_choices_reach_as_many_ranks_as_expected() -> None:
     chosen = np.stack([np.random.default_rng(row).choice(256, 8, replace=False) for row in range(4096)])
     layout = Layout(chosen, num_experts=256, rank=0, num_ranks=8)
