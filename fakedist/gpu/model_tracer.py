@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -336,8 +337,9 @@ class ModelTracer:
 
 
 def _group_size(args: Sequence[object], kwargs: Mapping[str, object]) -> int:
-    group = kwargs.get("group_name", next((value for value in reversed(args) if isinstance(value, str)), None))
-    return int(distributed_c10d._get_group_size_by_name(group))
+    """Ranks of the group that is named last."""
+    names: list[Any] = [value for value in (*args, kwargs.get("group_name")) if isinstance(value, str)]
+    return int(distributed_c10d._get_group_size_by_name(names[-1]))
 
 
 def _compiled(launcher: object) -> object:

@@ -1,4 +1,4 @@
-"""What the stand-ins of DeepEP and HybridEP need of the virtual GPU: memory outside the allocator, and routes."""
+"""Parts of the virtual GPU for the stand-ins of DeepEP and HybridEP: memory outside the allocator, and routes."""
 
 from __future__ import annotations
 

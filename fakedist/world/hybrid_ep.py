@@ -3,7 +3,7 @@
 It follows ``deep_ep.HybridEPBuffer`` of deepseek-ai/DeepEP at :data:`COMMIT` (csrc/hybrid_ep: hybrid_ep.cu,
 executor/executor.cu, buffer/intranode.cu and internode.cu, extension/allgather.cu): the memory that it takes, the
 tensors that it makes, in their order, and where the host waits. Its Python, extension/permute.cu and
-allocator/allocator.cu are those of commits beside it. All kernels run on the current stream.
+allocator/allocator.cu are those of the nearest commits that could be read. All kernels run on the current stream.
 
 The other ranks are like this one, and each sends to this rank's experts what this rank sends to them itself; unless a
 load of experts draws what each rank sends.
@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import empty
+from torch import empty, zeros
+from torch import tensor as new_tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fakedist.world.arrivals import Arrivals
@@ -42,7 +43,7 @@ _HANDLE_BYTES = 512
 
 @dataclass
 class BufferConfig:
-    """What sizes a buffer follows, as HybridEP names it."""
+    """The sizes that a buffer follows, as HybridEP names them."""
 
     hidden_dim: int
     max_num_of_tokens_per_rank: int
@@ -107,7 +108,7 @@ class BufferConfig:
 
 
 class _Exchange(NamedTuple):
-    """What a handle stands for."""
+    """The exchange that a handle stands for."""
 
     layout: Layout
     config: BufferConfig
@@ -158,7 +159,8 @@ class HybridEPBuffer:
             num_sms_dispatch_api or least_sms,
             num_sms_combine_api or least_sms,
             num_sms_preprocessing_api or BufferConfig.num_of_blocks_preprocessing_api,
-            *(int(os.getenv(f"NUM_OF_TOKENS_PER_CHUNK_{name}_API", "128")) for name in ("DISPATCH", "COMBINE")),
+            int(os.getenv("NUM_OF_TOKENS_PER_CHUNK_DISPATCH_API", "128")),
+            int(os.getenv("NUM_OF_TOKENS_PER_CHUNK_COMBINE_API", "128")),
             use_fp8=use_fp8,
         )
         if not self.config.is_valid():
@@ -176,7 +178,7 @@ class HybridEPBuffer:
         own = [self.config.small(), *self.config.between_nodes()]  # allocations of less than 1 MiB share granules
         for num_bytes in (sum(each for each in own if each < _SHARES), *(each for each in own if each >= _SHARES)):
             memory.take("extensions", num_bytes)
-        mine = torch.zeros(_HANDLE_BYTES, dtype=torch.uint8, device="cuda")
+        mine = zeros(_HANDLE_BYTES, dtype=torch.uint8, device="cuda")
         for _ in range(4 if self.num_of_nodes > 1 else 3):  # of all memory, of dispatch's, of combine's; queue pairs
             dist.all_gather([torch.empty_like(mine) for _ in range(self.group_size)], mine, self.group)
 
@@ -427,7 +429,7 @@ class HybridEPBuffer:
         """A kernel that counts tokens."""
 
         def arrive(arrivals: Arrivals) -> None:
-            arrivals.put(numbers, torch.tensor(values, dtype=numbers.dtype))
+            arrivals.put(numbers, new_tensor(values, dtype=numbers.dtype))
 
         self.group.dispatched("hybrid_ep_layout", read, written, arrive)
 
@@ -459,7 +461,7 @@ class HybridEPBuffer:
 
 
 def _nothing(_: Arrivals) -> None:
-    """What no script reads has no values."""
+    """Write nothing: no script reads it."""
 
 
 def _padded(layout: Layout, pad_multiple: int) -> list[int]:
@@ -471,7 +473,7 @@ def _map(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The mask of experts, and their weights (``indices_to_map``)."""
     where, shape = topk_idx.to(torch.int64), (len(topk_idx), num_of_experts)
-    mask = torch.zeros(shape, device="cuda", dtype=torch.bool).scatter(1, where, 1).bool()
+    mask = zeros(shape, device="cuda", dtype=torch.bool).scatter(1, where, 1).bool()
     if topk_weights is None:
         return mask, None
-    return mask, torch.zeros(shape, device="cuda", dtype=torch.float32).scatter(1, where, topk_weights)
+    return mask, zeros(shape, device="cuda", dtype=torch.float32).scatter(1, where, topk_weights)

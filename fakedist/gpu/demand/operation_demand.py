@@ -328,7 +328,7 @@ class DemandCounter:
 
 
 def reduced_demand(matrix: torch.Tensor, result: torch.Tensor, num_ranks: int) -> Demand:
-    """The demand beside the products of one that the ranks add up: the sum, a wait, and a copy in another order."""
+    """The demand, without the products, of one that the ranks add up: the sum, a wait, and a copy in another order."""
     parts = (
         KernelPart(("sum_functor", "MeanOps"), float((num_ranks + 1) * memory_bytes(result))),
         KernelPart(("spin_kernel",), 0.0),

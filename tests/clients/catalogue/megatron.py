@@ -186,7 +186,7 @@ def _flex_job(_: int) -> Arithmetic:
 
 
 def _hybrid_ep_bytes() -> int:
-    """What HybridEP takes for these layers on 16 ranks of two nodes, each with 2,048 tokens; not of a node's first."""
+    """Bytes that HybridEP takes for these layers on 16 ranks of two nodes, with 2,048 tokens; not a node's first."""
     tokens, hidden, experts, ranks, nodes, sms = 2048, 1024, 4, 8, 2, 16
     all_tokens, probs, scales = tokens * ranks * nodes, experts * ranks * FP32, hidden // 128 * FP32
     mapped = [all_tokens * hidden * BF16, all_tokens * probs, all_tokens * scales, 512, experts * 16 * all_tokens]
