@@ -120,12 +120,13 @@ hybrid = deep_ep.HybridEPBuffer(
 )
 x = torch.randn({TOKENS}, {HIDDEN}, device="cuda", dtype=torch.bfloat16)
 weights, indices = torch.topk(torch.rand({TOKENS}, {EXPERTS}, device="cuda"), {TOPK})
-same = dict(pad_multiple=16)
+same = dict(pad_multiple=96)
 got, probs, _, counts, handle = hybrid.dispatch_with_permute(
     hidden=x, topk_idx=indices, topk_weights=weights, num_of_experts={EXPERTS}, **same
 )
 again, *_ = hybrid.dispatch_with_permute(hidden=x, handle=handle, num_permuted_tokens=counts.sum(), **same)
 back, back_probs = hybrid.combine_with_unpermute(hidden=got, probs=probs, handle=handle, **same)
+print("EACH", *counts.tolist())
 print("PERMUTED", int(counts.sum()), len(got), len(probs), len(again), *back.shape, *back_probs.shape)
 mask = torch.zeros({TOKENS}, {EXPERTS}, dtype=torch.bool, device="cuda").scatter(1, indices, True)
 plain, *_, other = hybrid.dispatch(x, routing_map=mask)
@@ -236,7 +237,8 @@ def test_hybrid_ep_gives_experts_their_tokens_one_after_the_other(both: Profiled
     received, by_mask, *plain = _said(both, "PLAIN")
     assert received == by_mask, "a mask of experts says what their indices do"
     assert plain == [received, HIDDEN, TOKENS, HIDDEN]
-    assert got % 16 == received % 16 == 0
+    assert [count % 96 for count in _said(both, "EACH")] == [0] * (EXPERTS // 16)
+    assert received % 16 == 0, "each rank sends as many"
     assert TOKENS * 6 < received < TOKENS * TOPK, "8 random experts of 128 are on 6.6 of 16 ranks"
     assert received < got < received * 1.4, "few tokens have two experts here"
 
