@@ -5,16 +5,18 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.distributed import distributed_c10d
 
 from fakedist.gpu.bare_steps import ReadTape, TimedLaunches
 from fakedist.gpu.demand.extension_demand import watched_calls
 from fakedist.gpu.demand.launch_demand import Tagged
-from fakedist.gpu.demand.operation_demand import Demand, DemandCounter
+from fakedist.gpu.demand.operation_demand import Demand, DemandCounter, reduced_demand
 from fakedist.gpu.demand.triton_demand import TritonKernel
 from fakedist.gpu.demand.work_shapes import Known
 from fakedist.gpu.launch_log import Launch, LaunchLog
@@ -27,6 +29,11 @@ from fakedist.rundir.rows import Location
 
 #: The classes that launch Triton's kernels and hold their arguments: Inductor's and Triton's own.
 _TRITON = (("torch._inductor.runtime.triton_heuristics", "CachingAutotuner"), ("triton.runtime.jit", "JITFunction"))
+
+#: Functions of torch.ops.symm_mem.fused_*matmul_reduce_scatter: chunks of a product go to the ranks that add them up.
+#: Nothing sees the operations inside; of the kernels, all but the sum and a wait of 100 cycles say what they do.
+_REDUCING = ("_fused_matmul_reduce_scatter_impl", "_fused_scaled_matmul_reduce_scatter_impl")
+_SYMMETRIC = "torch.distributed._symmetric_memory"
 
 
 class _Outside(threading.local):
@@ -208,8 +215,10 @@ class ModelTracer:
 
     def _call_begins(self, operation: str) -> int:
         thread, inside = self._thread, self.inside()
-        tag = self._tag(Tagged(thread.op, operation, self._location() if inside is None else inside))
-        thread.calls.append(tag)
+        return self._begun(self._tag(Tagged(thread.op, operation, self._location() if inside is None else inside)))
+
+    def _begun(self, tag: int) -> int:
+        self._thread.calls.append(tag)
         self._numbers.called(tag)
         self._log.tag(tag)
         return tag
@@ -273,6 +282,25 @@ class ModelTracer:
             if module in sys.modules:
                 owner = present(sys.modules[module], name)
                 self._watched.enter_context(patched(owner, "run", self._triton_run(present(owner, "run"))))
+        for name in _REDUCING:
+            if (function := getattr(sys.modules.get(_SYMMETRIC), name, None)) is not None:
+                self._watched.enter_context(patched(sys.modules[_SYMMETRIC], name, self._reducing(function)))
+
+    def _reducing(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def run(*args: object, **kwargs: object) -> torch.Tensor:
+            thread, inside = self._thread, self.inside()
+            location = self._location() if inside is None else inside
+            tag = self._begun(self._tag(Tagged(thread.op, thread.operation, location, counts=False)))
+            demand = None
+            try:
+                result = original(*args, **kwargs)
+                matrix = next(value for value in (*args, kwargs.get("A")) if isinstance(value, torch.Tensor))
+                demand = reduced_demand(matrix, result, _group_size(args, kwargs))
+                return result
+            finally:
+                self._call_ended(tag, demand)
+
+        return run
 
     def _triton_run(self, original: Callable[..., object]) -> Callable[..., object]:
         def run(launcher: object, *args: object, **kwargs: object) -> object:
@@ -306,6 +334,12 @@ class ModelTracer:
         if kernel is None:
             kernel = self._kernels[source] = TritonKernel(str(getattr(function, "__name__", "")), source)
         return kernel
+
+
+def _group_size(args: Sequence[object], kwargs: Mapping[str, object]) -> int:
+    """Ranks of the group that is named last."""
+    names: list[Any] = [value for value in (*args, kwargs.get("group_name")) if isinstance(value, str)]
+    return int(distributed_c10d._get_group_size_by_name(names[-1]))
 
 
 def _compiled(launcher: object) -> object:

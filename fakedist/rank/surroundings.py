@@ -65,7 +65,7 @@ from fakedist.rundir.records import (
 from fakedist.rundir.rows import UnansweredRow
 from fakedist.rundir.step_time import Peaks
 from fakedist.rundir.tape import find_tapes, script_identity
-from fakedist.world.deep_ep import Device
+from fakedist.world.dispatchers import Device
 from fakedist.world.process_group import around_calls, still_calls
 from fakedist.world.reroute import fake_world
 from fakedist.world.spawned import OwnRanks
@@ -130,6 +130,7 @@ class Surroundings:
         self._tuning = FirstConfigurations()
         self._facts_at = time.monotonic()
         self._refused = 0
+        self._picked = 1  # experts of a token
         self._settings = ""
         self._has_launches = False
         self._load = RouterLoad(self._job.router_load, self._job.seed)
@@ -157,7 +158,6 @@ class Surroundings:
                 self._until_bare.enter_context(self._values.below_dispatch())
             is_undefined = None if self._values is None else self._values.is_undefined
             self._tapes = self._make_tapes()
-            experts = None if self._values is None or self._load.is_even else self._values.experts_of_ranks
             faked = fake_world(
                 self._job,
                 self._recorder.ledger,
@@ -166,7 +166,7 @@ class Surroundings:
                 self._process.own_ranks,
                 not_sent=None if self._values is None else self._values.not_sent,
                 tell_peer_copies=None if self._gpu is None else self._gpu.tell_peer_copies,
-                device=None if self._gpu is None else Device(self._gpu.take, self._gpu.free, self._routes, experts),
+                device=self._device(),
                 of_ranks=None if self._values is None or self._load.is_even else self._values.of_ranks,
             )
             self._world_notes = world.enter_context(faked)
@@ -181,6 +181,12 @@ class Surroundings:
             recording.enter_context(self._recorder)
             self._world, self._recording = world.pop_all(), recording.pop_all()
 
+    def _device(self) -> Device | None:
+        if self._gpu is None:
+            return None
+        experts = None if self._values is None or self._load.is_even else self._values.experts_of_ranks
+        return Device(self._gpu.take, self._gpu.free, self._routes, self._job.gpus_per_node, experts)
+
     def _whereabouts(self) -> RunningLayer:
         position = self._recorder.position
         return RunningLayer(position.layer, position.in_backward(), position.step, position.op)
@@ -188,8 +194,11 @@ class Surroundings:
     def _routes(self, indices: torch.Tensor, num_experts: int) -> torch.Tensor:
         """The experts of each token. What the device holds is stale once the recording is over."""
         if self._values is None or self.is_recorded:
-            return spread_over_experts(indices.shape, num_experts)
-        return self._values.routes(indices, num_experts)
+            picked = self._picked if indices.dtype is torch.bool else indices.shape[1]
+            return spread_over_experts(torch.Size([len(indices), picked]), num_experts)
+        experts = self._values.routes(indices, num_experts)
+        self._picked = experts.shape[1]
+        return experts
 
     @property
     def is_recorded(self) -> bool:

@@ -105,7 +105,7 @@ def find_gains_again(manifest: Manifest, table: ReadTable, models: Models, price
 
 
 #: Operations by which ranks exchange tokens.
-EXCHANGES = ("all_to_all", "deep_ep")
+EXCHANGES = ("all_to_all", "deep_ep", "hybrid_ep_dispatch", "hybrid_ep_combine")
 #: Steps over which a load that is drawn is averaged.
 _STEPS = 12
 

@@ -18,7 +18,7 @@ _BY_NAME = tuple(
         ("norm", r"^triton_(red|per|spl)_\w*(rsqrt|softmax|norm|nll_loss)"),
         ("other", r"^triton_(red|per|spl)_"),
         ("communication", r"nccl|nvshmem|rccl|all_?reduce_kernel|reduce_?scatter_kernel|all_?gather_kernel"),
-        ("communication", r"userbuffers|multimem|symm_mem|symmetric_memory|(one|two)_shot_|deep_ep"),
+        ("communication", r"userbuffers|multimem|symm_mem|symmetric_memory|(one|two)_shot_|(deep|hybrid)_ep"),
         (
             "attention",
             r"flash|fmha|attention|sdpa|fused_attn|\bmha|_mha_|flex_attn|scaled_\w*softmax|\bthd_(lse|out|grad)_",

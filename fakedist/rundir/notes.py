@@ -447,12 +447,13 @@ def rank_not_started(num_started: int, rank: int, world_size: int) -> str:
 
 
 @note
-def deep_ep_stands_in(commit: str) -> str:
-    """The script used DeepEP, or Megatron-LM's flex dispatcher with it."""
+def deep_ep_stands_in(buffer: str, commit: str) -> str:
+    """The script used DeepEP or HybridEP, or Megatron-LM's flex dispatcher with one of them."""
+    estimated = "NVSHMEM's heap is estimated" if buffer == "Buffer" else "queue pairs of several nodes are estimated"
     return (
-        f"deep_ep is a stand-in that follows deepseek-ai/DeepEP @{commit[:8]}: it takes the same buffers and returns "
-        "tensors of the same sizes, but each rank is taken to send to this rank's experts as many tokens as this rank "
-        "does; NVSHMEM's heap is estimated"
+        f"deep_ep.{buffer} is a stand-in that follows deepseek-ai/DeepEP @{commit[:8]}: it takes the same buffers and "
+        "returns tensors of the same sizes, but each rank is taken to send to this rank's experts as many tokens as "
+        f"this rank does; {estimated}"
     )
 
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NamedTuple
-from weakref import finalize
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from fakedist.errors import WorldError
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
+from fakedist.world import hybrid_ep
 from fakedist.world.arrivals import Arrivals
 from fakedist.world.deep_ep_sizes import (
     ALIGNMENT,
@@ -39,6 +40,8 @@ from fakedist.world.deep_ep_sizes import (
     low_latency_bytes,
     rounded_up,
 )
+from fakedist.world.dispatchers import Device, OutsideMemory, tensor_at
+from fakedist.world.hybrid_ep import HybridEPBuffer
 from fakedist.world.process_group import RankGroup
 
 COMMIT = "5996f70a8be8d2e6737fede640a541366801dda7"
@@ -47,21 +50,6 @@ _WORKSPACE_BYTES = 32 << 20
 _SIGNAL_BYTES = NODE * (4 + 8 + 8)
 #: NVSHMEM's heap grows in these steps (NVSHMEM_CUMEM_GRANULARITY). Its own part is at least 256 MiB, as DeepEP says.
 _HEAP_STEP, _HEAP_OWN_BYTES = 1 << 29, 1 << 28
-
-
-class Device(NamedTuple):
-    """Functions of the virtual GPU for the stand-in.
-
-    ``take(owner, bytes)`` returns the address of memory outside the caching allocator, 0 if none is left; ``free``
-    frees it.
-    ``routes(indices, num_experts)`` returns the experts of each token on the host, -1 for none, and launches nothing.
-    ``experts_of_ranks`` returns those of other ranks' tokens, if this rank's are these; None: they are the same.
-    """
-
-    take: Callable[[str, int], int]
-    free: Callable[[int], None]
-    routes: Callable[[torch.Tensor, int], torch.Tensor]
-    experts_of_ranks: Callable[[torch.Tensor, Sequence[int]], list[torch.Tensor] | None] | None = None
 
 
 # ---- events
@@ -109,24 +97,15 @@ class _Memory:
     """Memory that a buffer takes outside the caching allocator, and DeepEP's C++ object to scripts."""
 
     def __init__(self, device: Device, rank: int, num_ranks: int, nvl_bytes: int, rdma_bytes: int) -> None:
-        self._device = device
-        self._addresses: list[int] = []
-        self._freed = finalize(self, _free, device.free, self._addresses)
-        self._freed.atexit = False  # the driver is gone by then
+        self._memory = memory = OutsideMemory(device, "DeepEP")
         self._rank, self._num_rdma_ranks = rank, max(num_ranks // NODE, 1)
         self.nvl = self.rdma = 0
         self.stream = torch.cuda.Stream(priority=-1)
         if nvl_bytes:
-            self.nvl = self._taken("user buffers", nvl_bytes + _SIGNAL_BYTES)
-        self._taken("extensions", _WORKSPACE_BYTES)
+            self.nvl = memory.take("user buffers", nvl_bytes + _SIGNAL_BYTES)
+        memory.take("extensions", _WORKSPACE_BYTES)
         if rdma_bytes:
-            self.rdma = self._taken("NVSHMEM heap", rounded_up(rdma_bytes + _HEAP_OWN_BYTES, _HEAP_STEP))
-
-    def _taken(self, owner: str, num_bytes: int) -> int:
-        if not (address := self._device.take(owner, num_bytes)):
-            raise torch.OutOfMemoryError(f"DeepEP: CUDA out of memory: tried to allocate {num_bytes} bytes")
-        self._addresses.append(address)
-        return address
+            self.rdma = memory.take("NVSHMEM heap", rounded_up(rdma_bytes + _HEAP_OWN_BYTES, _HEAP_STEP))
 
     def is_available(self) -> bool:
         """Always true: all ranks have connected."""
@@ -150,12 +129,7 @@ class _Memory:
 
     def destroy(self) -> None:
         """Free it."""
-        self._freed()
-
-
-def _free(free: Callable[[int], None], addresses: list[int]) -> None:
-    for address in addresses:
-        free(address)
+        self._memory.free()
 
 
 class _Kernels:
@@ -349,9 +323,7 @@ class Buffer:
         address, num_bytes = (
             (self.runtime.rdma, self.num_rdma_bytes) if use_rdma_buffer else (self.runtime.nvl, self.num_nvl_bytes)
         )
-        device = torch.device("cuda", torch.cuda.current_device())
-        storage = torch._C._construct_storage_from_data_pointer(address + offset, device, num_bytes - offset)
-        whole = empty(0, dtype=dtype, device=device).set_(storage)
+        whole = tensor_at(address + offset, num_bytes - offset, dtype)
         return whole if size is None else whole[: size.numel()].view(size)
 
     # ---- normal kernels
@@ -372,7 +344,7 @@ class Buffer:
             per_expert = self._integers(num_experts)
             in_rank = empty(len(topk_idx), self.group_size, dtype=torch.bool, device=topk_idx.device)
             per_node = self._integers(num_nodes) if num_nodes > 1 else None
-        layout = self._layout(topk_idx, num_experts)
+        layout = self.device.layout(topk_idx, num_experts, self.group)
         _layouts[in_rank] = layout
         counts = [(per_rank, layout.per_rank), (per_expert, layout.per_expert), (in_rank, layout.in_rank)]
         counts += [] if per_node is None else [(per_node, layout.per_node)]
@@ -508,7 +480,7 @@ class Buffer:
         """Send tokens to their experts, which get room for all that could come."""
         hidden, experts = x.shape[1], num_experts // self.group_size
         self._check_low_latency(num_max_dispatch_tokens_per_rank, hidden, num_experts)
-        layout = self._layout(topk_idx, num_experts)
+        layout = self.device.layout(topk_idx, num_experts, self.group)
         kernels = _Kernels(self, None, async_finish, allocates_there=False)
         slots = self.group_size * num_max_dispatch_tokens_per_rank
         received = x.new_empty(experts, slots, hidden, dtype=torch.float8_e4m3fn if use_fp8 else x.dtype)
@@ -587,13 +559,6 @@ class Buffer:
     def _integers(self, *size: int) -> torch.Tensor:
         return empty(*size, dtype=torch.int32, device=torch.device("cuda", torch.cuda.current_device()))
 
-    def _layout(self, topk_idx: torch.Tensor, num_experts: int) -> Layout:
-        experts = self.device.routes(topk_idx, num_experts).numpy().astype(np.int64, copy=False)
-        others = self.device.experts_of_ranks
-        theirs = None if others is None else others(torch.from_numpy(experts), self.group.ranks)
-        every = None if theirs is None else [each.numpy() for each in theirs]
-        return Layout(experts, num_experts, self.rank, self.group_size, every)
-
     def _layout_of(
         self,
         is_token_in_rank: torch.Tensor,
@@ -607,7 +572,7 @@ class Buffer:
                     "a dispatch of deep_ep with a layout of the script's own has no topk_idx to tell the tokens' ranks",
                     "pass topk_idx, or the result of get_dispatch_layout",
                 )
-            known = _layouts[is_token_in_rank] = self._layout(topk_idx, per_expert.numel())
+            known = _layouts[is_token_in_rank] = self.device.layout(topk_idx, per_expert.numel(), self.group)
         return known
 
     def _prefixes(self, config: Config) -> list[torch.Tensor]:
@@ -678,19 +643,20 @@ def deep_ep(device: Device | None) -> Iterator[Callable[[], list[Note]]]:
     if device is None:
         yield list
         return
-    found: list[Note] = []
+    found: dict[str, Note] = {}
 
-    def used() -> None:
-        if not found:
-            found.append(notes.deep_ep_stands_in(COMMIT))
+    def stand_in(base: type, commit: str) -> type:
+        used = partial(found.setdefault, base.__name__, notes.deep_ep_stands_in(base.__name__, commit))
+        return type(
+            base.__name__, (base,), {"device": device, "used": staticmethod(used), "__module__": "deep_ep.buffer"}
+        )
 
-    buffer = type("Buffer", (Buffer,), {"device": device, "used": staticmethod(used), "__module__": "deep_ep.buffer"})
     names: dict[str, object] = {
-        "Buffer": buffer,
+        "Buffer": stand_in(Buffer, COMMIT),
         "Config": Config,
         "EventHandle": EventHandle,
         "EventOverlap": EventOverlap,
-        "HybridEPBuffer": HybridEPBuffer,
+        "HybridEPBuffer": stand_in(HybridEPBuffer, hybrid_ep.COMMIT),
     }
     names |= {"topk_idx_t": torch.int64}
     modules = {name: ModuleType(name, __doc__) for name in ("deep_ep", "deep_ep.buffer", "deep_ep.utils")}
@@ -700,26 +666,12 @@ def deep_ep(device: Device | None) -> Iterator[Callable[[], list[Note]]]:
     finder: Any = _Finder(modules)
     sys.meta_path.insert(0, finder)
     try:
-        yield lambda: found
+        yield lambda: list(found.values())
     finally:
         if finder in sys.meta_path:  # the script may have replaced the list
             sys.meta_path.remove(finder)
         for name in modules:
             sys.modules.pop(name, None)
-
-
-class HybridEPBuffer:
-    """Not modelled. Megatron-LM imports it with every backend, and takes an import that fails for a missing package.
-
-    Raises:
-        WorldError: Always.
-    """
-
-    def __init__(self, *_: object, **__: object) -> None:
-        raise WorldError(
-            "deep_ep.HybridEPBuffer is not modelled",
-            "use deep_ep.Buffer (Megatron-LM: --moe-flex-dispatcher-backend deepep)",
-        )
 
 
 def _lacking(name: str) -> object:

@@ -84,7 +84,7 @@ def rounded_up(number: int, step: int) -> int:
 class Layout:
     """Where tokens go, from the experts of each of this rank's on the host ([tokens, top-k]; -1: none).
 
-    ``every`` has those of each rank; None: all send what this one does.
+    ``every`` has those of each rank; None: all send what this one does. ``node``: ranks that share NVLink.
 
     Attributes:
         in_rank: Whether each token goes to each rank, [tokens, ranks].
@@ -103,10 +103,12 @@ class Layout:
         rank: int,
         num_ranks: int,
         every: Sequence[Integers] | None = None,
+        *,
+        node: int = NODE,
     ) -> None:
         per_rank, first = num_experts // num_ranks, rank * (num_experts // num_ranks)
         self.in_rank = _in_rank(experts, per_rank, num_ranks)
-        num_nodes = max(num_ranks // NODE, 1)
+        num_nodes = max(num_ranks // node, 1)
         in_node = self.in_rank.reshape(len(experts), num_nodes, -1).any(axis=2)
         self.per_rank = self.in_rank.sum(axis=0, dtype=np.int64)
         self.per_node = in_node.sum(axis=0, dtype=np.int64)
@@ -114,7 +116,7 @@ class Layout:
         self.mine = _own(experts[self.in_rank[:, rank]], first, per_rank)
         self.received = num_ranks * self.per_expert[first : first + per_rank]
         self.num_received = num_ranks * int(self.per_rank[rank])
-        self.num_received_by_node = num_nodes * int(self.per_node[rank // NODE])
+        self.num_received_by_node = num_nodes * int(self.per_node[rank // node])
         self.received_experts: Integers | None = None
         if every is not None:
             goes = [_in_rank(theirs, per_rank, num_ranks) for theirs in every]
@@ -122,10 +124,10 @@ class Layout:
             self.received_experts = _own(np.concatenate(come), first, per_rank)
             self.num_received = len(self.received_experts)
             self.received = np.bincount(self.received_experts[self.received_experts >= 0], minlength=per_rank)
-            node = slice(rank // NODE * NODE, rank // NODE * NODE + min(NODE, num_ranks))
-            self.num_received_by_node = sum(int(to[:, node].any(axis=1).sum()) for to in goes[rank % NODE :: NODE])
+            here = slice(rank // node * node, rank // node * node + min(node, num_ranks))
+            self.num_received_by_node = sum(int(to[:, here].any(axis=1).sum()) for to in goes[rank % node :: node])
         # Over nodes, a token crosses the network once for each node.
-        parts, own_part = (self.per_node, rank // NODE) if num_nodes > 1 else (self.per_rank, rank)
+        parts, own_part = (self.per_node, rank // node) if num_nodes > 1 else (self.per_rank, rank)
         self._sent = _most_and_all(np.delete(parts, own_part))
         self._sent_by_experts = _most_and_all(np.delete(self.per_expert.reshape(num_ranks, -1).sum(axis=1), rank))
 

@@ -24,8 +24,9 @@ from fakedist.patch import patched, present
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
 from fakedist.world.arrivals import Arrivals, Nothing, NotSent, OfRanks
-from fakedist.world.deep_ep import Device, deep_ep
+from fakedist.world.deep_ep import deep_ep
 from fakedist.world.dispatched import DispatchedGroup, operations_of_groups
+from fakedist.world.dispatchers import Device
 from fakedist.world.files import saved, sparse_saving, watched_files
 from fakedist.world.group import BareGroup, LedgerLike, NullLedger
 from fakedist.world.objects import faked_objects

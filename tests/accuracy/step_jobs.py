@@ -65,15 +65,30 @@ class Llama8B:
         return {0: titan.profile(directory, packages, world_size, self.flags, as_then=self.as_then)}
 
     def flops(self) -> Flops:
-        sequence, layers, width, inner, kv, words = 8192, 32, 4096, 14_336, 1024, 128_256
-        tokens = self.batch * sequence
-        layer = 2 * width * width + 2 * width * kv + 3 * width * inner
+        width, inner, kv = 4096, 14_336, 1024
         recomputed = width * kv + width * inner  # every second product of a layer: wk, wo, w3
         if self.tensor == 1:  # else the sum of wo's result over the ranks is kept
             recomputed += width * width
-        products = 2 * tokens * (3 * (layers * layer + width * words) + layers * recomputed)
-        attention = layers * (2 + 5) * 2 * tokens * (sequence + 1) / 2 * width
-        return Flops(products / self.tensor, attention / self.tensor)
+        return _llama_flops(self, (32, width, inner), recomputed, attentions=2 + 5)
+
+
+@dataclass(frozen=True)
+class Llama70B(Llama8B):
+    """torchtitan's Llama 3.1 70B, whose layers are recomputed: all but their last product."""
+
+    def flops(self) -> Flops:
+        width, inner, kv = 8192, 28_672, 1024
+        return _llama_flops(self, (80, width, inner), 2 * width * (width + kv + inner), attentions=2 + 2 + 5)
+
+
+def _llama_flops(job: Llama8B, sizes: tuple[int, int, int], recomputed: int, attentions: int) -> Flops:
+    """``sizes`` are layers, width and width inside; a layer's ``recomputed`` products are counted in parameters."""
+    (layers, width, inner), kv, sequence, words = sizes, 1024, 8192, 128_256
+    tokens = job.batch * sequence
+    layer = 2 * width * width + 2 * width * kv + 3 * width * inner
+    products = 2 * tokens * (3 * (layers * layer + width * words) + layers * recomputed)
+    attention = layers * attentions * 2 * tokens * (sequence + 1) / 2 * width
+    return Flops(products / job.tensor, attention / job.tensor)
 
 
 @dataclass(frozen=True)
@@ -132,10 +147,7 @@ _NEMOTRON_NOTE = (
     "NVIDIA's run also shifts power to the SMs (vboost), which is not modelled"
 )
 _TITAN_TP_NOTE = "torch was a nightly of June 2025; its RMSNorm was a sequence of operations, as here"
-_ASYNC_TP_NOTE = (
-    f"{_TITAN_TP_NOTE}. Torch 2.15 fuses all 192 gathers with their products and 64 of 130 reduce-scatters. 64 sums "
-    "inside of these have no estimate, hence the upper end"
-)
+_ASYNC_TP_NOTE = f"{_TITAN_TP_NOTE}. Torch 2.15 fuses all 192 gathers with their products and 64 of 130 reduce-scatters"
 _A100_NOTE = "the network is not said, taken as eight HDR NICs a node; RMSNorm was one Triton kernel, here torch's own"
 
 
@@ -146,6 +158,12 @@ def _titan(flags: tuple[str, ...], batch: int = 2) -> Llama8B:
 def _titan_tp8(flags: tuple[str, ...]) -> Llama8B:
     layout = ("--training.local_batch_size", "12", "--parallelism.tensor_parallel_degree", "8")
     return Llama8B((*titan.COMPILE, *layout, *flags), 12, 8, titan.JUNE_2025)
+
+
+def _titan_70b(flags: tuple[str, ...]) -> Llama70B:
+    whole = ("--model.flavor", "70B", "--activation_checkpoint.mode", "full")
+    layout = ("--training.local_batch_size", "16", "--parallelism.tensor_parallel_degree", "8")
+    return Llama70B((*whole, *titan.COMPILE, *layout, *flags), 16, 8, titan.JUNE_2025)
 
 
 def _tiny_jobs() -> Iterator[Published]:
@@ -202,6 +220,15 @@ STEPS = (
         "compiled-64-async-tp8", "the same, TP asynchronous", str(META_H100), "dgx-h100-ndr",
         64, 12 * _TOKENS / 8 / 4809.4, _titan_tp8(("--parallelism.enable_async_tensor_parallel",)), _TITAN_TP,
         _ASYNC_TP_NOTE,
+    ),
+    Published(
+        "compiled-256-70b-tp8", "Llama 3.1 70B, compiled, FSDP 32, TP 8, full AC, batch 16, 256 GPUs", str(META_H100),
+        "dgx-h100-ndr", 256, 16 * _TOKENS / 8 / 597.3, _titan_70b(()), _TITAN_TP, _TITAN_TP_NOTE,
+    ),
+    Published(
+        "compiled-256-70b-async-tp8", "the same, TP asynchronous", str(META_H100), "dgx-h100-ndr",
+        256, 16 * _TOKENS / 8 / 652.4, _titan_70b(("--parallelism.enable_async_tensor_parallel",)), _TITAN_TP,
+        _TITAN_TP_NOTE,
     ),
     Published(
         "gpt-7b-tp4", "Megatron-LM GPT 7B, TP 4, batch 8, 8 GPUs", "h100-80g", "dgx-h100-ndr",

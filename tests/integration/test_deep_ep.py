@@ -1,4 +1,4 @@
-"""DeepEP's dispatch and combine, forward and backward as Megatron-LM's flex dispatcher calls them."""
+"""DeepEP's dispatch and combine, forward and backward as Megatron-LM's flex dispatcher calls them, and HybridEP's."""
 
 from __future__ import annotations
 
@@ -114,6 +114,23 @@ event.current_stream_wait()
 print("OUT", tuple(out.shape), num_bytes, tuple(buffer.get_next_low_latency_combine_buffer(handle).shape))
 buffer.destroy()
 print("LEFT", free - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved())
+hybrid = deep_ep.HybridEPBuffer(
+    group=dist.group.WORLD, hidden_dim={HIDDEN}, max_num_of_tokens_per_rank={TOKENS}, num_local_experts={EXPERTS} // 16,
+    num_sms_dispatch_api=16, num_sms_combine_api=16,
+)
+x = torch.randn({TOKENS}, {HIDDEN}, device="cuda", dtype=torch.bfloat16)
+weights, indices = torch.topk(torch.rand({TOKENS}, {EXPERTS}, device="cuda"), {TOPK})
+same = dict(pad_multiple=96)
+got, probs, _, counts, handle = hybrid.dispatch_with_permute(
+    hidden=x, topk_idx=indices, topk_weights=weights, num_of_experts={EXPERTS}, **same
+)
+again, *_ = hybrid.dispatch_with_permute(hidden=x, handle=handle, num_permuted_tokens=counts.sum(), **same)
+back, back_probs = hybrid.combine_with_unpermute(hidden=got, probs=probs, handle=handle, **same)
+print("EACH", *counts.tolist())
+print("PERMUTED", int(counts.sum()), len(got), len(probs), len(again), *back.shape, *back_probs.shape)
+mask = torch.zeros({TOKENS}, {EXPERTS}, dtype=torch.bool, device="cuda").scatter(1, indices, True)
+plain, *_, other = hybrid.dispatch(x, routing_map=mask)
+print("PLAIN", handle[3].item(), other[3].item(), *plain.shape, *hybrid.combine(plain, handle=other)[0].shape)
 """
 
 
@@ -189,20 +206,58 @@ def test_the_report_names_the_stand_in_and_what_it_follows(one_node: Profiled) -
     assert "deepseek-ai/DeepEP @5996f70a" in one_node.note("deep_ep_stands_in")
 
 
-def test_low_latency_kernels_have_room_for_all_that_could_come(
-    profile_once: ProfileOnce, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+@pytest.fixture(scope="module")
+def both(profile_once: ProfileOnce, tmp_path_factory: pytest.TempPathFactory) -> Profiled:
     script = tmp_path_factory.mktemp("job") / "low_latency.py"
     script.write_text(LOW_LATENCY)
-    profiled = profile_once(script, world_size=16, options=("--json", "--no-kernels"))
-    said = profiled.finished.stderr
+    return profile_once(script, world_size=16, options=("--json", "--no-kernels"))
+
+
+def test_low_latency_kernels_have_room_for_all_that_could_come(both: Profiled) -> None:
+    said = both.finished.stderr
     assert f"GOT (8, 2048, {HIDDEN}) torch.float8_e4m3fn (8, 2048, {HIDDEN // 128}) 0" in said, said
     assert f"OUT (64, {HIDDEN})" in said
     assert "(8, 2048, 2048)" in said
     assert "LEFT 0" in said
-    operations = profiled.table("calls")["operation"].astype(str).tolist()
-    assert operations[-2:] == ["deep_ep_low_latency_dispatch", "deep_ep_low_latency_combine"]
-    heap = profiled.summary["estimated_outside"]["taken"]["NVSHMEM heap"]
+    operations = both.table("calls")["operation"].astype(str).tolist()
+    assert [name for name in operations if "deep_ep" in name] == [
+        "deep_ep_low_latency_dispatch",
+        "deep_ep_low_latency_combine",
+    ]
+    heap = both.summary["estimated_outside"]["taken"]["NVSHMEM heap"]
     # Two buffers to send from and two to receive in, 128 tokens of 128 experts, with scales; a part of NVSHMEM's own.
     whole = 4 * 128 * 128 * (2 * HIDDEN + 4 * HIDDEN // 128)
     assert heap == -(-(whole + (256 << 20)) // (512 << 20)) * (512 << 20)
+
+
+def test_hybrid_ep_gives_experts_their_tokens_one_after_the_other(both: Profiled) -> None:
+    counted, got, probs, again, *back = _said(both, "PERMUTED")
+    assert counted == got == probs == again
+    assert back == [TOKENS, HIDDEN, TOKENS, EXPERTS]
+    received, by_mask, *plain = _said(both, "PLAIN")
+    assert received == by_mask, "a mask of experts says what their indices do"
+    assert plain == [received, HIDDEN, TOKENS, HIDDEN]
+    assert [count % 96 for count in _said(both, "EACH")] == [0] * (EXPERTS // 16)
+    assert received % 16 == 0, "each rank sends as many"
+    assert TOKENS * 6 < received < TOKENS * TOPK, "8 random experts of 128 are on 6.6 of 16 ranks"
+    assert received < got < received * 1.4, "few tokens have two experts here"
+
+
+def test_hybrid_ep_takes_its_buffers_and_says_what_crosses_the_network(both: Profiled) -> None:
+    slots, probs, experts = TOKENS * 16, EXPERTS // 2 * 4, EXPERTS // 16
+    mapped = [slots * HIDDEN * 2, slots * probs, slots * HIDDEN // 128 * 4, 512, 16 * experts * slots]
+    flags = [4, 4]  # of the first rank of a node
+    token, scales = TOKENS * HIDDEN * 2, TOKENS * HIDDEN // 128 * 4
+    ring = 4096 * 64  # 3 of a token to dispatch, 2 to combine, and one more
+    small = 108 * 8 * 8 + 4096 + 5 * TOKENS * probs + 2 * scales + 4 * 8 * 8 + 2 * 16 * (2 * ring + 4096)
+    taken = both.summary["estimated_outside"]["taken"]
+    assert taken["user buffers"] == sum(map(_granules, (*mapped, *flags)))
+    assert taken["extensions"] == 4 * _granules(token) + _granules(small) > 32 * MIB, "DeepEP's was freed before"
+    calls = both.table("calls")
+    sent = calls[calls["operation"].astype(str).str.fullmatch(r"hybrid_ep_(dispatch|combine)_16sms")]
+    # One other node, which nearly every token has an expert on, of bf16 and where they are given all probabilities.
+    per_token = [2 * HIDDEN + part for part in (probs, 0, probs, 0, 0)]
+    assert (sent["exchanged_bytes"] / per_token).between(0.99 * TOKENS, TOKENS).all()
+    assert "deep_ep.HybridEPBuffer is a stand-in that follows deepseek-ai/DeepEP @2540b8ab" in str(
+        both.summary["notes"]
+    )

@@ -55,6 +55,7 @@ for _ in range(3):
     loss = model(matrix).sum()
     with torch.no_grad():
         torch.ops.symm_mem.fused_all_gather_matmul(matrix, [model.weight], 0, name)
+        torch.ops.symm_mem.fused_matmul_reduce_scatter(matrix.view(2, -1, {WIDTH}), model.weight, "sum", 1, name)
     loss.backward()
     optimizer.step()
 """
@@ -105,19 +106,28 @@ def test_overlapped_products_move_their_parts_over_the_links(overlapped: Profile
     calls = overlapped.table("calls")
     of_step = calls[(calls["step"] == 2) & (calls["operation"] == "get")]
     part = ROWS * WIDTH * 2
-    assert sorted(of_step["peer"]) == [0, 1, 2, 4, 5, 6, 7]
-    assert set(of_step["bytes_out"]) == {part}
+    for num_bytes, moved in ((part, of_step.iloc[:7]), (part // 8, of_step.iloc[7:])):
+        assert sorted(moved["peer"]) == [0, 1, 2, 4, 5, 6, 7]
+        assert set(moved["bytes_out"]) == {num_bytes}
     taken = overlapped.summary["estimated_outside"]["taken"]
     assert taken == {"user buffers": _blocks(part)}
 
 
 def test_the_step_has_their_time(overlapped: Profiled) -> None:
     rows = overlapped.table("kernels")
-    copies = rows[rows["name"].astype(str).str.startswith("get")]
+    copies = rows[rows["name"].astype(str).str.startswith("get")].iloc[:7]
     part = ROWS * WIDTH * 2
     # At most the 450 GB/s of an H100's links one way, and at least half of that and 5 us.
     assert len(copies) == 7
     assert copies["duration_us"].between(part / 450e3, 5 + part / 225e3).all()
+
+
+def test_the_sum_of_what_the_ranks_send_has_its_bytes(overlapped: Profiled) -> None:
+    launches, work = overlapped.table("launches"), overlapped.table("work")
+    ran = work.iloc[launches.loc[launches["what"] == "kernel", "work"].unique()]
+    assert ran["moved_bytes"].notna().all(), "no kernel is without an estimate"
+    added = ran[ran["name"].astype(str).str.contains("sum_functor") & (ran["width"] == 8)]
+    assert added["moved_bytes"].tolist() == pytest.approx([9 * ROWS // 8 * WIDTH * 2], rel=0.001)
 
 
 def test_a_pool_with_nccls_allocator_is_inside_the_caching_allocator(

@@ -101,9 +101,10 @@ def call_times(
     Columns:
 
     - time_us, low_us, high_us: Microseconds, and the 90 % interval; NaN for an unknown operation.
-    - algorithm: ring, tree, nvls, nvlstree, pat, pairs, send, copy, kernel (of shared memory) or deep_ep.
+    - algorithm: ring, tree, nvls, nvlstree, pat, pairs, send, copy, kernel (of shared memory), deep_ep, hybrid_ep.
     - num_nodes: NVLink domains that it spans.
-    - moved_bytes: Bytes of the whole buffer; of DeepEP, those sent to other ranks, or over nodes to other nodes.
+    - moved_bytes: Bytes of the whole buffer; of DeepEP and HybridEP, those sent to other ranks, or over nodes to other
+      nodes.
     - link_share: The fraction of its time for which its bytes would keep the links busy.
     - kind: The collective: all_reduce, ...; empty for an unknown operation.
     - queue: The group, whose communicator runs one call at a time; -1 for sends and shared memory, which run at once.
@@ -122,9 +123,8 @@ def call_times(
     rows = []
     for operation, group, bytes_in, bytes_out, peer, part, exchanged in distinct.tolist():
         paced = exchanged * moe_imbalance
-        dispatched = times.dispatchers.time(
-            operation, paced, shapes[group].size, is_over_nodes=shapes[group].num_nodes > 1
-        )
+        size, is_over_nodes, own_bytes = shapes[group].size, shapes[group].num_nodes > 1, bytes_in + bytes_out
+        dispatched = times.dispatchers.time(operation, paced, size, own_bytes=own_bytes, is_over_nodes=is_over_nodes)
         if dispatched is not None:
             rows.append(_dispatched_row(dispatched, shapes[group], exchanged, times))
             continue
@@ -163,7 +163,19 @@ def _dispatched_row(
     share = min(num_bytes / times.link_bandwidth(shape) * 1e6 / time_us, 1.0)
     text = f"{format_bytes(num_bytes)} to others, {counted(shape.num_nodes, 'node')}, {estimate.text}"
     moved = float(num_bytes), share
-    return (time_us, low, high, "deep_ep", shape.num_nodes, *moved, kind, -1, bool(num_bytes), text, estimate.sms)
+    return (
+        time_us,
+        low,
+        high,
+        estimate.library,
+        shape.num_nodes,
+        *moved,
+        kind,
+        -1,
+        bool(num_bytes),
+        text,
+        estimate.sms,
+    )
 
 
 def _by_a_kernel(

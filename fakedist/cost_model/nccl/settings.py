@@ -169,6 +169,8 @@ _KINDS = (
     ("alltoall", "all_to_all", "largest"),
     ("deep_ep_layout", "", "largest"),
     ("deep_ep_", "all_to_all", "largest"),
+    ("hybrid_ep_dispatch", "all_to_all", "largest"),
+    ("hybrid_ep_combine", "all_to_all", "largest"),
     ("broadcast", "broadcast", "largest"),
     ("reduce", "reduce", "largest"),
     ("gather", "gather", "largest"),
@@ -186,7 +188,7 @@ _KINDS = (
 #: memory, by the algorithm before their names.
 _SYMMETRIC = re.compile(r"(?:symm_mem_|userbuffers_)(?:multimem_)?(?:one_shot_|two_shot_)?")
 #: Calls through memory that ranks share: NCCL has no part in them.
-THROUGH_SHARED_MEMORY = r"get|put|put_wait|symm_mem_\w+|userbuffers_\w+|deep_ep_\w+"
+THROUGH_SHARED_MEMORY = r"get|put|put_wait|symm_mem_\w+|userbuffers_\w+|(deep|hybrid)_ep_\w+"
 
 
 def collective_of(operation: str, bytes_in: int, bytes_out: int) -> tuple[str, int]:

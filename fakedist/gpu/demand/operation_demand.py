@@ -327,6 +327,16 @@ class DemandCounter:
         return _size(args[0]) if all(isinstance(gradient, torch.Tensor) for gradient in result[:2]) else 0
 
 
+def reduced_demand(matrix: torch.Tensor, result: torch.Tensor, num_ranks: int) -> Demand:
+    """The demand, without the products, of one that the ranks add up: the sum, a wait, and a copy in another order."""
+    parts = (
+        KernelPart(("sum_functor", "MeanOps"), float((num_ranks + 1) * memory_bytes(result))),
+        KernelPart(("spin_kernel",), 0.0),
+        KernelPart(("copy",), float(2 * memory_bytes(matrix))),
+    )
+    return Demand(0.0, 0.0, dtype_of((result,)), width=num_ranks, parts=parts)
+
+
 def grouped_shape(args: Arguments, result: object) -> ProductShape:
     """The sizes of a grouped product: each row belongs to one group, or each matrix is a group."""
     first, second = tensors(args[:2])

@@ -28,7 +28,14 @@ from fakedist.gpu.values.host import INDEXING, READS, Host, HostReads
 from fakedist.gpu.values.inventions import Randoms, SeedAndOffset, script_line, values_in
 from fakedist.gpu.values.no_data import NoData
 from fakedist.gpu.values.operators import LISTED, Method, Operator, Run
-from fakedist.gpu.values.routing import CHOOSING, Routing, RunningLayer, routed_fraction, spread_over_experts
+from fakedist.gpu.values.routing import (
+    CHOOSING,
+    Routing,
+    RunningLayer,
+    experts_of_mask,
+    routed_fraction,
+    spread_over_experts,
+)
 from fakedist.gpu.values.sparse import Sparse, is_sparse
 from fakedist.gpu.values.tensors import (
     PLAIN,
@@ -152,10 +159,19 @@ class ValueEngine:
         return self.host.settle(tensor.detach(), "print") if is_small(tensor) else None
 
     def routes(self, indices: torch.Tensor, num_experts: int) -> torch.Tensor:
-        """The experts of each token, [tokens, top-k], that a dispatcher reads; where none are held, spread evenly."""
+        """The experts of each token, [tokens, top-k], that a dispatcher reads; where none are held, spread evenly.
+
+        ``indices`` may be a mask, [tokens, experts].
+        """
         self._routing.read(indices)
-        values = self.on_host(indices)
-        return spread_over_experts(indices.shape, num_experts) if values is None else values
+        if indices.dtype is not torch.bool:
+            values = self.on_host(indices)
+            return spread_over_experts(indices.shape, num_experts) if values is None else values
+        mask = host_view(indices.detach()) if self.host.holds(indices) else self._large.value(indices)
+        if mask is not None:
+            return experts_of_mask(mask)
+        mean = self.host.means.of(indices)
+        return spread_over_experts(torch.Size([len(indices), round((mean or 0) * num_experts) or 1]), num_experts)
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A plain tensor's values; None if kernels did not compute all of them."""

@@ -72,6 +72,14 @@ def spread_over_experts(size: torch.Size, num_experts: int) -> torch.Tensor:
     return _evenly(torch.Size([size[0], num_experts]), 1, size)
 
 
+def experts_of_mask(mask: torch.Tensor) -> torch.Tensor:
+    """The experts of tokens, [tokens, top-k], -1 for none, by a mask on the host, [tokens, experts]."""
+    counts = mask.sum(1, keepdim=True)
+    top_k = int(counts.max()) if len(mask) else 0
+    first = mask.argsort(dim=1, descending=True, stable=True)[:, :top_k]
+    return first.where(arange(top_k) < counts, -1)
+
+
 def routed_fraction(mask: torch.Tensor) -> float | None:
     """Experts per token as a fraction of all, if Transformer Engine's fused router is about to write the mask.
 

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from tests.clients.catalogue.arithmetic import BF16, FP32, Arithmetic
 from tests.clients.catalogue.deepspeed import cuda_of_torch
 from tests.clients.catalogue.entry import Entry, Refusal
 
@@ -175,6 +176,28 @@ _FEATURES = (
     ),
 )
 
+
+def _flex_job(_: int) -> Arithmetic:
+    """Two layers of tests/clients/jobs/megatron_flex.py, each with 4 of 64 experts; AdamW with states in bf16."""
+    hidden, experts = 1024, 4
+    layer = 4 * hidden * hidden + 4 * hidden + 64 * hidden + experts * 2 * 256 * hidden
+    held = BF16 * (2 * 32000 * hidden + 2 * layer + 2 * hidden)
+    return Arithmetic(held, held, 2 * held)
+
+
+def _hybrid_ep_bytes() -> int:
+    """Bytes that HybridEP takes for these layers on 16 ranks of two nodes, with 2,048 tokens; not a node's first."""
+    tokens, hidden, experts, ranks, nodes, sms = 2048, 1024, 4, 8, 2, 16
+    all_tokens, probs, scales = tokens * ranks * nodes, experts * ranks * FP32, hidden // 128 * FP32
+    mapped = [all_tokens * hidden * BF16, all_tokens * probs, all_tokens * scales, 512, experts * 16 * all_tokens]
+    # What the network reads and writes: to dispatch, and to combine, of one other node. Queues have 64 bytes an entry,
+    # 3 entries for each token to dispatch, 2 to combine, and one more: 8,192 as a power of two, both times.
+    network = [tokens * hidden * BF16] * 4
+    small = tokens * probs * (nodes + 1 + 2) + 2 * tokens * scales + 4 * tokens // 128 * 8
+    small += 2 * sms * (2 * 8192 * 64 + 4096) + 108 * ranks * 8 + 4096
+    return sum(-(-each // (2 << 20)) * (2 << 20) for each in (*mapped, *network, small))
+
+
 ENTRIES = (
     Entry(
         _ENGINE,
@@ -210,10 +233,9 @@ ENTRIES = (
         package="megatron-core",
         arguments=("hybridep",),
         world_size=16,
-        ranks=(0,),
-        refused=Refusal(
-            "deep_ep.HybridEPBuffer is not modelled",
-            "PyPI has no HybridEP, and fakedist does not model its buffer; the backend `deepep` runs",
-        ),
+        ranks=(1, 9),
+        collectives=("hybrid_ep_dispatch", "hybrid_ep_permute", "hybrid_ep_combine"),
+        prints=(f"OUTSIDE {_hybrid_ep_bytes()}",),
+        arithmetic=_flex_job,
     ),
 )

@@ -51,5 +51,9 @@ for _ in range(4):
     optimizer.zero_grad()
     model(tokens, positions, None, labels=tokens).mean().backward()
     optimizer.step()
-buffer = fused_a2a._buffer
-print("BUFFER", buffer.num_nvl_bytes, buffer.num_rdma_bytes, flush=True)
+if sys.argv[1] == "deepep":
+    buffer = fused_a2a._buffer
+    print("BUFFER", buffer.num_nvl_bytes, buffer.num_rdma_bytes, flush=True)
+else:
+    free, total = torch.cuda.mem_get_info()
+    print("OUTSIDE", total - free - torch.cuda.memory_reserved(), flush=True)

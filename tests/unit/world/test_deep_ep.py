@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fakedist.errors import WorldError
 from fakedist.world.arrivals import Arrivals
-from fakedist.world.deep_ep import Device, deep_ep
+from fakedist.world.deep_ep import deep_ep
 from fakedist.world.deep_ep_sizes import CONFIGS, Config, Layout, low_latency_bytes
+from fakedist.world.dispatchers import Device
 
 #: What ``Config`` of the built extension of sgl-deep-ep 0.1.2.post1 answers, by ranks: its arguments, then bytes for
 #: ranks of a node and for nodes with 14,336 bytes a token, and for ranks of a node with 2,000.
@@ -85,12 +85,19 @@ def test_a_script_imports_the_stand_in_only_on_the_virtual_gpu() -> None:
         assert importlib.import_module("deep_ep.utils").EventOverlap().event is None
         with pytest.raises(ImportError, match=r"no deep_ep\.ElasticBuffer: use deep_ep\.Buffer"):
             from deep_ep import ElasticBuffer  # noqa: F401
-        with pytest.raises(WorldError, match=r"deep_ep\.HybridEPBuffer is not modelled"):
-            importlib.import_module("deep_ep").HybridEPBuffer(group=None)
+        assert importlib.import_module("deep_ep").HybridEPBuffer.__module__ == "deep_ep.buffer"
         buffer.set_num_sms(24)
         assert buffer.get_dispatch_config(8).num_sms == 24
         assert found() == [], "nothing made a buffer"
     assert "deep_ep" not in sys.modules
+
+
+def test_parts_of_other_sizes_than_eight_ranks_may_share_nvlink() -> None:
+    experts = np.array([[0, 5], [0, 1], [6, 7]])
+    by_four = Layout(experts, num_experts=8, rank=1, num_ranks=8, node=4)
+    assert by_four.per_node.tolist() == [2, 2]
+    assert by_four.exchanged(10) == (20, 20), "two tokens cross, once each"
+    assert Layout(experts, num_experts=8, rank=1, num_ranks=8).exchanged(10) == (20, 50)
 
 
 def test_random_choices_reach_as_many_ranks_as_expected() -> None:

@@ -65,6 +65,38 @@ def test_another_gpu_or_network_widens_the_interval() -> None:
     assert own < slow < other
 
 
+def test_hybrid_ep_takes_as_long_as_published_and_in_proportion_to_its_bytes() -> None:
+    row = measured("h100-80g", "hybrid_ep_dispatch", 64, 16).iloc[-1]
+    # 4,096 tokens of 14,336 bytes, top 8, reach 5.3 of 8 nodes, with the own; 49.97 GB/s is published.
+    nodes = 8 * (1 - math.comb(448, 8) / math.comb(512, 8))
+    assert row["time_us"] == pytest.approx(4096 * nodes * 14336 / 49.97e3, rel=1e-4)
+    assert row["bytes"] == pytest.approx(4096 * nodes * 7 / 8 * 14336, rel=1e-4)
+    whole, half = (H100.time("hybrid_ep_dispatch_16sms", row["bytes"] / by, 64, is_over_nodes=True) for by in (1, 2))
+    assert whole is not None
+    assert half is not None
+    assert whole.time_us == pytest.approx(row["time_us"], rel=1e-4)
+    assert (whole.sms, whole.spread, whole.library) == (16, 0.3, "hybrid_ep")
+    assert half.time_us == pytest.approx(whole.time_us / 2, rel=0.02)
+
+
+def test_hybrid_ep_in_a_node_of_h100s_is_scaled_by_nvlink_from_b200s_with_a_wide_interval() -> None:
+    own, other = (
+        DispatcherTimes(GPUS[gpu], NIC).time("hybrid_ep_combine_16sms", 279_125_702, 8, is_over_nodes=False)
+        for gpu in ("b200", "h100-80g")
+    )
+    assert own is not None
+    assert other is not None
+    assert own.time_us == pytest.approx(473.41, rel=1e-3)
+    assert other.time_us == pytest.approx(2 * own.time_us - 48.36, rel=1e-3)
+    assert other.spread > own.spread == 0.3
+
+
+def test_kernels_of_hybrid_ep_that_only_move_rows_take_as_long_as_memory_does() -> None:
+    found = H100.time("hybrid_ep_permute", 0, 64, own_bytes=1e9, is_over_nodes=True)
+    assert found is not None
+    assert 1e9 / 3.35e12 * 1e6 < found.time_us < 1.5 * 1e9 / 3.35e12 * 1e6
+
+
 def test_low_latency_kernels_take_the_published_time_and_hold_no_sm() -> None:
     sent = 128 * 8 * 7168 * 15 / 16
     found = H100.time("deep_ep_low_latency_dispatch", sent, 16, is_over_nodes=True)

@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.means import spread
 from fakedist.gpu.values.operators import Operator
-from fakedist.gpu.values.routing import Routing, RunningLayer, spread_over_experts
+from fakedist.gpu.values.routing import Routing, RunningLayer, experts_of_mask, spread_over_experts
 from fakedist.options.expert_loads import RouterLoadError
 from fakedist.router_load import RouterLoad, RouterPass
 from fakedist.rundir.sources import ROUTED
@@ -410,3 +410,9 @@ def test_a_file_with_more_layers_than_the_rank_is_refused_once_a_step_has_ended(
         layer.now = RunningLayer(0, in_backward=False, step=2)
         with pytest.raises(RouterLoadError, match="has 2 layers of experts, and the rank runs 1"):
             top()
+
+
+def test_a_mask_says_the_experts_of_tokens() -> None:
+    mask = torch.tensor([[False, True, False, True], [True, False, False, False], [False] * 4])
+    assert experts_of_mask(mask).tolist() == [[1, 3], [0, -1], [-1, -1]]
+    assert experts_of_mask(mask[:0]).shape == (0, 0)
