@@ -99,7 +99,7 @@ def _write_steps(run: Path, output: Output, lengths: str | None, num_steps: int,
         elif output.format == CSV:
             output.write(played.steps.to_csv(index=False))
         elif output.format == HTML:
-            from fakedist.report.page.long_run_page import long_run_page
+            from fakedist.report.page.play_page import long_run_page
 
             output.write(long_run_page(played))
         else:
