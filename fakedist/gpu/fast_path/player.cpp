@@ -9,6 +9,7 @@
 #define HAS_PEER_CACHE
 #endif
 
+#include <dlfcn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -30,6 +31,7 @@ void setHasPrimaryContext(bool (*has)(DeviceIndex));
 namespace {
 using namespace c10::cuda;
 constexpr int32_t EMPTY_CACHE = INT32_MIN, FREE_CARRIED = -(1 << 30);
+constexpr int LOG_ERROR = 2; // c10/util/logging_is_not_google_glog.h
 constexpr size_t MOST_STATES = 200;
 
 // gpu/player.py has the same fields.
@@ -230,6 +232,8 @@ template <typename Run> bool in_fork(Run run, void *to, size_t size) {
 
 // Prepare the allocator, and so many streams besides the default one, which comes first. Returns 0 if that fails.
 API int fakedist_player_begin(int64_t num_streams) try {
+    // The allocator warns of each refused piece of an expandable segment, as often as plays are full.
+    if (auto *level = static_cast<int *>(dlsym(RTLD_DEFAULT, "FLAGS_caffe2_log_level"))) *level = LOG_ERROR;
     _internal::setHasPrimaryContext(+[](c10::DeviceIndex) { return true; });
 #ifdef HAS_PEER_CACHE
     detail::init_p2p_access_cache(1); // expandable segments ask it

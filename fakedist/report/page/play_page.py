@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -77,7 +78,7 @@ def _steps(played: PlayedSteps) -> BarChart:
     """A bar for each of equal ranges of steps: allocated, and what is reserved beyond that."""
     room, bars = played.playable.room_bytes, []
     edges = np.unique(np.linspace(0, played.num_steps, _BINS + 1).astype(int)).tolist()
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         rows = played.steps[played.steps["step"].between(low + 1, high)]
         if not len(rows):
             break
