@@ -153,7 +153,7 @@ def step_kinds(recording: Recording, blocks: Blocks, steps: pd.DataFrame) -> Ste
     maker = _Maker(recording, blocks)
     trials = (maker.kinds(numbers[first:], inputs) for first in range(1, len(numbers)))
     found = [trial for trial in trials if trial is not None]
-    best = next((trial for trial in found if not trial.left_out), found[0] if found else None)
+    best = max(found, key=lambda trial: (len(trial.steps), -len(trial.left_out)), default=None)
     if best is None:
         raise JobError(
             "no recorded step can follow any other: they free different blocks of the steps before them",
@@ -202,8 +202,10 @@ class _Maker:
         carried = self._carried(numbers)
         found = {n: self._kind(n, (inputs[n], inputs.get(n + 1, NO_INPUT)), carried) for n in numbers}
         kinds = [kind for kind in found.values() if kind is not None]
-        before = self._kind(0, (NO_INPUT, NO_INPUT), carried, until=numbers[0])
-        if not kinds or before is None:
+        if not kinds:
+            return None
+        before = self._kind(0, (NO_INPUT, NO_INPUT), carried, until=numbers[0], freed_by=kinds[-1].number)
+        if before is None:
             return None
         left_out = [number for number, kind in found.items() if kind is None]
         is_whole = not left_out and self._last == numbers[-1]
@@ -225,8 +227,12 @@ class _Maker:
         inputs: tuple[StepInput, StepInput],
         carried: Mapping[Hashable, tuple[int, int]],
         until: int = -1,
+        freed_by: int = -1,
     ) -> StepKind | None:
-        """A step, or all before ``until``; None if it does not fit between others."""
+        """A step, or all before ``until``; None if it does not fit between others.
+
+        Of what comes before, steps after ``freed_by`` may free anything: a script that ends frees all.
+        """
         is_before = until >= 0
         last = until - 1 if is_before else number
         what = self._events[(self._step_at <= last) & (is_before | (self._step_at == number))].astype("i8")
@@ -237,7 +243,8 @@ class _Maker:
         generation = np.where(left, last - self._made[block], 0).astype("i4")
         if sorted(zip(numbers[left].tolist(), generation[left].tolist(), strict=True)) != wanted:
             return None
-        if (stays & (self._freed[block] >= 0)).any() or (not is_before and stays.any()):
+        is_freed = (self._freed[block] >= 0) & (self._freed[block] <= freed_by)
+        if (stays & (is_freed | (not is_before))).any():
             return None
         codes = self._codes(what, block, number, carried)
         if codes is None:
