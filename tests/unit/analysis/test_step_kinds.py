@@ -89,7 +89,7 @@ def test_lengths_that_are_all_the_same_tell_nothing_of_others(made: HandMade) ->
 
 def test_a_step_that_leaves_something_else_is_left_out(made: HandMade) -> None:
     kinds = kinds_of(made, odd_step=4)
-    assert [kind.number for kind in kinds.steps] == [5]  # what the fourth leaves is there before it
+    assert ([kind.number for kind in kinds.steps], kinds.left_out, kinds.is_whole) == ([2, 3, 5], [4], False)
     assert kinds_of(HandMade(directory=made.directory / "again"), odd_step=5).left_out == [5]
 
 
