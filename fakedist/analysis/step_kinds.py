@@ -1,6 +1,6 @@
 """Recorded steps as kinds that can be played in any order, with sizes that follow a length.
 
-A step's blocks are freed within it or in the next one, which frees the same ones of whatever step was before it. Steps
+A step's blocks are freed within it, or some are carried and freed in a later one: always as many steps later. Steps
 that allocate and free alike, block by block, differ in sizes only: a size that is ``base + per x count`` in all of
 them, for one count of their length or of the next step's (whose batch may be there already), follows it to the byte.
 Others are as in the step whose length is nearest.
@@ -9,8 +9,9 @@ Others are as in the step whose length is nearest.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,11 +52,12 @@ class StepKind:
     Attributes:
         number: The step; 0 for what comes before.
         input, next_input: Its input, and that of the step after it; NO_INPUT if not known.
-        events: As of ``routed_blocks.AllocationProgram``, by the kind's own blocks; -2^30 - n frees the previous step's
-            carried block n.
+        events: As of ``routed_blocks.AllocationProgram``, by the kind's own blocks; -2^30 - n frees carried
+            block n.
         block: Row of ``blocks`` of each of its blocks.
         base, per, follows: The bytes of each are ``base + per x count``; ``follows`` says which count, -1: none.
         carried: Which carried block each of its blocks is; -1: none.
+        generation: Of those before the first step, how many steps before the last one they were made.
         is_fitted: Whether a block's size is known at other lengths.
     """
 
@@ -68,6 +70,7 @@ class StepKind:
     per: Ints
     follows: npt.NDArray[np.int32]
     carried: npt.NDArray[np.int32]
+    generation: npt.NDArray[np.int32]
     is_fitted: npt.NDArray[np.bool_]
 
     @property
@@ -89,29 +92,30 @@ class StepKinds:
         before: What comes before the first of them.
         steps: Those that can be played, in order.
         left_out: Numbers of those that cannot: they free other blocks than the steps around them.
+        age: Of each carried block, how many steps later it is freed.
         stream, is_shared: Of each block of the recording.
         is_whole: Whether ``before`` and ``steps`` are all that was recorded.
     """
 
     before: StepKind
     steps: list[StepKind]
-    num_carried: int
+    age: npt.NDArray[np.int32]
     left_out: list[int]
     stream: npt.NDArray[np.int32]
     is_shared: npt.NDArray[np.uint8]
     is_whole: bool
 
-    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The kinds for gpu/player.py; the first one is ``before``."""
         kinds = [self.before, *self.steps]
         block = np.concatenate([kind.block for kind in kinds])
-        arrays: dict[str, npt.NDArray[np.generic]] = {
+        arrays: dict[str, npt.NDArray[Any]] = {
             name: np.concatenate([getattr(kind, name) for kind in kinds])
-            for name in ("events", "base", "per", "follows", "carried")
+            for name in ("events", "base", "per", "follows", "carried", "generation")
         }
         arrays["first_event"] = np.cumsum([0, *(len(kind.events) for kind in kinds)])
         arrays["first_block"] = np.cumsum([0, *(len(kind.block) for kind in kinds)])
-        return arrays | {"stream": self.stream[block], "is_shared": self.is_shared[block]}
+        return arrays | {"stream": self.stream[block], "is_shared": self.is_shared[block], "age": self.age}
 
     def nearest(self, length: int) -> int:
         """The number among kinds (``before`` is 0) of the step whose length is nearest."""
@@ -136,33 +140,26 @@ def whole_recording(recording: Recording, blocks: Blocks) -> StepKind:
 def step_kinds(recording: Recording, blocks: Blocks, steps: pd.DataFrame) -> StepKinds:
     """The kinds of a recording's steps; ``steps`` is the table of this name.
 
+    The first steps are not like the others, for example where a first optimizer step makes its state. They are played
+    once, before the others.
+
     Raises:
         JobError: Memory is in a private pool, or no step can be played.
     """
     check_pools(recording)
-    frame = blocks.frame
-    events, at = program_events(recording, blocks)
-    of_event = np.maximum.accumulate(event_places(recording)["step"].to_numpy("i8")) if len(at) else np.zeros(0, "i8")
-    step_at = of_event[at]
-    made = of_event[frame["alloc_event"].to_numpy()]
-    freed_at = frame["free_event"].to_numpy("i8")
-    freed = np.where(freed_at < len(of_event), of_event[np.minimum(freed_at, len(of_event) - 1)], -1)
-    maker = _Maker(frame, events, step_at, made, freed)
-    numbers = [number for number in steps["step"].tolist() if number > 1]
-    inputs = {row.step: StepInput(int(row.samples), _elements(str(row.sample_shape))) for row in steps.itertuples()}
-    carried = maker.carried(numbers)
-    found = {n: maker.kind(n, (inputs[n], inputs.get(n + 1, NO_INPUT)), carried) for n in numbers}
-    kinds = [kind for kind in found.values() if kind is not None]
-    before = maker.kind(0, (NO_INPUT, NO_INPUT), carried, until=numbers[0] if numbers else 0)
-    if not kinds or before is None:
+    columns = (steps[name].tolist() for name in ("step", "samples", "sample_shape"))
+    inputs = {n: StepInput(samples, _elements(shape)) for n, samples, shape in zip(*columns, strict=True)}
+    numbers = sorted(inputs)
+    maker = _Maker(recording, blocks)
+    trials = (maker.kinds(numbers[first:], inputs) for first in range(1, len(numbers)))
+    found = [trial for trial in trials if trial is not None]
+    best = max(found, key=lambda trial: (len(trial.steps), -len(trial.left_out)), default=None)
+    if best is None:
         raise JobError(
             "no recorded step can follow any other: they free different blocks of the steps before them",
             "record more steps that are alike: fakedist profile --steps 10",
         )
-    left_out = [number for number, kind in found.items() if kind is None]
-    stream, is_shared = streams_of(frame)
-    is_whole = not left_out and int(of_event.max(initial=0)) == numbers[-1]
-    return StepKinds(before, _fitted(kinds), len(carried), left_out, stream, is_shared, is_whole)
+    return best
 
 
 def _elements(shape: str) -> int:
@@ -177,65 +174,113 @@ def _constant(
     frame: pd.DataFrame,
 ) -> StepKind:
     size, none = frame["requested_bytes"].to_numpy("i8")[block], np.full(len(block), -1, "i4")
-    return StepKind(number, *inputs, events, block, size, np.zeros_like(size), none, none, np.zeros(len(block), bool))
+    nothing = np.zeros(len(block), "i4")
+    return StepKind(
+        number, *inputs, events, block, size, np.zeros_like(size), none, none, nothing, np.zeros(len(block), bool)
+    )
 
 
 class _Maker:
     """Cuts a recording's events into steps."""
 
-    def __init__(
-        self, frame: pd.DataFrame, events: npt.NDArray[np.int32], step_at: Ints, made: Ints, freed: Ints
-    ) -> None:
-        self._frame, self._events, self._step_at, self._made, self._freed = frame, events, step_at, made, freed
+    def __init__(self, recording: Recording, blocks: Blocks) -> None:
+        frame = self._frame = blocks.frame
+        self._events, at = program_events(recording, blocks)
+        of_event = np.maximum.accumulate(event_places(recording)["step"].to_numpy("i8"))
+        self._step_at = of_event[at]
+        self._last = int(of_event.max(initial=0))
+        self._made, freed = of_event[frame["alloc_event"].to_numpy()], frame["free_event"].to_numpy("i8")
+        self._freed = np.where(freed < len(of_event), of_event[np.minimum(freed, len(of_event) - 1)], -1)
+        self._shared = streams_of(frame)
         alike = ["operation", "phase", "stack", "stream"]
-        turn = frame[alike].assign(step=made).groupby([*alike, "step"], observed=True).cumcount()
+        turn = frame[alike].assign(step=self._made).groupby([*alike, "step"], observed=True).cumcount()
         columns = [frame[name].astype(str) if name in ("operation", "phase") else frame[name] for name in alike]
         self._key = list(zip(*(column.tolist() for column in (*columns, turn)), strict=True))
 
-    def carried(self, numbers: Sequence[int]) -> dict[Hashable, int]:
-        """Numbers of the blocks that steps leave to the next one: those of the most steps."""
-        left: dict[frozenset[Hashable], int] = defaultdict(int)
-        for number in numbers:
-            rows = np.flatnonzero((self._made == number - 1) & (self._freed == number))
-            left[frozenset(self._key[row] for row in rows)] += 1
-        usual = max(left, key=lambda keys: left[keys], default=frozenset())
-        return {key: n for n, key in enumerate(sorted(usual, key=str))}
+    def kinds(self, numbers: Sequence[int], inputs: Mapping[int, StepInput]) -> StepKinds | None:
+        """These steps, and what comes before; None if none of them, or not that, can be played."""
+        carried = self._carried(numbers)
+        found = {n: self._kind(n, (inputs[n], inputs.get(n + 1, NO_INPUT)), carried) for n in numbers}
+        kinds = [kind for kind in found.values() if kind is not None]
+        if not kinds:
+            return None
+        before = self._kind(0, (NO_INPUT, NO_INPUT), carried, until=numbers[0], freed_by=kinds[-1].number)
+        if before is None:
+            return None
+        left_out = [number for number, kind in found.items() if kind is None]
+        is_whole = not left_out and self._last == numbers[-1]
+        age = np.array([age for _, age in carried.values()], "i4")
+        return StepKinds(before, _fitted(kinds), age, left_out, *self._shared, is_whole)
 
-    def kind(
-        self, number: int, inputs: tuple[StepInput, StepInput], carried: dict[Hashable, int], until: int = -1
+    def _carried(self, numbers: Sequence[int]) -> dict[Hashable, tuple[int, int]]:
+        """Number and age of the blocks that steps leave to later ones: those that most of these steps free."""
+        freed: dict[frozenset[tuple[Hashable, int]], int] = defaultdict(int)
+        for number in numbers:
+            rows = np.flatnonzero((self._made < number) & (self._freed == number))
+            freed[frozenset((self._key[row], number - int(self._made[row])) for row in rows)] += 1
+        usual = max(freed, key=lambda keys: freed[keys], default=frozenset())
+        return {key: (n, age) for n, (key, age) in enumerate(sorted(usual, key=str))}
+
+    def _kind(
+        self,
+        number: int,
+        inputs: tuple[StepInput, StepInput],
+        carried: Mapping[Hashable, tuple[int, int]],
+        until: int = -1,
+        freed_by: int = -1,
     ) -> StepKind | None:
-        """A step, or all before ``until``; None if it does not fit between others."""
+        """A step, or all before ``until``; None if it does not fit between others.
+
+        Of what comes before, steps after ``freed_by`` may free anything: a script that ends frees all.
+        """
         is_before = until >= 0
-        inside = self._step_at < until if is_before else self._step_at == number
-        what = self._events[inside].astype("i8")
+        last = until - 1 if is_before else number
+        what = self._events[(self._step_at <= last) & (is_before | (self._step_at == number))].astype("i8")
         block = what[what >= 0]
+        numbers, stays = self._left(block, last, carried)
+        wanted = sorted((n, g) for n, age in carried.values() for g in range(age if is_before else 1))
+        left = numbers >= 0
+        generation = np.where(left, last - self._made[block], 0).astype("i4")
+        if sorted(zip(numbers[left].tolist(), generation[left].tolist(), strict=True)) != wanted:
+            return None
+        is_freed = (self._freed[block] >= 0) & (self._freed[block] <= freed_by)
+        if (stays & (is_freed | (not is_before))).any():
+            return None
+        codes = self._codes(what, block, number, carried)
+        if codes is None:
+            return None
+        kind = _constant(number, inputs, codes, block, self._frame)
+        return replace(kind, carried=numbers, generation=generation)
+
+    def _left(
+        self, block: Ints, last: int, carried: Mapping[Hashable, tuple[int, int]]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+        """Which carried block each block is, after this step; and which others are still there."""
+        made, freed = self._made[block], self._freed[block]
+        known = np.array([carried.get(self._key[row], (-1, 0)) for row in block.tolist()], "i8").reshape(-1, 2)
+        is_alive = (freed > last) | (freed < 0)
+        free_at = made + known[:, 1]
+        is_carried = (known[:, 0] >= 0) & is_alive & (free_at > last)
+        is_carried &= (freed == free_at) | ((freed < 0) & (free_at > self._last))
+        return np.where(is_carried, known[:, 0], -1).astype("i4"), is_alive & ~is_carried
+
+    def _codes(
+        self, what: Ints, block: Ints, number: int, carried: Mapping[Hashable, tuple[int, int]]
+    ) -> npt.NDArray[np.int32] | None:
         position = np.full(len(self._frame), -1)
         position[block] = np.arange(len(block))
-        last = until - 1 if is_before else number
-        leaves = self._freed[block] == last + 1
-        leaves &= self._made[block] == last
-        never = self._freed[block] < 0
-        is_last = number == int(self._step_at.max(initial=0))
-        if is_last:
-            leaves |= never & np.array([self._key[row] in carried for row in block.tolist()], bool)
-        of_block = np.array([carried.get(self._key[row], -1) for row in block.tolist()], "i4")
-        numbers = np.where(leaves, of_block, -1).astype("i4")
-        stays = ~leaves & (never | (self._freed[block] > last))
-        if (leaves & (numbers < 0)).any() or leaves.sum() != len(carried) or (stays.any() and not is_before):
-            return None
-        codes: list[int] = []
-        for value in what.tolist():
-            row = ~value
-            if value == _EMPTY_CACHE or value >= 0:
-                codes.append(value if value < 0 else int(position[value]))
-            elif position[row] >= 0:
-                codes.append(~int(position[row]))
-            elif self._made[row] == number - 1 and self._key[row] in carried:
-                codes.append(_FREE_CARRIED - carried[self._key[row]])
-            else:
+        codes = what.copy()
+        codes[what >= 0] = position[block]
+        is_free = (what < 0) & (what != _EMPTY_CACHE)
+        own = position[~what[is_free]]
+        codes[is_free] = ~own
+        for index in np.flatnonzero(is_free)[own < 0].tolist():
+            row = int(~what[index])
+            which, age = carried.get(self._key[row], (-1, 0))
+            if which < 0 or self._made[row] != number - age:
                 return None
-        kind = _constant(number, inputs, np.array(codes, "i4"), block, self._frame)
-        return replace(kind, carried=numbers)
+            codes[index] = _FREE_CARRIED - which
+        return codes.astype("i4")
 
 
 def _fitted(kinds: Sequence[StepKind]) -> list[StepKind]:
@@ -266,7 +311,7 @@ def _fitted(kinds: Sequence[StepKind]) -> list[StepKind]:
 def recorded_sizes(kind: StepKind) -> Ints:
     """The bytes of each of a step's blocks, as recorded."""
     counts = np.array([*kind.counts, 0])
-    return kind.base + kind.per * counts[kind.follows]
+    return np.asarray(kind.base + kind.per * counts[kind.follows])
 
 
 def _fit(size: Ints, counts: Ints) -> tuple[int, int, int]:

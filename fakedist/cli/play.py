@@ -49,7 +49,7 @@ def play(
     form: str | None,
     as_json: bool,
 ) -> int:
-    """Draw loads of experts, or many steps: how often is memory too small?
+    """Play loads of experts, or many steps: is memory too small?
 
     RUN is a run on the virtual GPU with --router-load. Each draw gives experts other numbers of tokens. Of the ranks
     of the run's pipeline stage, the one that receives most is played: the run's allocations, with the sizes that follow
@@ -99,7 +99,7 @@ def _write_steps(run: Path, output: Output, lengths: str | None, num_steps: int,
         elif output.format == CSV:
             output.write(played.steps.to_csv(index=False))
         elif output.format == HTML:
-            from fakedist.report.page.long_run_page import long_run_page
+            from fakedist.report.page.play_page import long_run_page
 
             output.write(long_run_page(played))
         else:

@@ -41,14 +41,20 @@ class _Program(ctypes.Structure):
     ]
 
 
-_KIND_ARRAYS = (*("first_event", "first_block", "events", "base", "per", "follows", "stream", "is_shared", "carried"),)
+_KIND_ARRAYS = (
+    *("first_event", "first_block", "events", "base", "per", "follows", "stream", "is_shared"),
+    *("carried", "generation", "age"),
+)
 
 
 class _Kinds(ctypes.Structure):
     """``Kinds`` of player.cpp, field by field."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("num_kinds", "num_columns", "num_carried", "num_streams")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("num_kinds", "num_columns", "num_carried", "num_generations", "num_streams")
+        ),
         *((name, ctypes.c_void_p) for name in _KIND_ARRAYS),
     ]
 
@@ -101,9 +107,9 @@ def main(path: Path) -> None:
 
 
 def _play_steps(library: ctypes.CDLL, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
-    num_steps, num_columns, num_carried, num_streams, _ = arrays["sizes"].tolist()
+    num_steps, num_columns, num_carried, num_generations, num_streams, _ = arrays["sizes"].tolist()
     addresses = {name: arrays[name].ctypes.data for name in _KIND_ARRAYS}
-    kinds = _Kinds(len(arrays["first_event"]) - 1, num_columns, num_carried, num_streams, **addresses)
+    kinds = _Kinds(len(arrays["first_event"]) - 1, num_columns, num_carried, num_generations, num_streams, **addresses)
     size = 8 * num_steps * (STEP_HEAD + num_columns)
     played = np.zeros(len(OUTCOME) + 1 + len(STEP) * num_steps, np.int64)
     while len(steps := sys.stdin.buffer.read(size)) == size:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -90,9 +91,11 @@ class PlayableSteps:
     def write(self, path: Path, num_steps: int) -> None:
         """Write the program for gpu/player.py, whose plays have so many steps."""
         kinds = self.kinds
-        num_columns, num_streams = NUM_COUNTS, int(kinds.stream.max(initial=0))
-        sizes = np.array([num_steps, num_columns, kinds.num_carried, num_streams, self.room_bytes])
-        np.savez(path, sizes=sizes, gpu=np.array(self.gpu), **kinds.arrays())
+        num_streams = int(kinds.stream.max(initial=0))
+        num_generations = 1 + int(kinds.age.max(initial=0))
+        sizes = np.array([num_steps, NUM_COUNTS, len(kinds.age), num_generations, num_streams, self.room_bytes])
+        arrays: dict[str, Any] = kinds.arrays()
+        np.savez(path, sizes=sizes, gpu=np.array(self.gpu), **arrays)
 
     def write_whole(self, path: Path) -> None:
         """Write all that was recorded, as a program that follows no counts."""
@@ -237,9 +240,14 @@ def play_long(
     """Play so many steps with each seed, under the recorded settings of the allocator and under others."""
     draw = parse_lengths(text, playable.recorded_lengths)
     drawn = {seed: draw(np.random.default_rng(seed), num_steps) for seed in seeds}
-    settings, frames, failure = [], [], None
+    is_alike = len({lengths.tobytes() for lengths in drawn.values()}) == 1
+    distinct = [*drawn.values()][:1] if is_alike else [*drawn.values()]
+    settings: list[PlayedSetting] = []
+    frames: list[pd.DataFrame] = []
+    failure = None
     for name, conf, every in _settings(playable.alloc_conf):
-        plays = list(play((playable.steps(lengths, every) for lengths in drawn.values()), conf))
+        plays = list(play((playable.steps(lengths, every) for lengths in distinct), conf))
+        plays = plays if len(distinct) == len(drawn) else plays * len(drawn)
         settings.append(_setting(name, plays, num_steps))
         if not frames:
             frames = [_frame(*both) for both in zip(drawn.items(), plays, strict=True)]

@@ -1,8 +1,9 @@
-"""Draws of the load of experts as one page: memory and step as distributions, and the load by layer and expert."""
+"""Draws of the load of experts as one page: memory and step as distributions, the load by layer; and played steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from fakedist.report.figures.look import STYLE_NAMES
 from fakedist.report.page.bars import Bar, BarChart, Part
 from fakedist.report.page.drawings import Pack
 from fakedist.report.page.run_page import template_text
+from fakedist.report.text.long_run_sheets import long_run_facts, settings_sheet, steps_sheet, verdict_text
 from fakedist.report.text.play_sheets import (
     draws_sheet,
     play_facts,
@@ -17,6 +19,7 @@ from fakedist.report.text.play_sheets import (
     remedies_sheet,
     sizes_sheet,
 )
+from fakedist.results.long_runs import PlayedSteps
 from fakedist.results.router_draws import Played
 from fakedist.units import format_bytes
 
@@ -25,6 +28,7 @@ _BINS = 16
 _MOST_COLUMNS = 64
 #: A cell with so many times the mean has the full colour.
 _FULL = 3.0
+_ALLOCATED, _UNUSED = ("allocated", "k-activation"), ("reserved, not allocated", "rest")
 _FITS, _LACKS = ("fits", "k-optimizer_state"), ("out of memory", "k-gradient")
 
 
@@ -53,6 +57,38 @@ def play_page(played: Played) -> str:
         "numbers": pack.text(),
     }
     return template_text("play.html.j2", "job", context)
+
+
+def long_run_page(played: PlayedSteps) -> str:
+    """The page of many played steps, as text."""
+    pack = Pack()
+    pack.meta |= {"style": STYLE_NAMES, "figures": {}, "run": played.playable.run.path.name}
+    context: dict[str, object] = {
+        "probability": verdict_text(played),
+        "facts": long_run_facts(played),
+        "sheets": [steps_sheet(played), settings_sheet(played)],
+        "charts": [("Memory of the steps", "simulated: the most of any seed in these steps", _steps(played))],
+        "load": None,
+        "numbers": pack.text(),
+    }
+    return template_text("play.html.j2", "job", context)
+
+
+def _steps(played: PlayedSteps) -> BarChart:
+    """A bar for each of equal ranges of steps: allocated, and what is reserved beyond that."""
+    room, bars = played.playable.room_bytes, []
+    edges = np.unique(np.linspace(0, played.num_steps, _BINS + 1).astype(int)).tolist()
+    for low, high in pairwise(edges):
+        rows = played.steps[played.steps["step"].between(low + 1, high)]
+        if not len(rows):
+            break
+        allocated, reserved = (int(rows[f"peak_{name}_bytes"].max()) for name in ("allocated", "reserved"))
+        sizes = zip((_ALLOCATED, _UNUSED), (allocated, max(reserved - allocated, 0)), strict=True)
+        parts = [Part(*name, format_bytes(size), f"{100 * size / room:.2f}%") for name, size in sizes if size]
+        bars.append(
+            Bar(f"{low + 1:,} to {high:,}", parts, format_bytes(allocated), f"{format_bytes(reserved)} reserved")
+        )
+    return BarChart(bars, [_ALLOCATED, _UNUSED])
 
 
 def _histogram(values: Sequence[float], fits: Sequence[bool], text: Callable[[int], str]) -> BarChart:
