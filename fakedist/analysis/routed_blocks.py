@@ -130,11 +130,13 @@ def calls_of(recording: Recording, frame: pd.DataFrame, passes: list[RouterPass]
     return of_row[before]
 
 
-def fitted_sizes(frame: pd.DataFrame, call: Ints, mine: Ints, layer: Ints) -> tuple[Ints, Ints, Ints]:
+def fitted_sizes(
+    frame: pd.DataFrame, call: Ints, mine: Ints, layer: Ints, *, others_vary: bool = False
+) -> tuple[Ints, Ints, Ints]:
     """``base``, ``per`` and the column of ``mine`` of each block (-1: none). ``layer`` is that of each call.
 
     Raises:
-        JobError: Sizes of the same line and operation vary otherwise.
+        JobError: Sizes of the same line and operation vary otherwise, and ``others_vary`` is false.
     """
     size = frame["requested_bytes"].to_numpy("i8")
     base, per, follows = size.copy(), np.zeros(len(size), "i8"), np.full(len(size), -1)
@@ -162,7 +164,7 @@ def fitted_sizes(frame: pd.DataFrame, call: Ints, mine: Ints, layer: Ints) -> tu
         for rows in unexplained
         if not _follows_nearly(size[rows], mine[call[rows]], fits[kind[rows[0]]], (base, per, follows), rows)
     ]
-    if unexplained:
+    if unexplained and not others_vary:
         rows = max(unexplained, key=lambda rows: size[rows].max())
         raise JobError(
             f"{sum(map(len, unexplained)):,} blocks vary otherwise than with the counts of experts: the largest, of "
