@@ -119,15 +119,34 @@ def calls_of(recording: Recording, frame: pd.DataFrame, passes: list[RouterPass]
     """Of each block, or launch, the call of a router that it belongs to; -1 before the first one."""
     number = {(of.layer, of.number): n for n, of in enumerate(passes)}
     op = np.maximum.accumulate(frame["op"].to_numpy("i8")) if len(frame) else np.zeros(0, "i8")
-    made = recording.made_by
-    is_backward = ((frame["phase"] == "backward") & ~frame["recompute"]).to_numpy()
-    if len(made["op"]):
-        row = np.searchsorted(made["op"], op, side="right") - 1
-        op = np.where(is_backward & (row >= 0), made["forward"][row], op)
+    op = _forward_ops(recording, op)
     rows = recording.router_passes
     before = np.searchsorted([row.op for row in rows], op, side="right") - 1
     of_row = np.array([*(number[row.layer, row.number] for row in rows), -1])
     return of_row[before]
+
+
+def _forward_ops(recording: Recording, op: Ints) -> Ints:
+    """The operation of the forward that each operation of a backward belongs to, or one that repeats it after a router.
+
+    What a backward computes again without its router (an activation, Megatron-core's ``moe_act``) belongs to the node
+    that ran last, and the nodes that it makes to the same.
+    """
+    made, rows = recording.made_by, np.array([row.op for row in recording.router_passes])
+    in_backward, again = (
+        np.array([getattr(scope, name) == value for scope in recording.scopes] + [False])
+        for name, value in (("phase", "backward"), ("recompute", True))
+    )
+    while len(made["op"]) and len(op):
+        scope = recording.op_scope[np.clip(op, 0, len(recording.op_scope) - 1)].astype("i8")
+        node = np.searchsorted(made["op"], op, side="right") - 1
+        router = np.searchsorted(rows, op, side="right") - 1
+        is_repeated = again[scope] & (router >= 0) & (rows[router] >= made["op"][node])
+        follows = (op >= 0) & in_backward[scope] & (node >= 0) & ~is_repeated & (made["forward"][node] < op)
+        if not follows.any():
+            break
+        op = np.where(follows, made["forward"][node], op)
+    return op
 
 
 def fitted_sizes(

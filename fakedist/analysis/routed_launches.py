@@ -52,11 +52,9 @@ def routed_table(
         sums = (groups == 0) & (k > 0) & (by_expert[call] == k[:, None]).any(axis=1)
     # Gradients of weights are as large as the weights. They sum over the tokens, of one expert or all.
     sums |= (groups > 0) & (abs(k * groups - received[call]) <= groups)
-    is_exchange = launches["call"].isin(calls.loc[calls["operation"].astype(str).str.startswith(EXCHANGES), "sequence"])
-    kernels = (of_work >= 0) & (launches["call"] < 0).to_numpy()
-    launch = np.flatnonzero(
-        (call >= 0) & (is_exchange | kernels & ((groups > 0) | sums | np.isin(launches["op"], ops)))
-    )
+    follows = (of_work >= 0) & (launches["call"] < 0) & ((groups > 0) | sums | np.isin(launches["op"], ops))
+    exchanges = calls.loc[_is_exchange(calls, tables["groups"], own), "sequence"]
+    launch = np.flatnonzero((call >= 0) & (follows | launches["call"].isin(exchanges)))
     used, of_used = np.unique(call[launch], return_inverse=True)
     of_stage = groups_of_stage(tables["groups"], calls, job.rank, own)
     timed = [passes[number] for number in used.tolist()]
@@ -64,6 +62,17 @@ def routed_table(
     named = pd.DataFrame(timed, columns=list(RouterPass._fields)).iloc[of_used].reset_index(drop=True)
     named = named.assign(launch=launch, sums=sums[launch], received=received[call[launch]], busiest=busiest[of_used])
     return named[columns]
+
+
+def _is_exchange(calls: pd.DataFrame, groups: pd.DataFrame, own: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    """Whether calls send tokens to experts; ``own`` are the ranks that are known to exchange these."""
+    members = [set(parse_rank_list(str(text))) if text else set() for text in groups["ranks"]]
+    is_own = np.array([not own or ranks <= set(own) or set(own) <= ranks for ranks in members], bool)
+    # No router sends all of it to one of several other ranks: ring attention passes its keys on.
+    part, number = calls["largest_part_bytes"], calls["group"].to_numpy("i8")
+    passes_on = (part > 0) & (part == calls["exchanged_bytes"]) & (groups["size"].to_numpy("i8")[number] > 2)
+    is_exchange = calls["operation"].astype(str).str.startswith(EXCHANGES) & ~passes_on
+    return is_exchange.to_numpy(bool) & is_own[number]
 
 
 def passes_of(recording: Recording) -> list[RouterPass]:
