@@ -94,8 +94,8 @@ def received_tokens(sent: Ints) -> Ints:
 
 def busiest_tokens(passes: Sequence[RouterPass], load: RouterLoad, groups: Sequence[tuple[int, ...]]) -> Ints:
     """Tokens that the busiest rank of all groups receives in each call, [calls]."""
-    most = np.zeros(len(passes), np.int64)
-    for ranks in groups:
+    most = np.array([of.tokens * of.top_k if load.is_even else 0 for of in passes], np.int64)
+    for ranks in () if load.is_even else groups:
         received = received_tokens(Counts(list(passes), ranks).sent(load)) if passes else np.zeros((0, 1), np.int64)
         most = np.maximum(most, received.max(axis=1))
     return most
