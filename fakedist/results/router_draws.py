@@ -16,7 +16,7 @@ import pandas as pd
 from fakedist.analysis.blocks import build_blocks
 from fakedist.analysis.recording import read_recording
 from fakedist.analysis.routed_blocks import AllocationProgram, Counts, program_of
-from fakedist.analysis.routed_launches import groups_of_stage, passes_of, received_tokens, routed_table
+from fakedist.analysis.routed_launches import groups_of_stage, layers_of, passes_of, received_tokens, routed_table
 from fakedist.cost_model.busiest_rank import ExpertsLoad
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.options import Job
@@ -96,6 +96,24 @@ class Playable:
         """
         for seed in seeds:
             yield _drawn(self.counts, RouterLoad(load, seed), self.groups, capacity, rank)
+
+    def every_rank(self, load: str, seed: int) -> Iterator[Draw]:
+        """One draw, of each rank of all groups."""
+        for rank in sorted(rank for ranks in self.groups for rank in ranks):
+            yield _drawn(self.counts, RouterLoad(load, seed), self.groups, rank=rank)
+
+    def at_peak(self, draw: Draw) -> Ints:
+        """Bytes that follow the tokens of each layer with experts when the draw has the most allocated; as requested."""
+        program, counts = self.program, draw.counts.ravel()
+        layers, of_call = np.unique(layers_of(self.counts.passes), return_inverse=True)
+        follows = program.follows >= 0
+        size = program.base + np.where(follows, program.per * counts[np.maximum(program.follows, 0)], 0)
+        event = program.events[program.events != np.iinfo(np.int32).min]
+        block = np.where(event < 0, ~event, event)
+        until = int(np.argmax(np.cumsum(np.where(event < 0, -1, 1) * size[block]))) + 1
+        held = follows & (np.bincount(block[:until], minlength=len(size)) == 1)
+        layer = of_call[program.follows[held] // draw.counts.shape[1]]
+        return np.bincount(layer, size[held], len(layers)).astype("i8")
 
     def tokens(self, load: str, seed: int, ranks: tuple[int, ...]) -> Ints:
         """Tokens that each expert of a group gets in a draw over all recorded calls, [layers, experts]."""
@@ -296,12 +314,22 @@ class Played:
 PlayCounts = Callable[[Iterable[Ints]], Iterator[dict[str, int]]]
 
 
-def play_draws(playable: Playable, load: str, seeds: Sequence[int], play: PlayCounts) -> Played:
+def play_draws(
+    playable: Playable,
+    load: str,
+    seeds: Sequence[int],
+    play: PlayCounts,
+    changed: Sequence[tuple[Playable, PlayCounts]] = (),
+) -> Played:
     """Play the recorded counts, which must give the recorded peaks, each draw, and what would help the worst.
 
+    Args:
+        changed: Recordings of the same job with a change, which the worst draws are played with too.
+
     Raises:
-        JobError: The peaks are not those of the recording.
+        JobError: The peaks are not those of the recording, or a changed one has other routers.
     """
+    check_alike(playable, [other for other, _ in changed])
     drawn: list[Draw] = []
 
     def kept() -> Iterator[Ints]:
@@ -333,9 +361,51 @@ def play_draws(playable: Playable, load: str, seeds: Sequence[int], play: PlayCo
         even["peak_allocated_bytes"],
         float(steps["step_us"][0]),
         worst,
-        [_with_capacity(playable, load, worst, factor, play) for factor in _CAPACITIES],
+        [
+            *(_recorded_change(playable, other, load, worst, play_it) for other, play_it in changed),
+            *(_with_capacity(playable, load, worst, factor, play) for factor in _CAPACITIES),
+        ],
         _by_size(playable, load, seeds[:_WORST], play),
     )
+
+
+def play_ranks(playable: Playable, load: str, seed: int, play: PlayCounts) -> pd.DataFrame:
+    """Play one draw on each rank that exchanges tokens: rows as of :class:`Played`, with the tokens that it receives.
+
+    Raises:
+        JobError: The peaks of the recorded counts are not those of the recording.
+    """
+    draws = list(playable.every_rank(load, seed))
+    recorded, *played = play([playable.recorded.counts, *(draw.counts for draw in draws)])
+    check_recorded(playable, recorded)
+    columns = {name: [getattr(draw, name) for draw in draws] for name in ("seed", "rank", "share")}
+    columns["tokens"] = [int(draw.counts[:, 0].sum()) for draw in draws]
+    columns |= {name: [row[name] for row in played] for name in ("peak_allocated_bytes", "peak_reserved_bytes")}
+    table = pd.DataFrame({**columns, "fits": [row["failed_event"] < 0 for row in played]})
+    return pd.concat([table, price_draws(playable, load, draws)], axis=1)
+
+
+def check_alike(playable: Playable, changed: Sequence[Playable]) -> None:
+    """Raise JobError if a recording of a changed job has other routers, or another rank."""
+    for other in changed:
+        if (other.counts.passes, other.groups) != (playable.counts.passes, playable.groups):
+            raise JobError(
+                f"the routers of {other.run.path} were not called as those of {playable.run.path}",
+                "record the job with one change, and its rank, steps and batches as they are",
+            )
+
+
+def _recorded_change(
+    playable: Playable, other: Playable, load: str, worst: Sequence[Draw], play: PlayCounts
+) -> PlayedChange:
+    """A change that was recorded: its recording, with the same draws."""
+    same = [next(other.draws(load, [draw.seed], rank=draw.rank)).counts for draw in worst]
+    recorded, *played = play([other.recorded.counts, *same])
+    check_recorded(other, recorded)
+    own, arguments = set(playable.job.arguments), other.job.arguments
+    name = " ".join(text for text in arguments if text not in own) or other.run.path.name
+    without = sum(row["failed_event"] >= 0 for row in played)
+    return PlayedChange(name, [row["peak_allocated_bytes"] for row in played], without)
 
 
 def _even(playable: Playable) -> Ints:
