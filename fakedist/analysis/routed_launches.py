@@ -39,7 +39,7 @@ def routed_table(
     call, of_work = calls_of(recording, launches, passes), launches["work"].to_numpy("i8")
     groups, k = (np.append(work[name].to_numpy("i8"), 0)[of_work] for name in ("groups", "k"))
     even = np.array([of.tokens * of.top_k for of in passes])
-    received, sums, ops = even, np.zeros(len(call), bool), np.zeros(0, "i8")
+    received, rows, sums, ops = even, np.zeros(len(call), bool), np.zeros(len(call), bool), np.zeros(0, "i8")
     is_alike = len({of.num_experts for of in passes}) == 1
     own, load = tuple(facts.ranks) if is_alike else (), RouterLoad(facts.load, job.seed)
     if own:
@@ -49,10 +49,12 @@ def routed_table(
         frame = blocks.frame
         fits = fitted_sizes(frame, calls_of(recording, frame, passes), mine, layers_of(passes), others_vary=True)
         ops = frame["op"].to_numpy()[fits[2] >= 0]
-        sums = (groups == 0) & (k > 0) & (by_expert[call] == k[:, None]).any(axis=1)
+        m = np.append(work["m"].to_numpy("i8"), 0)[of_work]
+        rows, sums = ((groups == 0) & (size > 0) & (by_expert[call] == size[:, None]).any(axis=1) for size in (m, k))
+        sums &= ~rows
     # Gradients of weights are as large as the weights. They sum over the tokens, of one expert or all.
     sums |= (groups > 0) & (abs(k * groups - received[call]) <= groups)
-    follows = (of_work >= 0) & (launches["call"] < 0) & ((groups > 0) | sums | np.isin(launches["op"], ops))
+    follows = (of_work >= 0) & (launches["call"] < 0) & ((groups > 0) | rows | sums | np.isin(launches["op"], ops))
     exchanges = calls.loc[_is_exchange(calls, tables["groups"], own), "sequence"]
     launch = np.flatnonzero((call >= 0) & (follows | launches["call"].isin(exchanges)))
     used, of_used = np.unique(call[launch], return_inverse=True)

@@ -103,7 +103,7 @@ class Playable:
             yield _drawn(self.counts, RouterLoad(load, seed), self.groups, rank=rank)
 
     def at_peak(self, draw: Draw) -> Ints:
-        """Bytes that follow the tokens of each layer with experts when the draw has the most allocated; as requested."""
+        """Requested bytes that follow the tokens of each layer with experts, when the draw has the most allocated."""
         program, counts = self.program, draw.counts.ravel()
         layers, of_call = np.unique(layers_of(self.counts.passes), return_inverse=True)
         follows = program.follows >= 0

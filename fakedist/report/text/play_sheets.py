@@ -119,7 +119,7 @@ def ranks_sheet(playable: Playable, load: str, table: pd.DataFrame) -> Sheet:
         SheetColumn("", ["" if fits else "out of memory" for fits in rows["fits"]], is_text=True),
     ]
     remarks = [
-        f"PyTorch has {format_bytes(playable.room_bytes)}: {int((~rows['fits']).sum())} of {len(rows)} ranks lack memory",
+        f"PyTorch has {format_bytes(playable.room_bytes)}: {int((~rows['fits']).sum())} of {len(rows)} ranks lack it",
         f"played from the recording of rank {playable.job.rank}: weights and optimizer state are its own",
     ]
     if (step_us := float(rows["step_us"].iloc[0])) == step_us:
