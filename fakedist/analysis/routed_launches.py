@@ -74,7 +74,8 @@ def _is_exchange(calls: pd.DataFrame, groups: pd.DataFrame, own: tuple[int, ...]
     part, number = calls["largest_part_bytes"], calls["group"].to_numpy("i8")
     passes_on = (part > 0) & (part == calls["exchanged_bytes"]) & (groups["size"].to_numpy("i8")[number] > 2)
     is_exchange = calls["operation"].astype(str).str.startswith(EXCHANGES) & ~passes_on
-    return is_exchange.to_numpy(bool) & is_own[number]
+    found: npt.NDArray[np.bool_] = is_exchange.to_numpy(bool) & is_own[number]
+    return found
 
 
 def passes_of(recording: Recording) -> list[RouterPass]:
