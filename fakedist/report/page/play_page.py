@@ -83,7 +83,7 @@ def _bytes_at_peak(played: Played, seed: int, rank: int) -> list[int]:
     return held
 
 
-def _beside(held: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]) -> BarChart:
+def _layers(held: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]) -> BarChart:
     """A bar for each layer of the hottest rank, and of the median rank below it."""
     most = max(max(map(max, held)), 1)
     bars = [
@@ -100,7 +100,7 @@ def _beside(held: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]) -> B
 
 
 def _load(played: Played) -> dict[str, object]:
-    """The load in the worst draw: tokens by layer and expert, and layers of the hottest rank beside the median's."""
+    """The load in the worst draw: tokens by layer and expert, and the layers of the hottest and the median rank."""
     worst, ranks = played.worst[0], next(group for group in played.playable.groups if played.worst[0].rank in group)
     tokens = played.playable.tokens(played.load, worst.seed, ranks)
     layers, experts = tokens.shape
@@ -110,7 +110,7 @@ def _load(played: Played) -> dict[str, object]:
     hot = ranks.index(worst.rank)
     median = int(np.argsort(by_rank.sum(axis=0), kind="stable")[len(ranks) // 2])
     times = shown / shown.mean(axis=1, keepdims=True)
-    beside = [_bytes_at_peak(played, worst.seed, ranks[at]) for at in (hot, median)]
+    held = [_bytes_at_peak(played, worst.seed, ranks[at]) for at in (hot, median)]
     rows = [
         {
             "layer": layer,
@@ -122,7 +122,7 @@ def _load(played: Played) -> dict[str, object]:
         "of": of,
         "rank": worst.rank,
         "median": ranks[median],
-        "beside": _beside(beside, [by_rank[:, at].tolist() for at in (hot, median)]),
+        "layers": _layers(held, [by_rank[:, at].tolist() for at in (hot, median)]),
         "columns": [(str(name), n // each == hot) for n, name in enumerate(names)],
         "rows": rows,
     }

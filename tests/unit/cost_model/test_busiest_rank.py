@@ -1,4 +1,4 @@
-"""What follows the tokens of experts is priced as on the busiest rank of each call."""
+"""Work that follows the tokens of experts is priced as on the busiest rank of each call."""
 
 import numpy as np
 import pandas as pd
