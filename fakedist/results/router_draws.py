@@ -388,9 +388,10 @@ def play_ranks(playable: Playable, load: str, seed: int, play: PlayCounts) -> pd
 def check_alike(playable: Playable, changed: Sequence[Playable]) -> None:
     """Raise JobError if a recording of a changed job has other routers, or another rank."""
     for other in changed:
-        if (other.counts.passes, other.groups) != (playable.counts.passes, playable.groups):
+        facts = [(one.job.rank, one.groups, one.counts.passes) for one in (other, playable)]
+        if facts[0] != facts[1]:
             raise JobError(
-                f"the routers of {other.run.path} were not called as those of {playable.run.path}",
+                f"{other.run.path} is of another rank, or its routers were not called as those of {playable.run.path}",
                 "record the job with one change, and its rank, steps and batches as they are",
             )
 

@@ -85,7 +85,8 @@ def test_a_file_for_another_job_ends_the_run_with_both_numbers(run_fakedist: Run
 
 @pytest.fixture(scope="module")
 def played(profiled: tuple[Path, Finished], run_fakedist: RunFakedist) -> dict[str, Any]:
-    finished = run_fakedist("play", profiled[0] / "rank0", "--seed", "3", "--draws", "30", "--json")
+    run = profiled[0] / "rank0"
+    finished = run_fakedist("play", run, "--change", run, "--seed", "3", "--draws", "30", "--json")
     assert finished.code == 0, finished.stderr
     return finished.json()
 
@@ -135,9 +136,20 @@ def test_each_rank_of_the_recorded_draw_is_played(
     assert (refused.code, "--ranks takes no --change" in refused.stderr) == (2, True)
 
 
+def test_a_recorded_change_is_played_with_the_worst_draws(
+    profiled: tuple[Path, Finished], played: dict[str, Any], run_fakedist: RunFakedist
+) -> None:
+    same = played["remedies"][0]  # it is the run itself
+    drawn = sorted((draw["peak_allocated_bytes"] for draw in played["draws"]), reverse=True)
+    assert (same["name"], same["peaks"], same["dropped"]) == ("rank0", drawn[: len(same["peaks"])], 0)
+    other = profiled[0] / f"rank{played['draws'][0]['rank']}"
+    refused = run_fakedist("play", profiled[0] / "rank0", "--change", other)
+    assert (refused.code, "were not called as those of" in refused.stderr) == (2, True), refused.stderr
+
+
 def test_a_capacity_caps_what_experts_need(played: dict[str, Any]) -> None:
     worst = max(draw["peak_allocated_bytes"] for draw in played["draws"])
-    tight, wide = played["remedies"]
+    _, tight, wide = played["remedies"]
     assert played["even"]["peak_allocated_bytes"] < max(tight["peaks"]) < max(wide["peaks"]) < worst
     assert 0 < wide["dropped"] < tight["dropped"] < 0.5
 
