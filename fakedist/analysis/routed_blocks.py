@@ -134,17 +134,20 @@ def _forward_ops(recording: Recording, op: Ints) -> Ints:
     """
     made, rows = recording.made_by, np.array([row.op for row in recording.router_passes])
     in_backward, again = (
-        np.array([getattr(scope, name) == value for scope in recording.scopes] + [False])
-        for name, value in (("phase", "backward"), ("recompute", True))
+        np.isin(recording.op_scope, np.flatnonzero(is_one))
+        for is_one in (
+            [row.phase == "backward" for row in recording.scopes],
+            [row.recompute for row in recording.scopes],
+        )
     )
     is_first = np.append(True, np.diff(made["forward"]) != 0)[: len(made["op"])]
     began = made["op"][np.maximum.accumulate(np.where(is_first, np.arange(len(is_first)), 0))]  # the node that runs it
-    while len(made["op"]) and len(op):
-        scope = recording.op_scope[np.clip(op, 0, len(recording.op_scope) - 1)].astype("i8")
+    while len(made["op"]) and len(op) and len(in_backward):
+        ran = np.clip(op, 0, len(in_backward) - 1)
         node = np.searchsorted(made["op"], op, side="right") - 1
         router = np.searchsorted(rows, op, side="right") - 1
-        is_repeated = again[scope] & (router >= 0) & (rows[router] >= began[node])
-        follows = (op >= 0) & in_backward[scope] & (node >= 0) & ~is_repeated & (made["forward"][node] < op)
+        is_repeated = again[ran] & (router >= 0) & (rows[router] >= began[node])
+        follows = (op >= 0) & in_backward[ran] & (node >= 0) & ~is_repeated & (made["forward"][node] < op)
         if not follows.any():
             break
         op = np.where(follows, made["forward"][node], op)

@@ -152,7 +152,11 @@ def forward_of(made: _Columns, ran: _Columns, in_backward: npt.NDArray[np.bool_]
     nodes = pd.DataFrame(dict(made)).drop_duplicates(node)
     if len(nodes):
         forward = np.maximum.accumulate(nodes["op"].to_numpy("i8"))
-        is_lost = (nodes["op"] < 0) & (nodes["thread"] != nodes["thread"].iloc[0]) & ~in_backward[forward]
+        is_lost = (
+            (nodes["op"] < 0)
+            & (nodes["thread"] != nodes["thread"].iloc[0])
+            & ~np.isin(forward, np.flatnonzero(in_backward))
+        )
         nodes["forward"] = np.where(is_lost, np.nan, forward)
     else:
         nodes["forward"] = nodes["op"]
