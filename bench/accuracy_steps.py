@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 
 from fakedist.cost_model.accuracy import StepAccuracy, StepRow  # noqa: E402
+from fakedist.cost_model.busiest_rank import ExpertsLoad  # noqa: E402
 from fakedist.cost_model.collectives.communication import Communication  # noqa: E402
 from fakedist.cost_model.collectives.fabric import find_fabric  # noqa: E402
 from fakedist.cost_model.estimated import JobNetwork, communication_for  # noqa: E402
@@ -40,7 +41,7 @@ from fakedist.cost_model.job.job_times import Models, job_times  # noqa: E402
 from fakedist.cost_model.kernels.kernel_times import KernelTimes  # noqa: E402
 from fakedist.cost_model.kernels.measurements import DATA  # noqa: E402
 from fakedist.cost_model.nccl.settings import Nccl  # noqa: E402
-from fakedist.cost_model.step import ExpertsLoad, ImbalancedPrices, PricedStep, Prices, price_step  # noqa: E402
+from fakedist.cost_model.step import PricedStep, Prices, StepPrices, price_step  # noqa: E402
 from fakedist.gpu.models.catalogue import find_gpu  # noqa: E402
 from fakedist.gpu.models.spec import GpuSpec  # noqa: E402
 from fakedist.rundir.manifest import load_manifest  # noqa: E402
@@ -129,7 +130,7 @@ class Run:
 
     def _alone(self, prices: Prices, communication: Communication | None) -> PricedStep:
         (tables,) = self.tables.values()
-        prices = ImbalancedPrices(prices, ExpertsLoad(), self._host.costs)
+        prices = StepPrices(prices, ExpertsLoad(), self._host.costs)
         return price_step(tables["launches"], tables["work"], prices, communication)
 
 

@@ -305,7 +305,8 @@ class JournalReading:
             device: columns for device, columns in events.items() if (columns["action"] != _SNAPSHOT).any()
         }
         made, ran = _joined(NodesRecord, self._nodes), _joined(NodeRunsRecord, self._node_runs)
-        recording.made_by = forward_of(made, ran)
+        backward = np.flatnonzero([row.phase == "backward" for row in recording.scopes])
+        recording.made_by = forward_of(made, ran, np.isin(recording.op_scope, backward))
         called = recording.operation_stacks = _joined(OperationStacksRecord, self._called)
         joined_to_forward(recording.frames, recording.stacks, [*recording.events.values(), called], made, ran)
         if self._kernels is not None:

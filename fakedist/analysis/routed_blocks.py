@@ -128,22 +128,48 @@ def calls_of(recording: Recording, frame: pd.DataFrame, passes: list[RouterPass]
     """Of each block, or launch, the call of a router that it belongs to; -1 before the first one."""
     number = {(of.layer, of.number): n for n, of in enumerate(passes)}
     op = np.maximum.accumulate(frame["op"].to_numpy("i8")) if len(frame) else np.zeros(0, "i8")
-    made = recording.made_by
-    is_backward = ((frame["phase"] == "backward") & ~frame["recompute"]).to_numpy()
-    if len(made["op"]):
-        row = np.searchsorted(made["op"], op, side="right") - 1
-        op = np.where(is_backward & (row >= 0), made["forward"][row], op)
+    op = _forward_ops(recording, op)
     rows = recording.router_passes
     before = np.searchsorted([row.op for row in rows], op, side="right") - 1
     of_row = np.array([*(number[row.layer, row.number] for row in rows), -1])
     return of_row[before]
 
 
-def fitted_sizes(frame: pd.DataFrame, call: Ints, mine: Ints, layer: Ints) -> tuple[Ints, Ints, Ints]:
+def _forward_ops(recording: Recording, op: Ints) -> Ints:
+    """The operation of the forward that each operation of a backward belongs to, or one that repeats it after a router.
+
+    What a backward computes again without its router (an activation, Megatron-core's ``moe_act``) belongs to the node
+    that ran last, and the nodes that it makes to the same.
+    """
+    made, rows = recording.made_by, np.array([row.op for row in recording.router_passes])
+    in_backward, again = (
+        np.isin(recording.op_scope, np.flatnonzero(is_one))
+        for is_one in (
+            [row.phase == "backward" for row in recording.scopes],
+            [row.recompute for row in recording.scopes],
+        )
+    )
+    is_first = np.append(True, np.diff(made["forward"]) != 0)[: len(made["op"])]
+    began = made["op"][np.maximum.accumulate(np.where(is_first, np.arange(len(is_first)), 0))]  # the node that runs it
+    while len(made["op"]) and len(op) and len(in_backward):
+        ran = np.clip(op, 0, len(in_backward) - 1)
+        node = np.searchsorted(made["op"], op, side="right") - 1
+        router = np.searchsorted(rows, op, side="right") - 1
+        is_repeated = again[ran] & (router >= 0) & (rows[router] >= began[node])
+        follows = (op >= 0) & in_backward[ran] & (node >= 0) & ~is_repeated & (made["forward"][node] < op)
+        if not follows.any():
+            break
+        op = np.where(follows, made["forward"][node], op)
+    return op
+
+
+def fitted_sizes(
+    frame: pd.DataFrame, call: Ints, mine: Ints, layer: Ints, *, others_vary: bool = False
+) -> tuple[Ints, Ints, Ints]:
     """``base``, ``per`` and the column of ``mine`` of each block (-1: none). ``layer`` is that of each call.
 
     Raises:
-        JobError: Sizes of the same line and operation vary otherwise.
+        JobError: Sizes of the same line and operation vary otherwise, and ``others_vary`` is false.
     """
     size = frame["requested_bytes"].to_numpy("i8")
     base, per, follows = size.copy(), np.zeros(len(size), "i8"), np.full(len(size), -1)
@@ -171,7 +197,7 @@ def fitted_sizes(frame: pd.DataFrame, call: Ints, mine: Ints, layer: Ints) -> tu
         for rows in unexplained
         if not _follows_nearly(size[rows], mine[call[rows]], fits[kind[rows[0]]], (base, per, follows), rows)
     ]
-    if unexplained:
+    if unexplained and not others_vary:
         rows = max(unexplained, key=lambda rows: size[rows].max())
         raise JobError(
             f"{sum(map(len, unexplained)):,} blocks vary otherwise than with the counts of experts: the largest, of "

@@ -142,15 +142,26 @@ def joined_to_forward(
         columns["stack"] = stack.astype("<i4")
 
 
-def forward_of(made: _Columns, ran: _Columns) -> dict[str, npt.NDArray[np.int64]]:
+def forward_of(made: _Columns, ran: _Columns, in_backward: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[np.int64]]:
     """Operations of backwards in order (``op``), and the one that made the node that ran each (``forward``).
 
-    A node that a function of the script made has none of its own: the last one before it counts.
+    A node that a function of the script made has none of its own: the last one before it counts. If a backward made it
+    by functions alone, in its own thread, the node that ran before counts. ``in_backward`` is of each operation.
     """
     node = ["thread", "sequence"]
     nodes = pd.DataFrame(dict(made)).drop_duplicates(node)
-    nodes["forward"] = np.maximum.accumulate(nodes["op"].to_numpy("i8")) if len(nodes) else nodes["op"]
+    if len(nodes):
+        forward = np.maximum.accumulate(nodes["op"].to_numpy("i8"))
+        is_lost = (
+            (nodes["op"] < 0)
+            & (nodes["thread"] != nodes["thread"].iloc[0])
+            & ~np.isin(forward, np.flatnonzero(in_backward))
+        )
+        nodes["forward"] = np.where(is_lost, np.nan, forward)
+    else:
+        nodes["forward"] = nodes["op"]
     joined = pd.DataFrame(dict(ran)).merge(nodes[[*node, "forward"]], on=node).drop_duplicates("op").sort_values("op")
+    joined["forward"] = joined["forward"].ffill().fillna(-1)
     return {name: joined[name].to_numpy("i8") for name in ("op", "forward")}
 
 

@@ -12,8 +12,9 @@ from fakedist.cli.say import reading
 from fakedist.options.expert_loads import parse_router_load
 
 if TYPE_CHECKING:
+    from fakedist.cli.output import Output
     from fakedist.results.long_runs import PlayableSteps, PlayedSteps
-    from fakedist.results.router_draws import Playable, Played
+    from fakedist.results.router_draws import Playable, PlayCounts, Played
 
 
 @click.command()
@@ -22,7 +23,16 @@ if TYPE_CHECKING:
 @click.option(
     "--draws", type=click.IntRange(min=1), metavar="N", default=1000, show_default=True, help="How many to draw."
 )
-@click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of the first draw.")
+@click.option("--seed", type=int, metavar="N", help="Seed of the first draw.  [default: 0; with --ranks the run's]")
+@click.option("--ranks", is_flag=True, help="Play one draw on each rank, instead of the hottest rank in each draw.")
+@click.option(
+    "--change",
+    "changes",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    multiple=True,
+    help="The same rank recorded with a change, such as recomputation: is it enough for the draws that need most?",
+)
 @click.option(
     "--steps", type=click.IntRange(min=1), metavar="N", help="Play so many steps of RUN instead: is memory too small?"
 )
@@ -41,7 +51,9 @@ def play(
     *,
     load: str | None,
     draws: int,
-    seed: int,
+    seed: int | None,
+    ranks: bool,
+    changes: tuple[Path, ...],
     steps: int | None,
     lengths: str | None,
     seeds: int,
@@ -60,7 +72,9 @@ def play(
     """
     output = chosen_output(form, as_json, file)
     if steps is not None:
-        _write_steps(run, output, lengths, steps, range(seed, seed + seeds))
+        if ranks or changes:
+            raise click.UsageError("--steps plays any steps, and --ranks and --change are for loads of experts")
+        _write_steps(run, output, lengths, steps, range(seed or 0, (seed or 0) + seeds))
         return 0
     if lengths is not None:
         raise click.UsageError("--lengths needs --steps, which plays steps of these lengths")
@@ -70,7 +84,13 @@ def play(
     with reading(run):
         playable = open_playable(run)
         load = playable.facts.load if load is None else parse_router_load(load)
-        played = _played(playable, load, range(seed, seed + draws))
+        if ranks:
+            if changes or output.format == HTML:
+                raise click.UsageError("--ranks takes no --change, and --format text, json, markdown or csv")
+            _write_ranks(output, playable, load, playable.job.seed if seed is None else seed)
+            return 0
+        seed = seed or 0
+        played = _played(playable, load, range(seed, seed + draws), changes)
         if output.format == JSON:
             output.write_object(play_sheets.play_object(played))
         elif output.format == MARKDOWN:
@@ -124,12 +144,35 @@ def _played_steps(playable: PlayableSteps, lengths: str | None, num_steps: int, 
         return play_long(playable, lengths, num_steps, seeds, lambda rows, conf: play_steps(program, rows, conf))
 
 
-def _played(playable: Playable, load: str, seeds: range) -> Played:
-    from fakedist.launcher.playing import play as play_program
-    from fakedist.results.router_draws import play_draws
+def _played(playable: Playable, load: str, seeds: range, changes: tuple[Path, ...]) -> Played:
+    from fakedist.results.router_draws import open_playable, play_draws
     from fakedist.temporary import scratch_directory
 
     with scratch_directory("play") as folder:
-        program = folder / "program.npz"
-        playable.write(program)
-        return play_draws(playable, load, seeds, lambda counts: play_program(program, counts, playable.alloc_conf))
+        changed = [open_playable(path) for path in changes]
+        players = [_player(one, folder / f"{number}.npz") for number, one in enumerate([playable, *changed])]
+        return play_draws(playable, load, seeds, players[0], list(zip(changed, players[1:], strict=True)))
+
+
+def _player(playable: Playable, program: Path) -> PlayCounts:
+    from fakedist.launcher.playing import play as play_program
+
+    playable.write(program)
+    return lambda counts: play_program(program, counts, playable.alloc_conf)
+
+
+def _write_ranks(output: Output, playable: Playable, load: str, seed: int) -> None:
+    from fakedist.report.text import play_sheets
+    from fakedist.results.router_draws import play_ranks
+    from fakedist.temporary import scratch_directory
+
+    with scratch_directory("play") as folder:
+        table = play_ranks(playable, load, seed, _player(playable, folder / "program.npz"))
+    if output.format == JSON:
+        output.write_object(play_sheets.ranks_object(playable, load, table))
+    elif output.format == MARKDOWN:
+        output.write(play_sheets.ranks_markdown(playable, load, table))
+    elif output.format == CSV:
+        output.write(table.to_csv(index=False))
+    else:
+        output.render(lambda console: play_sheets.render_ranks(playable, load, table, console))

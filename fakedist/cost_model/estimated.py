@@ -15,6 +15,7 @@ from fakedist.analysis.layer_table import Fold
 from fakedist.analysis.recording import Recording
 from fakedist.cost_model.accuracy import closest
 from fakedist.cost_model.breakdown import break_down, uncertain_parts
+from fakedist.cost_model.busiest_rank import ExpertsLoad, recorded_load
 from fakedist.cost_model.collectives.communication import Communication, communication_of
 from fakedist.cost_model.collectives.fabric import Fabric, default_fabric, find_fabric
 from fakedist.cost_model.hosts import HostModel, host_model
@@ -22,13 +23,11 @@ from fakedist.cost_model.kernels.calibrated_prices import calibrated_prices_of
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.nccl.settings import TIME_VARIABLES, Nccl, read_settings
 from fakedist.cost_model.step import (
-    ExpertsLoad,
-    ImbalancedPrices,
     MeasuredPrices,
     PricedStep,
     Prices,
+    StepPrices,
     price_step,
-    recorded_load,
 )
 from fakedist.cost_model.what_if import WhatIf, changed_fabric, changed_launches, read_what_if
 from fakedist.errors import FakedistError
@@ -125,7 +124,7 @@ def recorded_models(recording: Recording, launches: pd.DataFrame, job: Job | Non
         return None, []
     loaded = recording.nccl
     routers = None if recording.routers is None else recording.routers.facts
-    experts = ExpertsLoad() if routers is None or job is None else recorded_load(routers, job.rank)
+    experts = ExpertsLoad() if routers is None or job is None else recorded_load(routers)
     nccl = None if loaded is None else Nccl(loaded.environment, loaded.version)
     network = network_of(gpu, job, NetworkChoice(experts=experts), nccl)
     if source is not None:
@@ -184,7 +183,7 @@ def price_tables(tables: Mapping[str, pd.DataFrame], models: Models) -> PricedSt
     communication = communication_for(tables, models.gpu, network)
     if network.what_if is not None:
         launches, communication = changed_launches(network.what_if, launches, communication, tables)
-    prices = ImbalancedPrices(models.prices, network.experts, models.host.costs)
+    prices = StepPrices(models.prices, network.experts, models.host.costs)
     return price_step(launches, tables["work"], prices, communication)
 
 
@@ -290,7 +289,6 @@ def communication_for(tables: Mapping[str, pd.DataFrame], gpu: GpuSpec, network:
         network.fabric,
         interferes=network.interferes,
         nccl=read_settings(network.nccl),
-        moe_imbalance=network.experts.factor,
     )
 
 

@@ -19,7 +19,7 @@ from fakedist.cost_model.estimated import (
 )
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.placing import StepLaunches
-from fakedist.cost_model.step import ImbalancedPrices
+from fakedist.cost_model.step import StepPrices
 from fakedist.cost_model.what_if import (
     changed_fabric,
     changed_launches,
@@ -73,14 +73,14 @@ def find_gains(tables: Mapping[str, pd.DataFrame], models: Models, job: Job | No
     launches, work = tables["launches"], tables["work"]
     of_work = launches["work"].to_numpy("i8")
     counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
-    own = ImbalancedPrices(models.prices, models.network.experts, models.host.costs)
+    own = StepPrices(models.prices, models.network.experts, models.host.costs)
     priced = own.price(work, counts)
     gains = []
     for change in [*_changes(time, models, tables)][: max(_MOST_ROWS // len(launches), 1)]:
         if change.option == "--gpu":
             changed = _on(GPUS[change.value], models, job)
             title = f"{change.title}, fabric {changed.network.fabric.name}"
-            prices = ImbalancedPrices(changed.prices, changed.network.experts, changed.host.costs)
+            prices = StepPrices(changed.prices, changed.network.experts, changed.host.costs)
             communication = communication_for(tables, changed.gpu, changed.network)
             step = StepLaunches(launches, work, prices.price(work, counts), communication)
             why = _why_not_faster(changed)

@@ -10,16 +10,15 @@ import numpy.typing as npt
 import pandas as pd
 
 from fakedist.cost_model.accuracy import variances
+from fakedist.cost_model.busiest_rank import ExpertsLoad, own_work
 from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.hosts import HostCosts
 from fakedist.cost_model.placing import StepInterval, StepLaunches
 from fakedist.cost_model.timeline import ON_GPU, Array, CriticalPath, Placed, find_critical_path
-from fakedist.options.expert_loads import EVEN
 from fakedist.rundir import time_notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.schema import TABLES
 from fakedist.rundir.step_time import Calibration
-from fakedist.rundir.summary import RouterLoadFacts
 
 _COLUMNS = (
     *("batch", "m", "n", "k", "groups", "layout", "attention", "heads", "queries", "keys", "width"),
@@ -195,6 +194,8 @@ def _kernels(
         for name in names:
             column = table[name]
             is_text = not pd.api.types.is_numeric_dtype(column.dtype)
+            if table is work and not is_text:
+                column = pd.Series(own_work(work, name))
             columns[name] = pd.Categorical(column).take(of_kernel) if is_text else column.to_numpy()[of_kernel]
     return pd.DataFrame({column.name: columns[column.name] for column in TABLES["kernels"].columns})
 
@@ -246,37 +247,8 @@ def _by_name(work: pd.DataFrame, counts: npt.NDArray[np.int64]) -> dict[str, int
     return launches
 
 
-@dataclass(frozen=True)
-class ExpertsLoad:
-    """Tokens that experts got where a virtual run made up the routing.
-
-    Attributes:
-        load: As ``--router-load`` gives it.
-        busiest: What the busiest rank gets, in times the mean: the others wait for it.
-        own: The same of this rank, whose launches were recorded.
-        num_ranks: Ranks that exchange tokens; 0: not known.
-        is_recorded: Whether the run had this load. Otherwise it is for the time alone.
-    """
-
-    load: str = EVEN
-    busiest: float = 1.0
-    own: float = 1.0
-    num_ranks: int = 0
-    is_recorded: bool = True
-
-    @property
-    def factor(self) -> float:
-        """How much longer than as recorded all_to_all and grouped products take."""
-        return self.busiest / self.own if self.own else 1.0
-
-
-def recorded_load(facts: RouterLoadFacts, rank: int) -> ExpertsLoad:
-    """The load that a rank recorded."""
-    return ExpertsLoad(facts.load, facts.busiest(), facts.share(rank), len(facts.ranks))
-
-
-class ImbalancedPrices:
-    """Kernel times with the busiest rank's grouped products.
+class StepPrices:
+    """Prices for a step: with its host, and a note on the load of its experts.
 
     It implements :class:`Prices`; ``host`` replaces the host of ``prices``.
     """
@@ -290,13 +262,8 @@ class ImbalancedPrices:
 
     def price(self, work: pd.DataFrame, counts: Array) -> pd.DataFrame:
         """How long each row of work takes, see ``Prices.price``."""
-        priced = self._prices.price(work, counts)
-        is_grouped = (work["groups"] > 0).to_numpy(bool)
-        self._num_grouped = int(counts[is_grouped].sum())
-        if self._experts.factor == 1:
-            return priced
-        factor = np.where(is_grouped, self._experts.factor, 1.0)
-        return priced.assign(**{name: priced[name] * factor for name in ("time_us", "low_us", "high_us")})
+        self._num_grouped = int(counts[(work["groups"] > 0).to_numpy(bool)].sum())
+        return self._prices.price(work, counts)
 
     def step_interval(self, priced: pd.DataFrame, counts: Array) -> tuple[float, float]:
         """The interval of the sum over all launches, as the model makes it."""

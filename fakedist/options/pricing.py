@@ -28,7 +28,7 @@ _INTERFERENCE = Option(
 _ROUTER_LOAD = replace(
     ROUTER_LOAD,
     group=OptionGroup.PRICING,
-    help="Load of experts: all_to_all and grouped products take as long as on the busiest rank. Memory stays.",
+    help="Load of experts: these and their all_to_all take as long as on the busiest rank. Memory stays.",
     default_text=_RUN_DEFAULT,
 )
 TOKENS_PER_STEP = named(

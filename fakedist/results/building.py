@@ -14,10 +14,12 @@ from fakedist.analysis.layer_table import Fold, fold_layers, layer_table
 from fakedist.analysis.memory_tables import Peak, find_peak
 from fakedist.analysis.recording import Recording, read_recording, recorded_so_far
 from fakedist.analysis.root_order import trained_first
+from fakedist.analysis.routed_launches import routed_table
 from fakedist.analysis.segments import segment_table
 from fakedist.analysis.snapshot_writing import build_snapshot
 from fakedist.analysis.stack_lines import stack_lines
 from fakedist.analysis.topology import call_table, collective_table, group_table, other_group_table, term_table
+from fakedist.cost_model.busiest_rank import ExpertsLoad, at_pace
 from fakedist.cost_model.estimated import (
     Models,
     StepTimes,
@@ -76,8 +78,9 @@ def compute_tables(run_directory: Path, *, may_be_empty: bool = True) -> Compute
     trained_first(recording)
     blocks, positions = build_blocks(recording), event_places(recording)
     tables = make_tables(recording, blocks, positions)
+    tables["routed"] = routed_table(recording, blocks, tables, job)
     folds = fold_layers(tables["layers"])
-    times, notes = _step_times(recording, tables, folds, job)
+    times, notes = _step_times(recording, at_pace(tables, ExpertsLoad()), folds, job)
     peak = find_peak(blocks, positions)
     return Computed(recording, so_far, blocks, peak, tables | times.tables, folds=folds, times=times, notes=notes)
 

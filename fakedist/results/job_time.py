@@ -21,7 +21,7 @@ from fakedist.options import Job
 from fakedist.options.pricing import Pricing, PricingOptions
 from fakedist.results.opening import open_run_directory
 from fakedist.results.rank_kinds import JobKinds, find_job_kinds, rank_program
-from fakedist.results.repricing import host_of, models_of, tables_to_price
+from fakedist.results.repricing import experts_of, host_of, models_of, tables_to_price
 from fakedist.results.run import Run
 from fakedist.rundir import time_notes
 from fakedist.rundir.directory import rank_directories
@@ -136,7 +136,7 @@ def time_job(
     clocked = next((run for run in ranks.values() if _host_of(run).clock is not None), first)
     models = replace(models, host=host_of(pricing, models.gpu, first.manifest, clocked.summary))
     times = job_times(
-        _tables(ranks, models.host.time.machine_us),
+        _tables(ranks, models.host.time.machine_us, pricing.router_load),
         frozenset(ranks),
         job.world_size,
         models,
@@ -265,10 +265,13 @@ def _shown(value: object) -> str:
     return " ".join(map(str, value)) or "empty" if isinstance(value, tuple) else str(value)
 
 
-def _tables(runs: Mapping[int, Run], machine_us: float | None) -> Iterator[tuple[int, dict[str, pd.DataFrame]]]:
+def _tables(
+    runs: Mapping[int, Run], machine_us: float | None, load: str | None
+) -> Iterator[tuple[int, dict[str, pd.DataFrame]]]:
     """The tables of each rank, with the host's time as if the machine of this score had recorded it."""
     for rank, run in runs.items():
-        tables, own_us = tables_to_price(run.manifest, run.summary, run.table), _host_of(run).machine_us
+        experts, own_us = experts_of(load, run.manifest.job, run.summary), _host_of(run).machine_us
+        tables = tables_to_price(run.manifest, run.summary, run.table, experts)
         launches = tables["launches"]
         if machine_us is not None and own_us is not None and "dispatch_us" in launches:
             tables["launches"] = launches.assign(dispatch_us=launches["dispatch_us"] * (machine_us / own_us))

@@ -8,12 +8,14 @@ from dataclasses import replace
 import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers
+from fakedist.analysis.routed_launches import EXCHANGES
+from fakedist.cost_model.busiest_rank import ExpertsLoad, at_pace, recorded_load
 from fakedist.cost_model.estimated import Models, NetworkChoice, StepTimes, estimate_times, network_of, prices_of
 from fakedist.cost_model.gains import find_gains
 from fakedist.cost_model.hosts import HostModel, host_model
 from fakedist.cost_model.job.job_times import rank_throughput
 from fakedist.cost_model.nccl.settings import Nccl
-from fakedist.cost_model.step import ExpertsLoad, MeasuredPrices, recorded_load
+from fakedist.cost_model.step import MeasuredPrices
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.models.spec import GpuSpec
@@ -79,7 +81,7 @@ def price_again(manifest: Manifest, summary: Summary, table: ReadTable, models: 
         JobError: The step lacks what a what-if changes.
         RunDirectoryError: The run has no launches to price, or is damaged.
     """
-    tables = tables_to_price(manifest, summary, table, measured=True)
+    tables = tables_to_price(manifest, summary, table, models.network.experts, measured=True)
     traced = summary.kernels if is_traced(summary) else None
     if traced is not None:
         traced = replace(traced, notes=[note for note in traced.notes if note.code not in _PRICING_NOTES])
@@ -101,11 +103,10 @@ def find_gains_again(manifest: Manifest, table: ReadTable, models: Models, price
     """Price the changes that may shorten a step priced with these models; none if its kernels were measured."""
     if priced.time is None or is_traced(priced):
         return []
-    return find_gains(tables_to_price(manifest, priced, table), models, manifest.job, priced.time)
+    tables = tables_to_price(manifest, priced, table, models.network.experts)
+    return find_gains(tables, models, manifest.job, priced.time)
 
 
-#: Operations by which ranks exchange tokens.
-EXCHANGES = ("all_to_all", "deep_ep", "hybrid_ep_dispatch", "hybrid_ep_combine")
 #: Steps over which a load that is drawn is averaged.
 _STEPS = 12
 
@@ -117,12 +118,19 @@ def nccl_of(summary: Summary) -> Nccl:
 
 
 def tables_to_price(
-    manifest: Manifest, summary: Summary, table: ReadTable, *, measured: bool = False
+    manifest: Manifest,
+    summary: Summary,
+    table: ReadTable,
+    experts: ExpertsLoad | None = None,
+    *,
+    measured: bool = False,
 ) -> dict[str, pd.DataFrame]:
-    """The tables that pricing a step needs; its kernels may be measured only if ``measured``.
+    """The tables that pricing a step needs, at the pace of the busiest rank; its kernels may be measured only if
+    ``measured``. ``experts`` is the load; None: the recorded one.
 
     Raises:
         RunDirectoryError: The run has no launches to price, or is damaged.
+        JobError: Nothing is known to follow the load.
     """
     if why := _why_not(manifest, summary, measured=measured):
         raise RunDirectoryError(f"the run has no launches to price: {why}", _HINT)
@@ -132,8 +140,9 @@ def tables_to_price(
         raise RunDirectoryError(
             f"the run has no launches to price: {reasons[0] if reasons else 'no step was timed'}", _HINT
         )
-    names = ("work", "ranges", "layers", "calls", "groups", "operation_stacks")
-    return {"launches": launches, "stacks": table("stacks", ["line"])} | {name: table(name) for name in names}
+    names = ("work", "ranges", "layers", "calls", "groups", "operation_stacks", "routed")
+    tables = {"launches": launches, "stacks": table("stacks", ["line"])} | {name: table(name) for name in names}
+    return at_pace(tables, experts or ExpertsLoad())
 
 
 def _why_not(manifest: Manifest, summary: Summary, *, measured: bool) -> str:
@@ -187,7 +196,7 @@ def experts_of(load: str | None, job: Job | None, summary: Summary) -> ExpertsLo
     """
     facts = summary.router_load
     if load is None:
-        return ExpertsLoad() if facts is None or job is None else recorded_load(facts, job.rank)
+        return ExpertsLoad() if facts is None else recorded_load(facts)
     if facts is None or not facts.num_layers or job is None:
         raise JobError(
             f"--router-load {load} has no router to price: none of the run's picked experts by generated values",
@@ -202,7 +211,7 @@ def experts_of(load: str | None, job: Job | None, summary: Summary) -> ExpertsLo
             call = RouterPass(layer, step, step, facts.tokens, facts.num_experts, facts.top_k)
             most += int(chosen.received(call, ranks).max())
     busiest = most / (facts.num_layers * _STEPS * facts.tokens * facts.top_k)
-    return ExpertsLoad(load, busiest, facts.share(job.rank), len(ranks), is_recorded=False)
+    return ExpertsLoad(load, busiest, is_recorded=False, seed=job.seed, rank=job.rank, ranks=tuple(ranks))
 
 
 def host_of(pricing: Pricing, gpu: GpuSpec, manifest: Manifest, summary: Summary) -> HostModel:

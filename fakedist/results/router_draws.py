@@ -13,18 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.analysis.axes import find_pipeline
 from fakedist.analysis.blocks import build_blocks
-from fakedist.analysis.recording import Recording, read_recording
-from fakedist.analysis.routed_blocks import AllocationProgram, Counts, calls_of, program_of
-from fakedist.analysis.topology import read_groups
-from fakedist.cost_model.step import ExpertsLoad
+from fakedist.analysis.recording import read_recording
+from fakedist.analysis.routed_blocks import AllocationProgram, Counts, program_of
+from fakedist.analysis.routed_launches import groups_of_stage, layers_of, passes_of, received_tokens, routed_table
+from fakedist.cost_model.busiest_rank import ExpertsLoad
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.options import Job
 from fakedist.options.pricing import Pricing
-from fakedist.rank_list import parse_rank_list
 from fakedist.results.opening import open_run_directory
-from fakedist.results.repricing import EXCHANGES, ReadTable, models_of, price_again
+from fakedist.results.repricing import ReadTable, models_of, price_again
 from fakedist.results.run import Run
 from fakedist.router_load import RouterLoad, RouterPass
 from fakedist.rundir.summary import RouterLoadFacts
@@ -61,21 +59,6 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class RoutedLaunches:
-    """Launches of the timed step, and which follow the tokens of experts.
-
-    Attributes:
-        call: The call of a router that each row of ``launches`` belongs to; -1: before the first one.
-        follows: Whether the row's work is in proportion to the tokens that this rank receives in that call.
-        sums: Of each row that does, whether it is a product that sums over the tokens.
-    """
-
-    call: Ints
-    follows: npt.NDArray[np.bool_]
-    sums: npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
 class Playable:
     """A recorded run whose allocations can be played with other loads of experts.
 
@@ -83,6 +66,7 @@ class Playable:
         groups: The groups of ranks that exchange tokens, in the recorded rank's pipeline stage; its own is the first.
         room_bytes: The GPU's memory less what is estimated to be outside of the allocator.
         alloc_conf: The allocator's settings.
+        routed: The run's table of that name.
     """
 
     run: Run
@@ -94,7 +78,7 @@ class Playable:
     room_bytes: int
     alloc_conf: str
     recorded: Draw
-    launches: RoutedLaunches
+    routed: pd.DataFrame
 
     def write(self, path: Path) -> None:
         """Write the program for gpu/player.py."""
@@ -113,6 +97,24 @@ class Playable:
         for seed in seeds:
             yield _drawn(self.counts, RouterLoad(load, seed), self.groups, capacity, rank)
 
+    def every_rank(self, load: str, seed: int) -> Iterator[Draw]:
+        """One draw, of each rank of all groups."""
+        for rank in sorted(rank for ranks in self.groups for rank in ranks):
+            yield _drawn(self.counts, RouterLoad(load, seed), self.groups, rank=rank)
+
+    def at_peak(self, draw: Draw) -> Ints:
+        """Requested bytes that follow the tokens of each layer with experts, when the draw has the most allocated."""
+        program, counts = self.program, draw.counts.ravel()
+        layers, of_call = np.unique(layers_of(self.counts.passes), return_inverse=True)
+        follows = program.follows >= 0
+        size = program.base + np.where(follows, program.per * counts[np.maximum(program.follows, 0)], 0)
+        event = program.events[program.events != np.iinfo(np.int32).min]
+        block = np.where(event < 0, ~event, event)
+        until = int(np.argmax(np.cumsum(np.where(event < 0, -1, 1) * size[block]))) + 1
+        held = follows & (np.bincount(block[:until], minlength=len(size)) == 1)
+        layer = of_call[program.follows[held] // draw.counts.shape[1]]
+        return np.bincount(layer, size[held], len(layers)).astype("i8")
+
     def tokens(self, load: str, seed: int, ranks: tuple[int, ...]) -> Ints:
         """Tokens that each expert of a group gets in a draw over all recorded calls, [layers, experts]."""
         sent = self.counts.sent(RouterLoad(load, seed), ranks).sum(axis=1)
@@ -126,7 +128,7 @@ def _drawn(
 ) -> Draw:
     """A draw of the hottest rank of all groups, or of the one given."""
     sent = [_capped(counts.passes, counts.sent(load, ranks), capacity) for ranks in groups]
-    received = [_received(one) for one in sent]
+    received = [received_tokens(one) for one in sent]
     chosen = len(groups[0]) * len(groups) * sum(of.tokens * of.top_k for of in counts.passes)
     kept = sum(int(one.sum()) for one in sent) / chosen
     if rank < 0:
@@ -141,13 +143,6 @@ def _drawn(
     own = received[of][:, at].sum() / mean
     pace = np.max([one.max(axis=1) for one in received], axis=0)
     return Draw(load.seed, groups[of][at], float(own), float(busiest), pace, kept, counts.of_rank(sent[of], at))
-
-
-def _received(sent: Ints) -> Ints:
-    """Tokens that each rank of a group receives in each call, [calls, ranks]."""
-    calls, ranks, experts = sent.shape
-    received: Ints = sent.reshape(calls, ranks, ranks, experts // ranks).sum(axis=(1, 3))
-    return received
 
 
 def _capped(passes: Sequence[RouterPass], sent: Ints, capacity: float | None) -> Ints:
@@ -174,7 +169,8 @@ def open_playable(path: Path) -> Playable:
         )
     if not run.summary.exit.ended_well and recording.beyond is None:
         raise RunDirectoryError("the run ended before its last step", "play a run that finished its steps")
-    counts = Counts(_passes(recording), tuple(facts.ranks))
+    counts = Counts(passes_of(recording), tuple(facts.ranks))
+    tables = {name: run.table(name) for name in ("launches", "work", "calls", "groups")}
     recorded = _drawn(counts, RouterLoad(facts.load, job.seed), [counts.ranks], rank=job.rank)
     blocks = build_blocks(recording)
     program = program_of(recording, blocks, counts, recorded.counts)
@@ -186,43 +182,12 @@ def open_playable(path: Path) -> Playable:
         facts,
         counts,
         program,
-        _groups_of_stage(run, counts.ranks),
+        groups_of_stage(tables["groups"], tables["calls"], job.rank, counts.ranks),
         gpu.capacity_bytes - (0 if outside is None else outside.low_bytes),
         gpu.alloc_conf,
         recorded,
-        _routed_launches(run, recording, recorded, counts, blocks.frame["op"].to_numpy()[program.follows >= 0]),
+        routed_table(recording, blocks, tables, job),
     )
-
-
-def _routed_launches(run: Run, recording: Recording, recorded: Draw, counts: Counts, ops: Ints) -> RoutedLaunches:
-    """``ops`` are the operations that made blocks whose sizes follow the tokens."""
-    launches, table = run.table("launches"), run.table("work")
-    work, call = launches["work"].to_numpy("i8"), calls_of(recording, launches, counts.passes)
-    groups, k = (np.append(table[name].to_numpy("i8"), 0)[work] for name in ("groups", "k"))
-    experts = counts.passes[0].num_experts // len(counts.ranks)
-    tokens, by_expert = recorded.counts[call, 0], recorded.counts[call, 1 : 1 + experts]
-    # Gradients of weights are as large as the weights. They sum over the tokens, of one expert or all.
-    sums = np.where(groups > 0, abs(k * groups - tokens) <= groups, (k > 0) & (by_expert == k[:, None]).any(axis=1))
-    follows = (call >= 0) & (work >= 0) & ((groups > 0) | sums | np.isin(launches["op"], ops))
-    return RoutedLaunches(call, follows, sums[follows])
-
-
-def _groups_of_stage(run: Run, own: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The groups like this one: the smallest group around it, in one pipeline stage, consists of them."""
-    job = run.manifest.job
-    pipeline = None if job is None else find_pipeline(run.table("groups"), run.table("calls"), job.rank)
-    stages = set() if pipeline is None else set(pipeline.ranks)
-    for ranks in sorted(
-        (parse_rank_list(group.ranks) for group in read_groups(run.table("groups")) if group.ranks), key=len
-    ):
-        number, more = divmod(len(ranks), len(own))
-        if more or number < 2 or not set(own) < set(ranks) or len(stages & set(ranks)) > 1:
-            continue
-        in_a_row = [ranks[n * len(own) : (n + 1) * len(own)] for n in range(number)]
-        for parts in (in_a_row, [ranks[n::number] for n in range(number)]):
-            if own in parts:
-                return (own, *(part for part in parts if part != own))
-    return (own,)
 
 
 def ranks_by_load(path: Path) -> list[tuple[int, float]]:
@@ -230,21 +195,16 @@ def ranks_by_load(path: Path) -> list[tuple[int, float]]:
 
     With each are its tokens in times the mean. Empty if none were seen to exchange any by a load.
     """
-    run, passes = open_run_directory(path), _passes(read_recording(path))
+    run, passes = open_run_directory(path), passes_of(read_recording(path))
     facts, job = run.summary.router_load, run.manifest.job
     if facts is None or job is None or not facts.ranks or not passes:
         return []
     load, received = RouterLoad(facts.load, job.seed), dict[int, int]()
     counts = Counts(passes, tuple(facts.ranks))
-    for ranks in _groups_of_stage(run, counts.ranks):
-        received |= dict(zip(ranks, _received(counts.sent(load, ranks)).sum(axis=0).tolist(), strict=True))
+    for ranks in groups_of_stage(run.table("groups"), run.table("calls"), job.rank, counts.ranks):
+        received |= dict(zip(ranks, received_tokens(counts.sent(load, ranks)).sum(axis=0).tolist(), strict=True))
     mean = sum(received.values()) / len(received)
     return sorted(((rank, tokens / mean) for rank, tokens in received.items()), key=lambda pair: (-pair[1], pair[0]))
-
-
-def _passes(recording: Recording) -> list[RouterPass]:
-    """The calls of its routers, each once."""
-    return list(dict.fromkeys(RouterPass(*row[1:]) for row in recording.router_passes))
 
 
 def price_draws(playable: Playable, load: str, draws: Sequence[Draw]) -> pd.DataFrame:
@@ -256,50 +216,29 @@ def price_draws(playable: Playable, load: str, draws: Sequence[Draw]) -> pd.Data
     names, run = ["step_us", "step_low_us", "step_high_us"], playable.run
     if run.summary.time is None:
         return pd.DataFrame(np.nan, range(len(draws)), names)
-    timed = np.unique(playable.launches.call[playable.launches.follows])
+    number = {(of.layer, of.number): at for at, of in enumerate(playable.counts.passes)}
+    of_row = np.array([number[key] for key in zip(playable.routed["layer"], playable.routed["number"], strict=True)])
+    timed = np.unique(of_row)
     pace = np.array([draw.pace[timed].mean() for draw in draws])
     order = np.argsort(pace, kind="stable")
     chosen = np.unique(order[np.linspace(0, len(order) - 1, _PRICES).astype(int)])
     chosen = chosen[np.argsort(pace[chosen], kind="stable")]
-    facts = playable.facts
-    share = facts.share(playable.job.rank)
-    experts = ExpertsLoad(load, share, share, len(facts.ranks), is_recorded=False)
-    models, rows = models_of(Pricing(), run.manifest, run.summary, experts), []
-    for number in chosen.tolist():
-        table = _table_of_draw(playable, draws[number].pace / np.maximum(playable.recorded.counts[:, 0], 1))
-        priced = price_again(run.manifest, run.summary, table, models).summary
+    models, rows = models_of(Pricing(), run.manifest, run.summary, ExpertsLoad(load)), []
+    for at in chosen.tolist():
+        priced = price_again(run.manifest, run.summary, _at_pace_of(playable, draws[at], of_row), models).summary
         rows.append([np.nan] * 3 if priced is None else [priced.step_us, priced.step_low_us, priced.step_high_us])
     values = np.maximum.accumulate(np.array(rows, np.float64))
     columns = {name: np.interp(pace, pace[chosen], values[:, n]) for n, name in enumerate(names)}
     return pd.DataFrame(columns)
 
 
-def _table_of_draw(playable: Playable, times: npt.NDArray[np.float64]) -> ReadTable:
-    """The run's tables with so many times the recorded tokens in each call."""
-    run, routed = playable.run, playable.launches
-    launches, work, calls = (run.table(name) for name in ("launches", "work", "calls"))
-    key = np.stack([launches["work"].to_numpy("i8"), routed.call], axis=1)[routed.follows]
-    pairs, first, row = np.unique(key, axis=0, return_index=True, return_inverse=True)
-    more, factor, over = work.iloc[pairs[:, 0]].copy(), times[pairs[:, 1]], routed.sums[first]
-    for name, is_scaled in (("flops", True), ("moved_bytes", True), ("m", ~over), ("k", over)):
-        more[name] = more[name].where(~np.broadcast_to(is_scaled, len(more)), (more[name] * factor).round())
-    more = more.astype(work.dtypes)
-    to = launches["work"].to_numpy("i8", copy=True)
-    to[routed.follows] = len(work) + row.ravel()
-    exchanges = (launches["call"] >= 0).to_numpy() & (routed.call >= 0)
-    of_call = dict(zip(launches["call"][exchanges].tolist(), times[routed.call[exchanges]].tolist(), strict=True))
-    is_exchange = calls["operation"].astype(str).str.startswith(EXCHANGES)
-    stretched = np.where(is_exchange, calls["sequence"].map(of_call).fillna(1.0), 1.0)
-    sizes = ("bytes_in", "bytes_out", "largest_part_bytes", "exchanged_bytes")
-    changed = {
-        "launches": launches.assign(work=to.astype("i4")),
-        "work": pd.concat([work, more], ignore_index=True),
-        "calls": calls.assign(**{name: (calls[name] * stretched).round().astype("i8") for name in sizes}),
-    }
+def _at_pace_of(playable: Playable, draw: Draw, of_row: Ints) -> ReadTable:
+    """The run's tables at the pace of a draw; ``of_row`` is the call of each row of ``routed``."""
 
     def read(name: str, columns: list[str] | None = None) -> pd.DataFrame:
-        table = changed.get(name)
-        return run.table(name, columns) if table is None else table if columns is None else table[columns]
+        return (
+            playable.routed.assign(busiest=draw.pace[of_row]) if name == "routed" else playable.run.table(name, columns)
+        )
 
     return read
 
@@ -379,12 +318,22 @@ class Played:
 PlayCounts = Callable[[Iterable[Ints]], Iterator[dict[str, int]]]
 
 
-def play_draws(playable: Playable, load: str, seeds: Sequence[int], play: PlayCounts) -> Played:
+def play_draws(
+    playable: Playable,
+    load: str,
+    seeds: Sequence[int],
+    play: PlayCounts,
+    changed: Sequence[tuple[Playable, PlayCounts]] = (),
+) -> Played:
     """Play the recorded counts, which must give the recorded peaks, each draw, and what would help the worst.
 
+    Args:
+        changed: Recordings of the same job with a change, which the worst draws are played with too.
+
     Raises:
-        JobError: The peaks are not those of the recording.
+        JobError: The peaks are not those of the recording, or a changed one has other routers.
     """
+    check_alike(playable, [other for other, _ in changed])
     drawn: list[Draw] = []
 
     def kept() -> Iterator[Ints]:
@@ -416,9 +365,52 @@ def play_draws(playable: Playable, load: str, seeds: Sequence[int], play: PlayCo
         even["peak_allocated_bytes"],
         float(steps["step_us"][0]),
         worst,
-        [_with_capacity(playable, load, worst, factor, play) for factor in _CAPACITIES],
+        [
+            *(_recorded_change(playable, other, load, worst, play_it) for other, play_it in changed),
+            *(_with_capacity(playable, load, worst, factor, play) for factor in _CAPACITIES),
+        ],
         _by_size(playable, load, seeds[:_WORST], play),
     )
+
+
+def play_ranks(playable: Playable, load: str, seed: int, play: PlayCounts) -> pd.DataFrame:
+    """Play one draw on each rank that exchanges tokens: rows as of :class:`Played`, with the tokens that it receives.
+
+    Raises:
+        JobError: The peaks of the recorded counts are not those of the recording.
+    """
+    draws = list(playable.every_rank(load, seed))
+    recorded, *played = play([playable.recorded.counts, *(draw.counts for draw in draws)])
+    check_recorded(playable.run, recorded)
+    columns = {name: [getattr(draw, name) for draw in draws] for name in ("seed", "rank", "share")}
+    columns["tokens"] = [int(draw.counts[:, 0].sum()) for draw in draws]
+    columns |= {name: [row[name] for row in played] for name in ("peak_allocated_bytes", "peak_reserved_bytes")}
+    table = pd.DataFrame({**columns, "fits": [row["failed_event"] < 0 for row in played]})
+    return pd.concat([table, price_draws(playable, load, draws)], axis=1)
+
+
+def check_alike(playable: Playable, changed: Sequence[Playable]) -> None:
+    """Raise JobError if a recording of a changed job has other routers, or another rank."""
+    for other in changed:
+        facts = [(one.job.rank, one.groups, one.counts.passes) for one in (other, playable)]
+        if facts[0] != facts[1]:
+            raise JobError(
+                f"{other.run.path} is of another rank, or its routers were not called as those of {playable.run.path}",
+                "record the job with one change, and its rank, steps and batches as they are",
+            )
+
+
+def _recorded_change(
+    playable: Playable, other: Playable, load: str, worst: Sequence[Draw], play: PlayCounts
+) -> PlayedChange:
+    """A change that was recorded: its recording, with the same draws."""
+    same = [next(other.draws(load, [draw.seed], rank=draw.rank)).counts for draw in worst]
+    recorded, *played = play([other.recorded.counts, *same])
+    check_recorded(other.run, recorded)
+    own, arguments = set(playable.job.arguments), other.job.arguments
+    name = " ".join(text for text in arguments if text not in own) or other.run.path.name
+    without = sum(row["failed_event"] >= 0 for row in played)
+    return PlayedChange(name, [row["peak_allocated_bytes"] for row in played], without)
 
 
 def _even(playable: Playable) -> Ints:

@@ -521,6 +521,26 @@ TABLES: dict[str, Table] = {
     "host": HOST,
     "ranges": RANGES,
     "work": WORK,
+    "routed": Table(
+        "Launches of the timed step whose work follows the tokens of experts, and the call of a router that each "
+        "belongs to. They are priced as on the busiest rank of each call.",
+        (
+            Column("launch", "int64", "Row of `launches`.", row_of="launches"),
+            Column("sums", "bool", "A product that sums over the tokens."),
+            Column("layer", "int64", "Number of the router's layer, among those with routers."),
+            Column("number", "int64", "How often the layer's router was called before."),
+            Column("step", "int64", "Training steps that had ended."),
+            Column("tokens", "int64", "Tokens of each rank."),
+            Column("num_experts", "int64", "Experts of the layer."),
+            Column("top_k", "int64", "Experts that a token picks."),
+            Column("groups", "int64", "Groups that experts are in; 1: none."),
+            Column("top_groups", "int64", "Groups that a token picks first."),
+            Column("in_turn", "bool", "Whether two operations pick a token's two experts."),
+            Column("received", "int64", "Tokens that this rank's experts get in the call, once for each expert."),
+            Column("busiest", "int64", "The same of the rank that gets the most in the call."),
+        ),
+        is_newer=True,
+    ),
     "layer_times": Table(
         "The timed step by layer: a row for each row of `layers`, none without `kernels`. Communication is apart.",
         (

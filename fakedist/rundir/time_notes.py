@@ -196,9 +196,9 @@ def experts_load(load: str, busiest: float, *, is_recorded: bool) -> str:
     if load == EVEN:
         text = "an even load of experts, which is optimistic (--router-load prices another)"
     else:
-        text = f"the busiest rank by --router-load {load}: {busiest:.2f} x the even load"
+        text = f"the busiest rank of each call by --router-load {load}: {busiest:.2f} x the even load"
     memory = "" if is_recorded else "; memory is still that of the run's own load"
-    return f"all_to_all and grouped products are estimated for {text}{memory}"
+    return f"all_to_all and experts are estimated for {text}{memory}"
 
 
 @note

@@ -84,18 +84,15 @@ def communication_of(
     *,
     interferes: bool = True,
     nccl: Settings | None = None,
-    moe_imbalance: float = 1.0,
 ) -> Communication:
     """Price the calls of a step."""
     nccl = Settings() if nccl is None else nccl
     times = CollectiveTimes(gpu, fabric, nccl=nccl)
-    prices = call_times(calls, groups, times, moe_imbalance).set_axis(calls["sequence"].to_numpy("i8"))
+    prices = call_times(calls, groups, times).set_axis(calls["sequence"].to_numpy("i8"))
     return Communication(prices, gpu, fabric, interferes, nccl)
 
 
-def call_times(
-    calls: pd.DataFrame, groups: pd.DataFrame, times: CollectiveTimes, moe_imbalance: float = 1.0
-) -> pd.DataFrame:
+def call_times(calls: pd.DataFrame, groups: pd.DataFrame, times: CollectiveTimes) -> pd.DataFrame:
     """Times of calls, rows of the table ``calls``, whose index the result has.
 
     Columns:
@@ -122,9 +119,8 @@ def call_times(
     distinct, of_call = np.unique(keys.astype({"operation": str}).to_records(index=False), return_inverse=True)
     rows = []
     for operation, group, bytes_in, bytes_out, peer, part, exchanged in distinct.tolist():
-        paced = exchanged * moe_imbalance
-        size, is_over_nodes, own_bytes = shapes[group].size, shapes[group].num_nodes > 1, bytes_in + bytes_out
-        dispatched = times.dispatchers.time(operation, paced, size, own_bytes=own_bytes, is_over_nodes=is_over_nodes)
+        size, over_nodes, own_bytes = shapes[group].size, shapes[group].num_nodes > 1, bytes_in + bytes_out
+        dispatched = times.dispatchers.time(operation, exchanged, size, own_bytes=own_bytes, is_over_nodes=over_nodes)
         if dispatched is not None:
             rows.append(_dispatched_row(dispatched, shapes[group], exchanged, times))
             continue
@@ -135,9 +131,8 @@ def call_times(
         is_uneven = kind == "all_to_all" and part > 0 and part * shape.size != num_bytes
         # No router spreads what goes to one of several other ranks: ring attention passes its keys on.
         passes_on = is_uneven and shape.size > 2 and exchanged == part
-        paced = _even_load(part, exchanged, shape) if is_uneven else num_bytes
-        paced *= moe_imbalance if kind == "all_to_all" and not passes_on else 1
-        estimate = times.time(kind, paced, shape) if kind else _UNKNOWN
+        loaded = _even_load(part, exchanged, shape) if is_uneven else num_bytes
+        estimate = times.time(kind, loaded, shape) if kind else _UNKNOWN
         if is_symmetric := kind != "" and operation.startswith(("symm_mem_", "userbuffers_")):
             estimate = _by_a_kernel(operation, symmetric_time(estimate), num_bytes, shape, times)
         low, high = estimate.time_us * np.exp(-estimate.spread), estimate.time_us * np.exp(estimate.spread)

@@ -11,6 +11,7 @@ import pandas as pd
 from fakedist.analysis.axes import Replicas, find_replicas
 from fakedist.analysis.recording import Array
 from fakedist.cost_model.breakdown import find_busy
+from fakedist.cost_model.busiest_rank import own_work
 from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.estimated import Models, communication_for
 from fakedist.cost_model.hosts import scaled
@@ -27,7 +28,7 @@ from fakedist.cost_model.job.stages import (
 )
 from fakedist.cost_model.overlap import union, union_us
 from fakedist.cost_model.placing import StepLaunches, interval_of
-from fakedist.cost_model.step import ImbalancedPrices, Prices
+from fakedist.cost_model.step import Prices, StepPrices
 from fakedist.cost_model.what_if import changed_launches
 from fakedist.errors import JobError
 from fakedist.rundir.notes import counted
@@ -120,7 +121,7 @@ def _num_runs(operations: pd.Series) -> int:
 def flops_of(launches: pd.DataFrame, work: pd.DataFrame) -> CountedFlops:
     """Count the FLOPs of a step."""
     counts = np.bincount(_forward(launches)["work"].to_numpy("i8"), minlength=len(work))
-    family, flops = work["family"].astype(str).to_numpy(), work["flops"].to_numpy("f8")
+    family, flops = work["family"].astype(str).to_numpy(), own_work(work, "flops")
     is_attention = (family == "attention") & (work["attention"].astype(str) == "forward").to_numpy(bool)
     is_product = family == "gemm"
     width, value_width = work["width"].to_numpy("f8"), work["value_width"].to_numpy("f8")
@@ -319,7 +320,7 @@ def job_times(
         RunDirectoryError: The tables are damaged.
         JobError: So many micro-batches cannot be made of those recorded, or no rank has a group that the change names.
     """
-    prices = ImbalancedPrices(models.prices, models.network.experts, models.host.costs)
+    prices = StepPrices(models.prices, models.network.experts, models.host.costs)
     job = _Job(every, world_size, replace(models, prices=prices), micro_batches)
     alone = {}
     for rank, tables in ranks:

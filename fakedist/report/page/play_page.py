@@ -29,6 +29,7 @@ _MOST_COLUMNS = 64
 #: A cell with so many times the mean has the full colour.
 _FULL = 3.0
 _ALLOCATED, _UNUSED = ("allocated", "k-activation"), ("reserved, not allocated", "rest")
+_HOT, _MEDIAN = ("hottest rank", "k-gradient"), ("median rank", "k-optimizer_state")
 _FITS, _LACKS = ("fits", "k-optimizer_state"), ("out of memory", "k-gradient")
 
 
@@ -111,8 +112,31 @@ def _histogram(values: Sequence[float], fits: Sequence[bool], text: Callable[[in
     return BarChart(bars, [_FITS, _LACKS] if lack.any() else [_FITS])
 
 
+def _bytes_at_peak(played: Played, seed: int, rank: int) -> list[int]:
+    """Bytes of each layer with experts that follow their tokens, at a rank's peak."""
+    playable = played.playable
+    held: list[int] = playable.at_peak(next(playable.draws(played.load, [seed], rank=rank))).tolist()
+    return held
+
+
+def _layers(held: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]) -> BarChart:
+    """A bar for each layer of the hottest rank, and of the median rank below it."""
+    most = max(max(map(max, held)), 1)
+    bars = [
+        Bar(
+            f"layer {layer}" if number == 0 else "",
+            [Part(name, style, format_bytes(held[number][layer]), f"{100 * held[number][layer] / most:.2f}%")],
+            format_bytes(held[number][layer]),
+            f"{tokens[number][layer]:,} tokens",
+        )
+        for layer in range(len(held[0]))
+        for number, (name, style) in enumerate((_HOT, _MEDIAN))
+    ]
+    return BarChart(bars, [_HOT, _MEDIAN])
+
+
 def _load(played: Played) -> dict[str, object]:
-    """The table of the load in the worst draw: tokens by layer and expert, and of the hottest and the median rank."""
+    """The load in the worst draw: tokens by layer and expert, and the layers of the hottest and the median rank."""
     worst, ranks = played.worst[0], next(group for group in played.playable.groups if played.worst[0].rank in group)
     tokens = played.playable.tokens(played.load, worst.seed, ranks)
     layers, experts = tokens.shape
@@ -122,18 +146,19 @@ def _load(played: Played) -> dict[str, object]:
     hot = ranks.index(worst.rank)
     median = int(np.argsort(by_rank.sum(axis=0), kind="stable")[len(ranks) // 2])
     times = shown / shown.mean(axis=1, keepdims=True)
+    held = [_bytes_at_peak(played, worst.seed, ranks[at]) for at in (hot, median)]
     rows = [
         {
             "layer": layer,
             "cells": [(f"{value:.2f}", f"{min(value / _FULL, 1):.2f}") for value in times[layer].tolist()],
-            "hot": f"{int(by_rank[layer, hot]):,}",
-            "median": f"{int(by_rank[layer, median]):,}",
         }
         for layer in range(layers)
     ]
     return {
         "of": of,
         "rank": worst.rank,
+        "median": ranks[median],
+        "layers": _layers(held, [by_rank[:, at].tolist() for at in (hot, median)]),
         "columns": [(str(name), n // each == hot) for n, name in enumerate(names)],
         "rows": rows,
     }

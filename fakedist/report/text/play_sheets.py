@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 import numpy as np
+import pandas as pd
 from rich.console import Console
 
 from fakedist.report.text.sheet import (
@@ -18,7 +19,7 @@ from fakedist.report.text.sheet import (
     sheet_markdown,
     us_column,
 )
-from fakedist.results.router_draws import Played
+from fakedist.results.router_draws import Playable, Played
 from fakedist.rundir.plain import to_plain
 from fakedist.units import format_bytes, format_us
 
@@ -84,7 +85,7 @@ def remedies_sheet(played: Played) -> Sheet:
     names = ["as drawn", *(remedy.name for remedy in played.remedies)]
     most = [int(worst["peak_allocated_bytes"].max()), *(max(remedy.peaks) for remedy in played.remedies)]
     number = [int((~worst["fits"]).sum()), *(remedy.num_without_memory for remedy in played.remedies)]
-    dropped = ["-", *(f"{remedy.dropped:.1%}" for remedy in played.remedies)]
+    dropped = ["-", *(f"{remedy.dropped:.1%}" if remedy.dropped else "-" for remedy in played.remedies)]
     columns = [
         SheetColumn("change", names, is_text=True),
         bytes_column("most allocated", most),
@@ -104,6 +105,46 @@ def sizes_sheet(played: Played) -> Sheet:
     ]
     remark = "the weights of experts stay those of the recorded rank; fewer ranks hold more of them"
     return Sheet("The busiest rank by expert parallel size", columns, [remark])
+
+
+def ranks_sheet(playable: Playable, load: str, table: pd.DataFrame) -> Sheet:
+    """One draw on each rank, most tokens first."""
+    rows = table.sort_values(["tokens", "rank"], ascending=[False, True], kind="stable")
+    columns = [
+        SheetColumn("rank", rows["rank"].astype(str).to_list(), is_text=True),
+        SheetColumn("tokens", [f"{tokens:,}" for tokens in rows["tokens"]]),
+        SheetColumn("x the mean", [f"{share:.2f}" for share in rows["share"]]),
+        bytes_column("allocated", rows["peak_allocated_bytes"].to_list()),
+        bytes_column("reserved", rows["peak_reserved_bytes"].to_list()),
+        SheetColumn("", ["" if fits else "out of memory" for fits in rows["fits"]], is_text=True),
+    ]
+    remarks = [
+        f"PyTorch has {format_bytes(playable.room_bytes)}: {int((~rows['fits']).sum())} of {len(rows)} ranks lack it",
+        f"played from the recording of rank {playable.job.rank}: weights and optimizer state are its own",
+    ]
+    if (step_us := float(rows["step_us"].iloc[0])) == step_us:
+        remarks.append(f"all wait for the busiest rank of each call: the step takes {format_us(step_us)}")
+    return Sheet(f"Memory simulated: each rank by {load}, seed {int(rows['seed'].iloc[0])}", columns, remarks)
+
+
+def render_ranks(playable: Playable, load: str, table: pd.DataFrame, console: Console) -> None:
+    """Print one draw on each rank."""
+    print_sheets(console, [ranks_sheet(playable, load, table)])
+
+
+def ranks_markdown(playable: Playable, load: str, table: pd.DataFrame) -> str:
+    """The same as Markdown."""
+    return "\n".join(sheet_markdown(ranks_sheet(playable, load, table))) + "\n"
+
+
+def ranks_object(playable: Playable, load: str, table: pd.DataFrame) -> dict[str, object]:
+    """The object of ``--json`` with ``--ranks``."""
+    return {
+        "run_directory": str(playable.run.path),
+        "router_load": load,
+        "room_bytes": playable.room_bytes,
+        "ranks": _rows(table),
+    }
 
 
 def render_play(played: Played, console: Console) -> None:
@@ -136,10 +177,12 @@ def play_object(played: Played) -> dict[str, object]:
         "even": {"peak_allocated_bytes": played.even_peak_bytes, "step_us": _known(played.even_step_us)},
         "remedies": [to_plain(remedy) for remedy in played.remedies],
         "sizes": [to_plain(size) for size in played.sizes],
-        "draws": [
-            {name: _known(value) for name, value in row.items()} for row in played.draws.to_dict(orient="records")
-        ],
+        "draws": _rows(played.draws),
     }
+
+
+def _rows(table: pd.DataFrame) -> list[dict[str, object]]:
+    return [{str(name): _known(value) for name, value in row.items()} for row in table.to_dict(orient="records")]
 
 
 def _known(value: object) -> object:

@@ -7,9 +7,11 @@ import numpy.typing as npt
 import pandas as pd
 import pytest
 
-from fakedist.analysis.routed_blocks import Counts, fitted_sizes
+from fakedist.analysis.recording import Recording
+from fakedist.analysis.routed_blocks import Counts, calls_of, fitted_sizes
 from fakedist.errors import JobError
 from fakedist.router_load import RouterLoad, RouterPass
+from fakedist.rundir.rows import RouterPassRow, ScopeRow
 
 Ints = npt.NDArray[np.int64]
 ONE_LAYER = np.zeros(4, "i8")
@@ -99,3 +101,18 @@ def test_the_counts_of_a_rank_are_what_the_ranks_send_it() -> None:
         most = max(int(load.counts(of, rank).max()) for rank in (4, 5))
         rounded = [-(-count // 16) * 16 for count in (row[0], most)]
         assert [row[-11], row[-9], row[-4]] == [most, *rounded]
+
+
+def test_a_backward_belongs_to_the_call_of_its_forward_whether_the_router_runs_again_or_not() -> None:
+    """Operations 10 to 13 are the second layer again, with its router; 15 an activation of the first without."""
+    first, second = (RouterPass(layer, 0, 0, 64, 8, 2) for layer in (0, 1))
+    phases = [("forward", False), ("backward", True), ("backward", False)]
+    made_by = {"op": np.array([10, 11, 12, 13, 14, 15, 16]), "forward": np.array([5, 5, 5, 5, 12, 4, 15])}
+    recording = Recording(
+        scopes=[ScopeRow(number, 1, phase, 0, again) for number, (phase, again) in enumerate(phases)],
+        op_scope=np.array([0] * 10 + [1] * 4 + [2, 1, 2], "u4"),
+        router_passes=[RouterPassRow(op, *of) for op, of in ((2, first), (6, second), (11, second))],
+        made_by=made_by,
+    )
+    frame = pd.DataFrame({"op": [3, 7, 10, 13, 14, 15, 16]})
+    assert calls_of(recording, frame, [first, second]).tolist() == [0, 1, 0, 1, 1, 0, 0]

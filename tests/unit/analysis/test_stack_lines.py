@@ -2,10 +2,11 @@
 
 from array import array
 
+import numpy as np
 import pytest
 
 from fakedist.analysis.recording import Recording
-from fakedist.analysis.stack_lines import BACKWARD, forward_line, script_lines, stack_lines
+from fakedist.analysis.stack_lines import BACKWARD, forward_line, forward_of, script_lines, stack_lines
 from tests.unit.analysis.recorded import MIB, HandMade
 
 LINEAR = ("/site-packages/torch/nn/modules/linear.py", 134, "forward")
@@ -119,3 +120,12 @@ def test_the_scripts_line_is_below_those_of_libraries(made: HandMade) -> None:
 def test_the_forwards_line_of_any_line() -> None:
     assert forward_line("/job/model.py:12 (forward, backward)") == "/job/model.py:12 (forward)"
     assert forward_line("/job/model.py:12 (backward)") == "/job/model.py:12 (backward)"
+
+
+def test_nodes_that_a_backward_made_by_functions_alone_belong_to_the_node_that_ran_before() -> None:
+    made = {"op": np.array([4, 7, -1]), "thread": np.array([1, 1, 2]), "sequence": np.array([5, 6, 0])}
+    ran = {"op": np.array([10, 11, 12]), "thread": np.array([1, 1, 2]), "sequence": np.array([6, 5, 0])}
+    in_backward = np.arange(13) >= 10
+    assert forward_of(made, ran, in_backward)["forward"].tolist() == [7, 4, 4]
+    made["op"][1] = 10  # an operation that the backward repeats made a node in the function
+    assert forward_of(made, ran, in_backward)["forward"].tolist() == [10, 4, 10]

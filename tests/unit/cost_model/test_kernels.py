@@ -9,7 +9,7 @@ import pytest
 
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.kernels.measurements import load_measured
-from fakedist.cost_model.step import ExpertsLoad, ImbalancedPrices
+from fakedist.cost_model.step import ExpertsLoad, StepPrices
 from fakedist.gpu.models.catalogue import GPUS, find_gpu
 from fakedist.rundir.launch_records import WorkRow
 from tests.unit.cost_model.work_by_hand import attention, moving, product, work
@@ -334,18 +334,12 @@ def test_a_sum_is_better_known_than_its_parts_but_launches_of_one_shape_err_alik
     assert h100.step_interval(found, np.zeros(0)) == (0.0, 0.0)
 
 
-def test_the_busiest_rank_sets_the_pace_of_grouped_products_alone(h100: KernelTimes) -> None:
+def test_grouped_products_are_noted_to_have_an_even_load(h100: KernelTimes) -> None:
     rows, counts = work(product(4096, 4096, 4096), product(4096, 2048, 4096, groups=8)), np.array([1, 3])
-    even, prices = (
-        h100.price(rows, counts),
-        ImbalancedPrices(KernelTimes(find_gpu("h100-80g")), ExpertsLoad("zipf:1", 1.8, 1.2)),
-    )
-    found = prices.price(rows, counts)
-    for column in ("time_us", "low_us", "high_us"):
-        assert (found[column] / even[column]).tolist() == pytest.approx([1.0, 1.5])
-    assert "zipf:1: 1.80 x the even load" in prices.notes()[-1].text
-    prices = ImbalancedPrices(KernelTimes(find_gpu("h100-80g")), ExpertsLoad())
+    prices = StepPrices(KernelTimes(find_gpu("h100-80g")), ExpertsLoad())
     prices.price(rows, counts)
     assert prices.notes()[-1].code == "experts_load"
     prices.price(rows[:1], counts[:1])
     assert prices.notes()[-1].code == "from_measurements"
+    prices = StepPrices(KernelTimes(find_gpu("h100-80g")), ExpertsLoad("zipf:1", 1.8))
+    assert "zipf:1: 1.80 x the even load" in prices.notes()[-1].text
