@@ -147,8 +147,8 @@ def test_where_a_job_fails_is_told_once_where_both_fail_alike() -> None:
         {"limit": "device", "gib": 2, "real": failed, "virtual": fits},
     ]
     lines = tables.out_of_memory({"head": HEAD, "rows": rows}).splitlines()[-2:]
-    assert lines[0] == "| device | 3 GiB | step 2, backward, allocation 1,200: 512 bytes | the same |"
-    assert lines[1].endswith("| fits, 1,200 allocations |")
+    assert lines[0] == "| device | 3 GiB | step 2, backward, allocation 1,200: 512 bytes | the same | +0 |"
+    assert lines[1].endswith("| fits, 1,200 allocations | +0 |")
 
 
 def test_a_job_that_differs_shows_how_and_one_that_does_not_shows_none() -> None:

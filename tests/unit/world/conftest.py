@@ -16,10 +16,15 @@ from fakedist.world.reroute import fake_world
 class Notes:
     def __init__(self) -> None:
         self.groups: list[tuple[str, str, list[int], int, str]] = []
+        self.other_groups: list[list[int]] = []
         self.bound: list[int] = []
         self.calls: list[tuple[str, int, int, int, tuple[bool, int]]] = []
         self.exchanged: list[tuple[int, int]] = []
         self.terms: list[CallTerms] = []
+
+    def add_other_group(self, description: str, ranks: Sequence[int]) -> None:
+        del description
+        self.other_groups.append(list(ranks))
 
     def add_group(self, name: str, description: str, ranks: Sequence[int], group_rank: int, backend: str) -> int:
         self.groups.append((name, description, list(ranks), group_rank, backend))
