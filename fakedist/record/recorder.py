@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Literal
@@ -186,10 +186,10 @@ class Recorder(StepListener):
         """Also record the operations of this thread. Recording started in another thread."""
         self._memory.operations.also_this_thread()
 
-    def step(self) -> None:
-        """End a training step here, at the script's request (``fakedist.step()``)."""
+    def step(self, shape: Sequence[int] = ()) -> None:
+        """End a training step here, at the script's request (``fakedist.step``)."""
         if not self.host_clock.is_on:
-            self._training.step()
+            self._training.step(shape)
 
     def _finish(self) -> None:
         """Write everything, then remove all hooks but those that follow optimizers and DataLoaders."""

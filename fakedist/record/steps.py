@@ -8,7 +8,7 @@ import importlib.util
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -669,8 +669,11 @@ class Training(GraphObserver):
         else:
             self._graphs.capturing.optimizers.append(weakref.ref(optimizer))
 
-    def step(self) -> None:
-        """End a step here, at the script's request."""
+    def step(self, shape: Sequence[int] = ()) -> None:
+        """End a step here, at the script's request, which may tell the shape of a sample."""
+        if shape:
+            step = self._samples.setdefault(self.steps.number, _Samples(0))
+            step.samples = Samples(max(step.samples.number, 1), "x".join(map(str, shape)))
         self._follow(self.steps.manual)
 
     def notes(self) -> list[Note]:

@@ -375,6 +375,15 @@ def test_samples_are_those_of_the_model_that_runs_first_also_in_a_step_of_severa
     assert job.ended[-1] == (3, 8, "4")
 
 
+def test_a_script_tells_the_shape_of_a_sample() -> None:
+    job = Job()
+    for shape in ((3, 7), ()):
+        job.forward(MODEL, torch.zeros(8, 4))
+        job.training.step(shape)
+    job.training.step((5,))  # no model ran
+    assert job.ended == [(1, 8, "3x7"), (2, 8, "4"), (3, 1, "5")]
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_rows_of_a_nested_input_are_samples_without_a_shape_and_without_a_tensor_none_are_known() -> None:
     rows = [torch.zeros(each, 4) for each in (3, 5)]
