@@ -1,8 +1,8 @@
-"""Which ranks of a job run alike, proven by the calls of some of them.
+"""Which ranks of a job run alike, checked by the calls of some of them.
 
 Ranks can be alike that are in the same stage of the pipeline and in groups of the same descriptions and sizes. They are
 taken for alike if the first and the last of them ran and made the same calls, each on its own groups. If those differ,
-they are divided along the group in which position makes a difference, and each part needs its own proof.
+they are divided along the group in which position makes a difference, and each part is checked by itself.
 """
 
 from __future__ import annotations
@@ -89,20 +89,20 @@ class AlikeRanks:
         ran: Those that were recorded.
         stage: Their stage of the pipeline; None without one.
         where: Where they are in groups in which position makes a difference: "tensor 0", "data 4-7".
-        is_proven: Whether the first and the last of them ran, and all that ran made the same calls.
+        is_checked: Whether the first and the last of them ran, and all that ran made the same calls.
     """
 
     ranks: tuple[int, ...]
     ran: tuple[int, ...]
     stage: int | None
     where: tuple[str, ...]
-    is_proven: bool
+    is_checked: bool
 
 
 def find_kinds(
     groups: JobGroups, programs: Mapping[int, RankCalls], world_size: int, pipeline: JobGroup | None
 ) -> tuple[list[AlikeRanks], list[int]]:
-    """The kinds of a job's ranks, by stage and first rank, and the ranks that have to run to prove or divide them.
+    """The kinds of a job's ranks, by stage and first rank, and the ranks that have to run to check or divide them.
 
     Args:
         programs: The calls of the ranks that ran.
@@ -140,7 +140,7 @@ class _Search:
         ran = tuple(rank for rank in ranks if rank in self._programs)
         if not missing:
             if all(self._agree(first, rank) for rank in ran):
-                self.kinds.append(AlikeRanks(tuple(ranks), ran, stage, tuple(where.values()), is_proven=True))
+                self.kinds.append(AlikeRanks(tuple(ranks), ran, stage, tuple(where.values()), is_checked=True))
                 return
             for inside, number in self._axes(ranks):
                 if inside[-1] not in self._programs:
@@ -154,7 +154,7 @@ class _Search:
                 self.divide(ranks[len(ranks) // 2 :], stage, where)
                 return
         self.wanted |= missing
-        self.kinds.append(AlikeRanks(tuple(ranks), ran, stage, tuple(where.values()), is_proven=False))
+        self.kinds.append(AlikeRanks(tuple(ranks), ran, stage, tuple(where.values()), is_checked=False))
 
     def _axes(self, ranks: Sequence[int]) -> list[tuple[list[int], int]]:
         """The groups of the first rank that divide the ranks, small ones first: their ranks among these, and number."""

@@ -18,11 +18,11 @@ from fakedist.errors import ExitCode
 def match(runs: tuple[Path, ...], *, file: Path | None, form: str | None, as_json: bool) -> int:
     """Show whether the calls of a job's ranks match.
 
-    RUN is a directory of several ranks' runs, or the run of one. On every group, the calls of all of its ranks have
-    to agree in order, operation, dtype, bytes, reduction and root, and sends have to meet receives; else the job
-    hangs or computes wrong values. They are played against each other by NCCL's rules; ranks without a run are
-    assumed to agree. If they do not match, the exit code is 5. The script does not run, and this needs no torch
-    (docs/match.md).
+    RUN is a directory of several ranks' runs, or the run of one. Every rank of a group has to make its collectives
+    in the same order, with the same operation, dtype, bytes, reduction and root, and every send needs a receive;
+    otherwise the job hangs or computes wrong values. The calls are played against each other by the rules of NCCL and
+    torch.distributed. Ranks without a run are copies of a rank of their kind, or are assumed to match. If the calls do
+    not match, the exit code is 5. The script does not run, and this needs no torch (docs/match.md).
     """
     from fakedist.report.text import match_sheets
     from fakedist.results.matched import match_runs

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     metavar="RUN",
     multiple=True,
-    help="The same rank recorded with a change, such as recomputation: is it enough for the draws that need most?",
+    help="The same rank recorded with a change, such as recomputation: played with the draws that need most.",
 )
 @click.option(
-    "--steps", type=click.IntRange(min=1), metavar="N", help="Play so many steps of RUN instead: is memory too small?"
+    "--steps", type=click.IntRange(min=1), metavar="N", help="Play so many steps of RUN, instead of draws of loads."
 )
 @click.option(
     "--lengths",
@@ -42,7 +42,12 @@ if TYPE_CHECKING:
     help="With --steps: lengths of a sample, lognormal:MEAN,SIGMA,MAX or a file of one a line.  [default: the run's]",
 )
 @click.option(
-    "--seeds", type=click.IntRange(min=1), metavar="N", default=20, show_default=True, help="With --steps: how often."
+    "--seeds",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=20,
+    show_default=True,
+    help="With --steps: random sequences of lengths.",
 )
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, CSV, HTML)

@@ -44,9 +44,9 @@ _MOST_SEVERAL = 128
 _BY_LOAD = {"hottest": 0.0, "median": 0.5, "coldest": 1.0}
 
 _RANKS = (
-    "The rank to run, or several: 0,4,8 or 0-1023:64; or all; or stages, for one of each pipeline stage; or "
-    "distinct, for those of each kind; or hottest, median or coldest, by the tokens that --router-load sends to its "
-    "experts."
+    "The rank to run, or several: 0,4,8 or 0-1023:64; or all; or stages: one rank of each pipeline stage; or distinct: "
+    "the first and the last rank of each kind (docs/match.md); or hottest, median or coldest: by the tokens that "
+    "--router-load sends to a rank's experts."
 )
 
 
@@ -283,7 +283,7 @@ def _other_stages(runs: Sequence[RankRun]) -> Sequence[int]:
 
 
 def _distinct_ranks() -> Callable[[Sequence[RankRun]], Sequence[int]]:
-    """Return what chooses the ranks to run next, so that each kind of rank is proven by the runs of its ranks."""
+    """Return what chooses the ranks to run next, so that each kind of rank is checked by the runs of two."""
     from fakedist.results.rank_kinds import KindSearch
 
     search = KindSearch()
@@ -297,9 +297,11 @@ def _distinct_ranks() -> Callable[[Sequence[RankRun]], Sequence[int]]:
         if found is None:
             remark("ranks make groups that others do not, so which are alike cannot be told: name the ranks to run")
             return ()
-        proven = sum(kind.is_proven for kind in found.kinds)
+        checked = sum(kind.is_checked for kind in found.kinds)
         wanted = [rank for rank in found.wanted if rank not in search.ranks][: _MOST_SEVERAL - len(runs)]
-        remark(f"{proven} of {len(found.kinds)} kinds of ranks are proven by {len(runs)} ranks; {len(wanted)} run next")
+        remark(
+            f"{checked} of {len(found.kinds)} kinds of ranks are checked by {len(runs)} ranks; {len(wanted)} run next"
+        )
         return wanted
 
     return chosen

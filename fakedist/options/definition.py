@@ -124,8 +124,8 @@ _GPU_LAG = Option(
     name="gpu_lag",
     kind=kinds.one_of(get_args(GpuLag)),
     group=OptionGroup.DEVICE,
-    help="How far the virtual GPU is behind its host: not at all, so that blocks of record_stream are free again at "
-    "once, or as far as launch queues and the script's own waits allow (full).",
+    help="How far the virtual GPU lags behind its host. none: blocks of record_stream are free at once, so reserved "
+    "memory is a lower bound. full: as late as launch queues and the script's waits allow, an upper bound.",
     example="full",
 )
 GPU_POWER = Option(

@@ -39,7 +39,7 @@ class JobMatch:
 
     Attributes:
         runs: The runs, by rank.
-        copies: Ranks without a run that a proven kind has, and the one that ran and is alike (docs/match.md).
+        copies: Ranks without a run, of a kind that was checked, and the rank of that kind that ran (docs/match.md).
         matched: The result of playing their calls.
         num_steps: Steps that every rank was recorded to the end of; None where all scripts ended.
         failed: Ranks whose script failed, and how: they are compared until then.

@@ -26,7 +26,7 @@ class JobKinds:
 
     Attributes:
         kinds: By stage and first rank.
-        wanted: Ranks that have to run to prove the kinds that are not, or to divide them.
+        wanted: Ranks that have to run to check the kinds that are not, or to divide them.
         groups: The groups of all ranks.
     """
 
@@ -36,10 +36,10 @@ class JobKinds:
 
     @property
     def copies(self) -> Iterator[tuple[int, int]]:
-        """The ranks that did not run and whose kind is proven, and one each that ran and is alike."""
+        """The ranks without a run of kinds that were checked, and one each that ran."""
         for kind in self.kinds:
             ran = frozenset(kind.ran)
-            if kind.is_proven:
+            if kind.is_checked:
                 yield from ((rank, kind.ran[0]) for rank in kind.ranks if rank not in ran)
 
     def copied(self, program: RankCalls, rank: int) -> RankCalls:

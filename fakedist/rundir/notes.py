@@ -477,8 +477,8 @@ def not_answered(function: str, num_calls: int) -> str:
 def streams_keep_least(lines: Sequence[tuple[str, int, int]]) -> str:
     """The allocator kept blocks for streams (``lines``: with blocks and bytes of a step, most first): not for long."""
     return (
-        f"{_kept_by_streams(lines)}. Here streams are done at once, so what is reserved is the least that a real GPU "
-        "reserves (--gpu-lag full shows the most)"
+        f"{_kept_by_streams(lines)}. Here streams are done at once, so what is reserved is a lower bound for a real "
+        "GPU (--gpu-lag full gives an upper one)"
     )
 
 
@@ -490,7 +490,7 @@ def streams_keep_most(lines: Sequence[tuple[str, int, int]]) -> str:
         cure = "FSDP1's limit_all_gathers=True bounds it, and FSDP2 uses no record_stream"
     return (
         f"{_kept_by_streams(lines)}. With --gpu-lag full streams are done as late as they can be, so what is reserved "
-        f"is the most that a real GPU reserves (--gpu-lag none shows the least). {cure}"
+        f"is an upper bound for a real GPU (--gpu-lag none gives a lower one). {cure}"
     )
 
 

@@ -40,9 +40,9 @@ def faulty(run_fakedist: RunFakedist) -> Path:
         options = ("--world-size", "2", "--rank", "distinct", "--device", "virtual", "--until", "end", "--no-kernels")
         finished = run_fakedist("profile", *options, "-o", "runs", "--json", "train.py", cwd=folder)
         assert finished.code == 0, finished.stderr
-        assert "0 of 1 kinds of ranks are proven by 1 ranks; 1 run next" in finished.stderr
+        assert "0 of 1 kinds of ranks are checked by 1 ranks; 1 run next" in finished.stderr
         kinds = json.loads(finished.stdout)["kinds"]
-        assert [(kind["ranks"], kind["ran"], kind["proven"]) for kind in kinds] == [("0", [0], True), ("1", [1], True)]
+        assert [(kind["ranks"], kind["ran"], kind["checked"]) for kind in kinds] == [("0", [0], True), ("1", [1], True)]
 
     return made_once(FAULTY, make) / "runs"
 

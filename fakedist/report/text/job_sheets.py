@@ -70,7 +70,7 @@ def ranks_sheet(rows: Sequence[RankRow], world_size: int) -> Sheet:
 
 
 def kinds_sheet(found: JobKinds, runs: Sequence[Run]) -> Sheet:
-    """A table with a row for each kind of rank, those that reserve most first, and what is proven."""
+    """A table with a row for each kind of rank, those that reserve most first, and how they were checked."""
     by_rank = {run.summary.rank: run for run in runs}
     ran = {kind.ranks: [by_rank[rank] for rank in kind.ran if rank in by_rank] for kind in found.kinds}
 
@@ -89,7 +89,7 @@ def kinds_sheet(found: JobKinds, runs: Sequence[Run]) -> Sheet:
         bytes_column("peak reserved", [most(kind, "peak_reserved_bytes") for kind in kinds]),
         bytes_column("peak allocated", [most(kind, "peak_allocated_bytes") for kind in kinds]),
         SheetColumn("fits", [_fitting(ran[kind.ranks]) for kind in kinds], is_text=True),
-        SheetColumn("alike", ["proven" if kind.is_proven else "assumed" for kind in kinds], is_text=True, rank=1),
+        SheetColumn("alike", ["checked" if kind.is_checked else "assumed" for kind in kinds], is_text=True, rank=1),
     ]
     return Sheet("Kinds of ranks, memory measured", columns, _kind_remarks(kinds, ran))
 
@@ -100,16 +100,16 @@ def _fitting(runs: Sequence[Run]) -> str:
 
 def _kind_remarks(kinds: Sequence[AlikeRanks], ran: Mapping[tuple[int, ...], Sequence[Run]]) -> list[str]:
     remarks = []
-    if any(kind.is_proven and len(kind.ranks) > len(kind.ran) for kind in kinds):
-        remarks.append("proven: the first and the last of these ranks ran and made the same calls on their own groups")
-    if assumed := [kind for kind in kinds if not kind.is_proven]:
+    if any(kind.is_checked and len(kind.ranks) > len(kind.ran) for kind in kinds):
+        remarks.append("checked: the first and the last of these ranks ran and made the same calls on their own groups")
+    if assumed := [kind for kind in kinds if not kind.is_checked]:
         remarks.append(
-            f"assumed: too few of the ranks of {len(assumed):,} kinds ran; --rank distinct proves or divides them"
+            f"assumed: too few of the ranks of {len(assumed):,} kinds ran; --rank distinct checks or divides them"
         )
     for kind in kinds:
         peaks = [run.peak_reserved_bytes for run in ran[kind.ranks]]
         least, most = format_bytes(min(peaks, default=0)), format_bytes(max(peaks, default=0))
-        if kind.is_proven and least != most:
+        if kind.is_checked and least != most:
             ranks = format_rank_list(kind.ran)
             remarks.append(f"ranks {ranks} made the same calls and reserved {least} to {most}")
     return remarks
@@ -135,7 +135,7 @@ def kind_objects(found: JobKinds) -> list[dict[str, object]]:
             "ran": list(kind.ran),
             "stage": kind.stage,
             "where": list(kind.where),
-            "proven": kind.is_proven,
+            "checked": kind.is_checked,
         }
         for kind in found.kinds
     ]

@@ -81,7 +81,7 @@ def facts(match: JobMatch) -> list[tuple[str, str]]:
     if match.copies:
         ranks += f", and {len(match.copies):,} that are of the same kinds"
     until = "to the end of their scripts" if match.num_steps is None else f"until step {match.num_steps}"
-    return [("ranks", ranks), ("calls", f"{match.matched.num_calls:,} over, played {until}")]
+    return [("ranks", ranks), ("calls", f"{match.matched.num_calls:,} completed, played {until}")]
 
 
 def sections(match: JobMatch) -> list[tuple[str, list[str]]]:

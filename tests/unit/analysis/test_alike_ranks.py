@@ -1,4 +1,4 @@
-"""Jobs of eight ranks, two tensor parallel and four data parallel, of which as few run as prove which are alike."""
+"""Jobs of eight ranks, two tensor parallel and four data parallel, of which as few run as show which are alike."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def run(script: Script, rank: int) -> tuple[RankCalls, JobGroups]:
 
 
 def explored(script: Script) -> tuple[list[AlikeRanks], list[int]]:
-    """The kinds, and the ranks that ran until they were proven."""
+    """The kinds, and the ranks that ran until they were checked."""
     program, groups = run(script, 0)
     programs = {0: program}
     while True:
         kinds, wanted = find_kinds(groups, programs, WORLD, None)
         if not wanted:
-            assert all(kind.is_proven for kind in kinds)
+            assert all(kind.is_checked for kind in kinds)
             return kinds, sorted(programs)
         assert not programs.keys() & set(wanted)
         programs |= {rank: run(script, rank)[0] for rank in wanted}
@@ -51,7 +51,7 @@ def reduce(groups: Sequence[dist.ProcessGroup], number: int = 2) -> None:
 def test_ranks_that_make_the_same_calls_are_one_kind_and_two_of_them_run() -> None:
     kinds, ran = explored(lambda rank: reduce(layout(rank)))
     assert ran == [0, 7]
-    assert kinds == [AlikeRanks(tuple(range(8)), (0, 7), None, (), is_proven=True)]
+    assert kinds == [AlikeRanks(tuple(range(8)), (0, 7), None, (), is_checked=True)]
 
 
 @pytest.mark.parametrize(
