@@ -172,8 +172,8 @@ def test_the_notes_name_the_line_and_the_usual_cure() -> None:
     lines = [("/job/offload.py:88", 6, 6 << 30), ("/job/offload.py:90", 1, 512)]
     assert notes.streams_keep_least(lines).text == (
         "record_stream keeps 6 blocks of 6.00 GiB a step at /job/offload.py:88 (at other lines 1 of 512 B) until "
-        "another stream is done with what they hold. Here streams are done at once, so what is reserved is the least "
-        "that a real GPU reserves (--gpu-lag full shows the most)"
+        "another stream is done with what they hold. Here streams are done at once, so what is reserved is a lower "
+        "bound for a real GPU (--gpu-lag full gives an upper one)"
     )
     assert "can wait for the other one before the tensor is freed" in notes.streams_keep_most(lines[:1]).text
     of_fsdp = [("/x/torch/distributed/fsdp/_flat_param.py:1829", 1, 512)]
