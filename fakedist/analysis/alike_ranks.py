@@ -60,7 +60,7 @@ def _shape(groups: Sequence[JobGroup]) -> list[tuple[str, int]]:
 class CopiedCalls:
     """The calls of a rank as an alike one makes them: on its own groups, with the peers in the same direction."""
 
-    calls: Sequence[RankCall]
+    calls: Iterable[RankCall]
     groups: JobGroups
     rank: int
     copy: int
@@ -181,7 +181,7 @@ class _Search:
             return True
         own, its = self._programs[rank], self._programs[other]
         until = None if own.is_over and its.is_over else min(own.last_step, its.last_step)
-        copied = iter(CopiedCalls(list(own.calls), self._groups, rank, other))
+        copied = iter(CopiedCalls(own.calls, self._groups, rank, other))
         return _are_alike(_until(copied, until), _until(iter(its.calls), until))
 
 

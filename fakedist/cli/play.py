@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,8 @@ from fakedist.cli.say import reading
 from fakedist.options.expert_loads import parse_router_load
 
 if TYPE_CHECKING:
-    from fakedist.cli.output import Output
+    from rich.console import Console
+
     from fakedist.results.long_runs import PlayableSteps, PlayedSteps
     from fakedist.results.router_draws import Playable, PlayCounts, Played
 
@@ -83,6 +86,7 @@ def play(
         return 0
     if lengths is not None:
         raise click.UsageError("--lengths needs --steps, which plays steps of these lengths")
+    from fakedist.report.page.play_page import play_page
     from fakedist.report.text import play_sheets
     from fakedist.results.router_draws import open_playable
 
@@ -96,39 +100,22 @@ def play(
             return 0
         seed = seed or 0
         played = _played(playable, load, range(seed, seed + draws), changes)
-        if output.format == JSON:
-            output.write_object(play_sheets.play_object(played))
-        elif output.format == MARKDOWN:
-            output.write(play_sheets.play_markdown(played))
-        elif output.format == CSV:
-            output.write(played.draws.to_csv(index=False))
-        elif output.format == HTML:
-            from fakedist.report.page.play_page import play_page
-
-            output.write(play_page(played))
-        else:
-            output.render(lambda console: play_sheets.render_play(played, console))
+        plain, markdown = partial(play_sheets.play_object, played), partial(play_sheets.play_markdown, played)
+        render, page = partial(play_sheets.render_play, played), partial(play_page, played)
+        _write(output, plain, markdown, lambda: played.draws.to_csv(index=False), render=render, page=page)
     return 0
 
 
 def _write_steps(run: Path, output: Output, lengths: str | None, num_steps: int, seeds: range) -> None:
-    from fakedist.report.text import long_run_sheets
+    from fakedist.report.page.play_page import long_run_page
+    from fakedist.report.text import long_run_sheets as sheets
     from fakedist.results.long_runs import open_playable_steps
 
     with reading(run):
         played = _played_steps(open_playable_steps(run), lengths, num_steps, seeds)
-        if output.format == JSON:
-            output.write_object(long_run_sheets.long_run_object(played))
-        elif output.format == MARKDOWN:
-            output.write(long_run_sheets.long_run_markdown(played))
-        elif output.format == CSV:
-            output.write(played.steps.to_csv(index=False))
-        elif output.format == HTML:
-            from fakedist.report.page.play_page import long_run_page
-
-            output.write(long_run_page(played))
-        else:
-            output.render(lambda console: long_run_sheets.render_long_run(played, console))
+        plain, markdown = partial(sheets.long_run_object, played), partial(sheets.long_run_markdown, played)
+        render, page = partial(sheets.render_long_run, played), partial(long_run_page, played)
+        _write(output, plain, markdown, lambda: played.steps.to_csv(index=False), render=render, page=page)
 
 
 def _played_steps(playable: PlayableSteps, lengths: str | None, num_steps: int, seeds: range) -> PlayedSteps:
@@ -173,11 +160,28 @@ def _write_ranks(output: Output, playable: Playable, load: str, seed: int) -> No
 
     with scratch_directory("play") as folder:
         table = play_ranks(playable, load, seed, _player(playable, folder / "program.npz"))
+    found = playable, load, table
+    plain, markdown = partial(play_sheets.ranks_object, *found), partial(play_sheets.ranks_markdown, *found)
+    render = partial(play_sheets.render_ranks, *found)
+    _write(output, plain, markdown, lambda: table.to_csv(index=False), render=render)
+
+
+def _write(
+    output: Output,
+    plain: Callable[[], dict[str, object]],
+    markdown: Callable[[], str],
+    csv: Callable[[], str],
+    *,
+    render: Callable[[Console], None],
+    page: Callable[[], str] | None = None,
+) -> None:
     if output.format == JSON:
-        output.write_object(play_sheets.ranks_object(playable, load, table))
+        output.write_object(plain())
     elif output.format == MARKDOWN:
-        output.write(play_sheets.ranks_markdown(playable, load, table))
+        output.write(markdown())
     elif output.format == CSV:
-        output.write(table.to_csv(index=False))
+        output.write(csv())
+    elif output.format == HTML and page is not None:
+        output.write(page())
     else:
-        output.render(lambda console: play_sheets.render_ranks(playable, load, table, console))
+        output.render(render)

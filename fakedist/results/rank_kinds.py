@@ -44,7 +44,7 @@ class JobKinds:
 
     def copied(self, program: RankCalls, rank: int) -> RankCalls:
         """The calls of an alike rank."""
-        calls = CopiedCalls(list(program.calls), self.groups, program.rank, rank)
+        calls = CopiedCalls(program.calls, self.groups, program.rank, rank)
         return RankCalls(rank, calls, program.last_step, program.is_over, is_copied=True)
 
 
