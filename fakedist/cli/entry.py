@@ -17,6 +17,7 @@ from fakedist._version import __version__
 from fakedist.cli.calibrate import calibrate
 from fakedist.cli.check import check
 from fakedist.cli.compare import compare
+from fakedist.cli.confirm import confirm
 from fakedist.cli.doctor import doctor
 from fakedist.cli.export import export
 from fakedist.cli.lines import lines
@@ -115,6 +116,7 @@ for _command in (
     nsys,
     play,
     calibrate,
+    confirm,
     export,
     doctor,
     completion,

@@ -24,6 +24,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from tests.gpu.machine import real_machine
+
+from fakedist.confirm.recorded_jobs import like
 from fakedist.options import Device, Job
 from fakedist.results.building import build_tables
 from fakedist.rundir.directory import create_run_directory
@@ -32,8 +35,6 @@ from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.tables import read_table
 from fakedist.world.environ import rank_environment
 from tests.accuracy.results import same_job, write_result, write_tables
-from tests.gpu.machine import real_machine
-from tests.gpu.record import like
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "job.py"

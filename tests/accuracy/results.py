@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fakedist.confirm.session import MEASURED, RECORDINGS, REHEARSED, Row, write_rows
 from fakedist.gpu.driver.build import torch_build
 from tests.accuracy.tables import GPU_TABLES, TABLES
 
@@ -26,12 +27,9 @@ ROOT = Path(__file__).parents[2]
 DATA = ROOT / "docs" / "accuracy"
 #: The pages with tables between marks: ``<!-- NAME -->`` and ``<!-- end -->``.
 PAGES = (DATA / "results.md", DATA / "waiting-for-a-gpu.md")
-#: Where `make gpu` puts what goes into docs/accuracy and tests/data/gpu, and what a rehearsal calls its files.
-MEASURED, RECORDINGS, REHEARSED = "accuracy", "recordings", "rehearsal-"
 EMPTY = "*Empty: never measured.*"
 NOTHING = "Nothing has been measured on a GPU: [these tables wait for one](waiting-for-a-gpu.md)."
 
-Row = dict[str, Any]
 Match = Callable[[Row], tuple[Any, ...]]
 
 
@@ -60,12 +58,10 @@ def write_result(
         **about,
     }
     into = DATA if into is None else into
-    into.mkdir(parents=True, exist_ok=True)
     path = into / f"{name}.json"
     if instead_of is not None and path.exists():
         rows = _merged(json.loads(path.read_text()), head, rows, instead_of)
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    path.write_text(f'{{"head": {json.dumps(head)},\n"rows": [\n{lines}\n]}}\n')
+    write_rows(path, head, rows)
     return path
 
 

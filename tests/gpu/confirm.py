@@ -16,58 +16,29 @@ import argparse
 import os
 import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
+from fakedist.confirm.confirming import PIECES as SHIPPED
+from fakedist.confirm.confirming import REHEARSAL, MeasuredPiece, open_session, run_piece
+from fakedist.confirm.jobs import JOBS
 from fakedist.errors import FakedistError
-from fakedist.gpu.driver.build import ensure_driver
 from fakedist.launcher.machine import count_real_gpus
-from tests.gpu.jobs.catalogue import JOBS, find_jobs
-from tests.gpu.machine import NoGpuError, real_machine, rehearsed_machine
-from tests.gpu.pieces import calibrate, examples, host, marked, memory, processes, recordings, times
-from tests.gpu.record import DEFAULT_GPU
-from tests.gpu.session import REHEARSAL, Session
+from tests.gpu.pieces import calibrate, examples, host, lag, marked, processes
 
-
-@dataclass(frozen=True)
-class Piece:
-    """Something to measure: what, for how many seconds at most, and how; ``run`` says whether it went well."""
-
-    title: str
-    limit_s: float
-    run: Callable[[Session], bool]
-
-
-#: In this order; what is read first when time is short comes first.
+#: In this order: what matters most comes first, as the time may be short.
 PIECES = {
-    "recordings": Piece("the accuracy set, event by event", 360.0, recordings.run),
-    "tests": Piece("the tests marked gpu", 90.0, marked.run),
-    "outside": Piece("what the device holds outside the allocator", 45.0, memory.run_outside),
-    "out-of-memory": Piece("where a job fails with less and less memory", 65.0, memory.run_out_of_memory),
-    "lag": Piece("what jobs reserve that use streams", 120.0, memory.run_lag),
-    "host": Piece("steps and calls: what the host takes", 240.0, host.run),
-    "examples": Piece("the examples", 160.0, examples.run),
-    "processes": Piece("real processes against faked ranks", 300.0, processes.run),
-    "times": Piece("kernel times: bare, recorded, estimated", 330.0, times.run),
-    "calibrate": Piece("kernels of a few shapes, as a calibration table", 90.0, calibrate.run),
+    "recordings": SHIPPED["recordings"],
+    "tests": MeasuredPiece("the tests marked gpu", 90.0, marked.run),
+    "outside": SHIPPED["outside"],
+    "out-of-memory": SHIPPED["out-of-memory"],
+    "lag": MeasuredPiece("what jobs reserve that use streams", 120.0, lag.run),
+    "host": MeasuredPiece("steps and calls: what the host takes", 240.0, host.run),
+    "examples": MeasuredPiece("the examples", 160.0, examples.run),
+    "processes": MeasuredPiece("real processes against faked ranks", 300.0, processes.run),
+    "times": SHIPPED["times"],
+    "calibrate": MeasuredPiece("kernels of a few shapes, as a calibration table", 90.0, calibrate.run),
 }
-
-
-def run_piece(session: Session, name: str, patience: float = 1.0) -> bool:
-    """One piece, within its time or ``patience`` times that; one that breaks says how."""
-    piece, started = PIECES[name], time.monotonic()
-    session.ends_at = started + piece.limit_s * patience
-    session.say("", f"==== {name}: {piece.title}")
-    try:
-        went_well = piece.run(session)
-    except Exception:
-        session.say(traceback.format_exc())
-        went_well = False
-    result = "done" if went_well else "NOT AS IT HAS TO BE"
-    session.say(f"==== {name}: {result}, {time.monotonic() - started:.0f} of {piece.limit_s:.0f} s")
-    return went_well
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,24 +52,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if unknown := [name for name in args.piece if name not in PIECES]:
         parser.error(f"there is no piece {unknown[0]!r}; there are {', '.join(PIECES)}")
-    started = time.monotonic()
-    rehearsal = count_real_gpus() == 0
-    try:
-        machine = rehearsed_machine(DEFAULT_GPU) if rehearsal else real_machine()
-    except NoGpuError as error:
-        print(f"torch cannot use the GPU of this machine: {error}", file=sys.stderr)
-        return 2
+    started, rehearsal = time.monotonic(), count_real_gpus() == 0
     args.out.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python -m tests.gpu.confirm", *arguments])
-    session = Session(args.out, machine, find_jobs(args.job), args.at_once, rehearsal, command)
-    if rehearsal:
-        session.say(REHEARSAL)
-    session.say(", ".join(f"{key} {value}" for key, value in machine.items() if value != ""))
     try:
-        ensure_driver()  # once, before many processes want it
+        session = open_session(
+            args.out, command, lambda line: print(line, flush=True),
+            is_rehearsal=rehearsal, at_once=args.at_once, jobs=args.job,
+        )  # fmt: skip
     except FakedistError as error:
-        session.say(f"there will be no virtual GPU: {error.message}: {error.hint}")
-    results = [run_piece(session, name, args.patience) for name in args.piece or PIECES]
+        print(error, file=sys.stderr)
+        return 2
+    names = args.piece or PIECES
+    results = [run_piece(session, name, PIECES[name], args.patience).went_well for name in names]
     session.say("", f"{time.monotonic() - started:.0f} s; {sum(results)} of {len(results)} pieces went well")
     session.say(REHEARSAL if rehearsal else f"to keep what was measured: python -m tests.accuracy.results {args.out}")
     with (session.others / "summary.txt").open("a") as file:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.gpu.jobs import dense
-from tests.gpu.jobs.catalogue import JOBS
+from fakedist.confirm.jobs import JOBS, dense
 
 if __name__ == "__main__":
     dense.STEPS = 1_000

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from fakedist.confirm.allocator_history import AllocatorRecording, JobRecord, load
+from fakedist.confirm.history_differences import compare_job
+from fakedist.confirm.jobs import JOBS
+from fakedist.confirm.recorded_jobs import DEFAULT_GPU, Way, like, record
 from fakedist.errors import FakedistError
 from fakedist.gpu.driver.build import torch_build
-from tests.gpu.compare import compare_job
-from tests.gpu.jobs.catalogue import JOBS
-from tests.gpu.record import DEFAULT_GPU, Way, like, record
-from tests.gpu.recording import JobRecord, Recording, load
 
 pytestmark = pytest.mark.long
 
@@ -80,7 +80,7 @@ def test_the_virtual_gpu_does_what_the_real_one_did(job: str, path: Path) -> Non
         pytest.skip(
             "no recording of a real GPU with the installed torch is kept in tests/data/gpu; `make gpu` makes one"
         )
-    real: Recording = load(path)
+    real: AllocatorRecording = load(path)
     gpu, memory_bytes = like(real.head.gpu, real.head.capacity_bytes)
     found = compare_job(job, real.jobs[job], recorded(job, gpu=gpu, memory_bytes=memory_bytes))
     if job in SAME_PEAKS:

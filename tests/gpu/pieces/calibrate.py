@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.gpu.record import ROOT
-from tests.gpu.session import Session
+from fakedist.confirm.recorded_jobs import ROOT
+from fakedist.confirm.session import Session
 
 
 def run(session: Session) -> bool:

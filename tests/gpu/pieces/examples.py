@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.analysis.recording import read_recording
+from fakedist.confirm.allocator_history import EventsBuilder, JobRecord
+from fakedist.confirm.history_differences import HistoryDifference, compare_job
+from fakedist.confirm.pieces import columns, peaks
+from fakedist.confirm.recorded_jobs import ROOT, Way
+from fakedist.confirm.session import Session
 from fakedist.rundir.schema import ACTIONS
-from tests.gpu.compare import Difference, compare_job
-from tests.gpu.pieces.recordings import columns, peaks
-from tests.gpu.record import ROOT, Way
-from tests.gpu.recording import EventsBuilder, JobRecord
-from tests.gpu.session import Session
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def recorded(name: str, run_directory: Path) -> JobRecord:
     return JobRecord(name, statistics=statistics, events=builder.build())
 
 
-def _row(example: Example, real: JobRecord, difference: Difference) -> dict[str, Any]:
+def _row(example: Example, real: JobRecord, difference: HistoryDifference) -> dict[str, Any]:
     return {
         "command": example.command,
         **peaks(real),
@@ -126,14 +126,14 @@ def _row(example: Example, real: JobRecord, difference: Difference) -> dict[str,
     }
 
 
-def _line(example: Example, real: JobRecord, difference: Difference) -> str:
+def _line(example: Example, real: JobRecord, difference: HistoryDifference) -> str:
     return (
         f"{example.command}: {len(real.events)} events, {real.peak_allocated_bytes:,} and "
         f"{real.peak_reserved_bytes:,} bytes; {difference.verdict} {difference.reason}"
     )
 
 
-def _write_lines(session: Session, difference: Difference) -> None:
+def _write_lines(session: Session, difference: HistoryDifference) -> None:
     if not difference.is_same:
         with (session.others / "differences-examples.txt").open("a") as file:
             file.write("\n".join([f"== {difference.job}: {difference.reason}", *difference.lines, "", ""]))

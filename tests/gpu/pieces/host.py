@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.jobs.catalogue import GpuJob
-from tests.gpu.pieces.single import ScriptFailedError, run_script
-from tests.gpu.record import ROOT, job_environment
-from tests.gpu.session import Session
+from fakedist.confirm.jobs import GpuJob
+from fakedist.confirm.pieces import ScriptFailedError, run_script
+from fakedist.confirm.recorded_jobs import ROOT, job_environment
+from fakedist.confirm.session import Session
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import importlib.util
 import subprocess
 import sys
 
-from tests.gpu.record import ROOT
-from tests.gpu.session import Session
+from fakedist.confirm.recorded_jobs import ROOT
+from fakedist.confirm.session import Session
 
 _TOOK_TOO_LONG = 124
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from fakedist.confirm.session import Session
 from tests.accuracy.many import JOBS, Way, compare_all
-from tests.gpu.session import Session
 
 #: Ranks of each job; those of eight come last, as far as the time goes. A pipeline has four blocks to share.
 _ORDER = tuple((job, ranks) for ranks in (2, 4, 8) for job in JOBS if ranks < 8 or job != "pipeline_1f1b")

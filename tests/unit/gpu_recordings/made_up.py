@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tests.gpu.recording import EventsBuilder, Head, JobRecord, Recording
+from fakedist.confirm.allocator_history import AllocatorRecording, EventsBuilder, Head, JobRecord
 
 Event = tuple[str, int, int]
 HEAD = Head(
@@ -26,5 +26,5 @@ def job(name: str = "train", events: tuple[Event, ...] = EVENTS, **statistics: i
     return JobRecord(name, statistics=usual | counted, events=builder.build())
 
 
-def recording(*jobs: JobRecord, **head: str) -> Recording:
-    return Recording(dataclasses.replace(HEAD, **head), {each.name: each for each in jobs})  # type: ignore[arg-type]
+def recording(*jobs: JobRecord, **head: str) -> AllocatorRecording:
+    return AllocatorRecording(dataclasses.replace(HEAD, **head), {each.name: each for each in jobs})  # type: ignore[arg-type]

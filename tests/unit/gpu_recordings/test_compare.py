@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.compare import NotComparableError, check_comparable, compare, compare_job, main
+from fakedist.confirm.history_differences import NotComparableError, check_comparable, compare, compare_job, main
 from tests.unit.gpu_recordings.made_up import EVENTS, Event, job, recording
 
 MIB = 1 << 20

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.jobs.catalogue import JOBS
+from fakedist.confirm.allocator_history import JobRecord
+from fakedist.confirm.jobs import JOBS
+from fakedist.confirm.kernel_comparison import StepKernels
+from fakedist.confirm.pieces import ScriptFailedError
+from fakedist.confirm.recorded_jobs import Way
+from fakedist.confirm.session import Session
 from tests.gpu.pieces import examples, memory, processes, times
-from tests.gpu.pieces.single import ScriptFailedError
-from tests.gpu.record import Way
-from tests.gpu.recording import JobRecord
-from tests.gpu.session import Session
-from tests.gpu.times import JobTimes
 
 MACHINE = {"gpu": "NVIDIA H200", "capacity_bytes": 150 << 30, "driver": "580.1", "torch": "2.11.0+cu130", "python": "3"}
 FAILED = {"step": 2, "phase": "forward", "num_allocations": 9, "requested_bytes": 512, "peak_reserved_bytes": 1}
@@ -64,9 +64,9 @@ def test_a_library_that_could_not_be_used_is_no_row(session: Session, monkeypatc
 
 
 def test_kernels_are_told_bare_recorded_and_estimated(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_times(jobs: Any, way: Way, *, measured: bool) -> dict[str, JobTimes]:
+    def run_times(jobs: Any, way: Way, *, measured: bool) -> dict[str, StepKernels]:
         us = 100.0 if measured else 150.0
-        return {job.name: JobTimes({"gemm": us, "communication": 7.0}, {"a": us}, 3) for job in jobs}
+        return {job.name: StepKernels({"gemm": us, "communication": 7.0}, {"a": us}, 3) for job in jobs}
 
     monkeypatch.setattr(times, "run_times", run_times)
     monkeypatch.setattr(times, "run_script", lambda made, way, name, *arguments, job: {"kernels_us": 104.0})

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.jobs.catalogue import JOBS, find_jobs
-from tests.gpu.recording import EventsBuilder, RecordingFileError, load
+from fakedist.confirm.allocator_history import EventsBuilder, RecordingFileError, load
+from fakedist.confirm.jobs import JOBS, find_jobs
 from tests.unit.gpu_recordings.made_up import EVENTS, HEAD, job, recording
 
 

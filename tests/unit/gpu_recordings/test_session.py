@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from fakedist.confirm.session import Session
 from tests.accuracy.results import NotMeasuredError, keep
 from tests.gpu import confirm
 from tests.gpu.confirm import Piece, run_piece
-from tests.gpu.session import Session
 
 MACHINE = {"gpu": "NVIDIA H200", "capacity_bytes": 150 << 30, "driver": "580.1", "torch": "2.11.0+cu130", "python": "3"}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.autograd import DeviceType
 
-from tests.gpu.steps import ThirdStep, kernels_us
+from fakedist.confirm.scripts.third_step import ThirdStep, kernels_us
 
 
 @dataclass

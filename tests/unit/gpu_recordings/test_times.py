@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.jobs.catalogue import JOBS
-from tests.gpu.record import Way
-from tests.gpu.times import JobTimes, compare_times, load, markdown, run_times, save
+from fakedist.confirm.jobs import JOBS
+from fakedist.confirm.kernel_comparison import StepKernels, compare_times, load, markdown, run_times, save
+from fakedist.confirm.recorded_jobs import Way
 
-MEASURED = JobTimes(
+MEASURED = StepKernels(
     {"gemm": 800.0, "elementwise": 190.0, "copy": 10.0, "communication": 5000.0}, {"": 100.0, "a": 600.0, "b": 300.0}, 9
 )
-ESTIMATED = JobTimes({"gemm": 880.0, "elementwise": 95.0, "copy": 90.0}, {"": 100.0, "a": 630.0, "b": 150.0}, 8)
+ESTIMATED = StepKernels({"gemm": 880.0, "elementwise": 95.0, "copy": 90.0}, {"": 100.0, "a": 630.0, "b": 150.0}, 8)
 
 
 def test_a_job_is_compared_in_total_by_family_and_by_its_worst_layer() -> None:
@@ -24,17 +24,17 @@ def test_a_job_is_compared_in_total_by_family_and_by_its_worst_layer() -> None:
     assert table[4] == "| job | elementwise | 0.190 ms | 0.095 ms | -50.0% |"
 
 
-@pytest.mark.parametrize("other", [{}, {"job": JobTimes(error="it did not end")}])
-def test_a_job_without_times_on_one_side_is_not_compared(other: dict[str, JobTimes]) -> None:
+@pytest.mark.parametrize("other", [{}, {"job": StepKernels(error="it did not end")}])
+def test_a_job_without_times_on_one_side_is_not_compared(other: dict[str, StepKernels]) -> None:
     assert compare_times({"job": MEASURED}, other) == []
 
 
 def test_times_are_kept_as_they_are(tmp_path: Path) -> None:
-    save({"job": MEASURED, "other": JobTimes(error="x")}, tmp_path / "times.json")
-    assert load(tmp_path / "times.json") == {"job": MEASURED, "other": JobTimes(error="x")}
+    save({"job": MEASURED, "other": StepKernels(error="x")}, tmp_path / "times.json")
+    assert load(tmp_path / "times.json") == {"job": MEASURED, "other": StepKernels(error="x")}
 
 
 def test_jobs_that_do_not_train_are_not_timed_and_what_time_is_over_for_says_so() -> None:
     over = Way("virtual", ends_at=0.0)
     found = run_times([JOBS["allocations"], JOBS["ddp_1"]], over, measured=True)
-    assert found == {"ddp_1": JobTimes(error="not run: the time was over")}
+    assert found == {"ddp_1": StepKernels(error="not run: the time was over")}

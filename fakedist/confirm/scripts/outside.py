@@ -1,6 +1,6 @@
 """Measures the memory outside the caching allocator, after the first use of each thing that a job may use.
 
-    python tests/gpu/outside.py RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
+    python -m fakedist.confirm.scripts.outside RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
 
 Bytes in use on the device, by ``cudaMemGetInfo``, and bytes that the allocator reserved: the difference is the CUDA
 context, loaded kernels, the handles of libraries and NCCL's buffers. No other process may use the GPU meanwhile.
@@ -9,20 +9,17 @@ context, loaded kernels, the handles of libraries and NCCL's buffers. No other p
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from tests.gpu.device import device, parse  # noqa: E402
-from tests.gpu.recording import replace_with  # noqa: E402
+from fakedist.confirm.allocator_history import replace_with
+from fakedist.confirm.scripts.device import device, parse
 
 
 def main() -> None:
+    """Use the libraries, one after another."""
     args = parse(__doc__, ("result", {"type": Path}))
     with device(args):
         rows: list[dict[str, Any]] = []
@@ -76,7 +73,7 @@ def _cublaslt() -> None:
 def _training() -> None:
     import torch
 
-    from tests.gpu.jobs.models import Transformer, language_loss
+    from fakedist.confirm.jobs.models import Transformer, language_loss
 
     model = Transformer(num_layers=2).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -121,7 +118,7 @@ def _another_communicator() -> None:
     import torch
     import torch.distributed as dist
 
-    dist.all_reduce(torch.ones(1 << 20, device="cuda"), group=dist.new_group([0]))
+    dist.all_reduce(torch.ones(1 << 20, device="cuda"), group=cast(dist.ProcessGroup, dist.new_group([0])))
 
 
 #: What is used for the first time, in this order.

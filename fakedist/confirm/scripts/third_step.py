@@ -1,27 +1,23 @@
 """One job of the accuracy set without fakedist: how long the kernels of its third step take, by torch.profiler.
 
-    python tests/gpu/steps.py JOB RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
+    python -m fakedist.confirm.scripts.third_step JOB RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
 
 The times of the same step by ``fakedist profile`` are next to it in docs/accuracy/results.md. On the virtual GPU, which
-stands in while ``make gpu`` is rehearsed, kernels take the simulated time that its CUPTI tells.
+stands in in a rehearsal, kernels take the simulated time that its CUPTI tells.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from tests.gpu.device import device, parse  # noqa: E402
-from tests.gpu.jobs.catalogue import JOBS  # noqa: E402
-from tests.gpu.one_job import compute_what_is_read  # noqa: E402
+from fakedist.confirm.jobs import JOBS
+from fakedist.confirm.scripts.device import device, parse
+from fakedist.confirm.scripts.one_job import compute_what_is_read
 
 #: The step that is looked at: the first warms up, the second too.
 STEP = 3
@@ -66,18 +62,19 @@ def kernels_us(events: Iterable[Any]) -> float:
     Args:
         events: ``_KinetoEvent``s of torch, or what has their methods.
     """
-    from torch.autograd import DeviceType
+    from torch._C._autograd import DeviceType
 
     from fakedist.record.cupti import _NO_WORK
 
     return sum(
-        event.duration_ns() / 1e3
+        float(event.duration_ns()) / 1e3
         for event in events
         if event.device_type() != DeviceType.CPU and not event.is_user_annotation() and not _NO_WORK.match(event.name())
     )
 
 
 def main() -> None:
+    """Run the job until its third step."""
     args = parse(__doc__, ("job", {"choices": JOBS}), ("result", {"type": Path}))
     job = JOBS[args.job]
     with device(args) as gpu:
@@ -86,7 +83,7 @@ def main() -> None:
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True)
+        profiler: Any = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True)
         third = ThirdStep(profiler)
         register_optimizer_step_post_hook(third)
         function = getattr(importlib.import_module(job.module), job.function)

@@ -1,4 +1,4 @@
-"""A recording: what the caching allocator did in a set of jobs on one GPU. Its file, and nothing but builtins in it.
+"""The history of the caching allocator in a set of jobs on one GPU, and its file, which holds nothing but builtins.
 
 A file ``*.jsonl.gz`` holds one JSON object a line: a head (what ran, on what, when, by which command), then one line a
 job. The same recording gives the same bytes: keys are sorted, and gzip's header holds no time. Standard library only.
@@ -9,10 +9,16 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from fakedist.rundir.journal import read_journal
+from fakedist.rundir.memory_records import EventsRecord
+from fakedist.rundir.records import OperationNamesRecord, OperationsRecord
+from fakedist.rundir.schema import ACTIONS as ACTION_NAMES
 
 FORMAT = 1
 #: The allocator's actions (c10/cuda/CUDACachingAllocator.h, TraceEntry::Action) as one character each. Snapshots and
@@ -97,6 +103,7 @@ class EventsBuilder:
         self._events.places.append(self._names.setdefault(name, len(self._names)) if name else -1)
 
     def build(self) -> Events:
+        """All of them."""
         self._events.actions = "".join(self._actions)
         self._events.names = list(self._names)
         return self._events
@@ -107,7 +114,7 @@ class JobRecord:
     """One job's recording.
 
     Attributes:
-        name: The job's, see :mod:`tests.gpu.jobs.catalogue`.
+        name: The job's, see :mod:`fakedist.confirm.jobs`.
         error: Why there is no recording, in words; empty where there is one.
         statistics: ``torch.cuda.memory_stats()`` at the job's end.
         events: The allocator's history from before the job to its end.
@@ -166,13 +173,14 @@ class Head:
 
 
 @dataclass
-class Recording:
+class AllocatorRecording:
     """A head and its jobs by name."""
 
     head: Head
     jobs: dict[str, JobRecord] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
+        """Write the file; the same recording gives the same bytes."""
         path.parent.mkdir(parents=True, exist_ok=True)
         lines: Iterable[dict[str, Any]] = (
             {"format": FORMAT, **asdict(self.head)},
@@ -192,7 +200,7 @@ def replace_with(path: Path, value: object) -> None:
     scratch.replace(path)
 
 
-def load(path: Path) -> Recording:
+def load(path: Path) -> AllocatorRecording:
     """Read a recording.
 
     Raises:
@@ -204,7 +212,7 @@ def load(path: Path) -> Recording:
         if head.pop("format", None) != FORMAT:
             raise RecordingFileError(f"{path} is not a recording of format {FORMAT}: record it again")
         jobs = [job_from_json(json.loads(line)) for line in lines]
-        return Recording(Head(**head), {job.name: job for job in jobs})
+        return AllocatorRecording(Head(**head), {job.name: job for job in jobs})
     except (OSError, EOFError, ValueError, TypeError, KeyError) as error:
         raise RecordingFileError(f"{path} cannot be read as a recording: {error}") from error
 
@@ -219,3 +227,51 @@ def job_from_json(found: dict[str, Any]) -> JobRecord:
     if not len(events.actions) == len(events.sizes) == len(events.streams):
         raise ValueError("the columns of its events are not equally long")
     return JobRecord(events=events, **found)
+
+
+def journal_events(run_directory: Path, statistics: Mapping[str, int], device: int = 0) -> Events:
+    """The events of the allocator of ``device`` until its counts were those of ``statistics``.
+
+    The job takes its statistics at its end; what is freed while the process ends comes after them.
+
+    Args:
+        run_directory: Of a run with its journal.
+        statistics: ``torch.cuda.memory_stats()`` at the job's end.
+        device: Which GPU.
+    """
+    names: dict[int, str] = {}
+    operation_of: dict[int, int] = {}
+    columns: list[tuple[array[int], ...]] = []
+    for record in read_journal(run_directory / "journal.bin"):
+        if isinstance(record, OperationNamesRecord):
+            names.update(record.rows)
+        elif isinstance(record, OperationsRecord):
+            operation_of.update(enumerate(array("I", record.operation), record.first))
+        elif isinstance(record, EventsRecord) and record.device == device:
+            action, size = array("B", record.action), array("q", record.size)
+            columns.append((action, size, array("Q", record.stream), array("q", record.op)))
+    builder = EventsBuilder()
+    wanted = tuple(statistics.get(name, 0) for name in ("allocation.all.allocated", "allocation.all.freed"))
+    for kind, num_bytes, handle, op in _until(_rows(columns), wanted):
+        name = names.get(operation_of.get(op, -1), "") if kind == "alloc" else ""
+        builder.add(kind, num_bytes, handle, name)
+    return builder.build()
+
+
+def _rows(columns: list[tuple[array[int], ...]]) -> Iterator[tuple[str, int, int, int]]:
+    for each in columns:
+        for action, size, stream, op in zip(*each, strict=True):
+            yield ACTION_NAMES[action], size, stream, op
+
+
+def _until(rows: Iterator[tuple[str, int, int, int]], wanted: tuple[int, ...]) -> Iterator[tuple[str, int, int, int]]:
+    """Events until as many blocks were allocated and freed as wanted, and what followed before the next block."""
+    allocated = freed = 0
+    for row in rows:
+        is_block = row[0] in ("alloc", "free_requested", "free_completed")
+        if is_block and (allocated, freed) == wanted:
+            # The statistics count a free when it is asked for, or when it is done: either way none is half done there.
+            return
+        allocated += row[0] == "alloc"
+        freed += row[0] == "free_completed"
+        yield row

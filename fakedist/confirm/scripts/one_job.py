@@ -1,6 +1,6 @@
 """Run one job and write down what the allocator did: the process that a recording starts once for each job.
 
-    python tests/gpu/one_job.py JOB RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
+    python -m fakedist.confirm.scripts.one_job JOB RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
 
 Without ``--device virtual`` the job runs on whatever CUDA device the process has. Under ``fakedist profile`` the
 history belongs to the profile, so that only the statistics are written. Standard library and torch only, but for the
@@ -22,16 +22,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+from fakedist.confirm.allocator_history import Events, EventsBuilder, JobRecord
+from fakedist.confirm.jobs import JOBS, PROFILED, GpuJob
+from fakedist.confirm.scripts.device import device, parse
 
-from tests.gpu.device import device, parse  # noqa: E402
-from tests.gpu.jobs.catalogue import JOBS, GpuJob  # noqa: E402
-from tests.gpu.recording import Events, EventsBuilder, JobRecord  # noqa: E402
-
-#: Set in the environment of a profiled job.
-PROFILED = "FAKEDIST_GPU_JOB_PROFILED"
-_TORCH, _JOBS = f"{os.sep}torch{os.sep}", os.path.join(os.path.dirname(os.path.abspath(__file__)), "jobs") + os.sep
+_TORCH, _JOBS = (
+    f"{os.sep}torch{os.sep}",
+    os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "jobs") + os.sep,
+)
 
 
 def main() -> None:
@@ -82,10 +80,10 @@ def _surroundings(job: GpuJob, virtual: bool) -> Iterator[None]:
 
 def compute_what_is_read() -> Callable[[Any], bool]:
     """Let the value engine run where a job reads values, and nowhere else; says what it left without a value."""
+    from fakedist.confirm.jobs.reading import computed_by
     from fakedist.gpu.values.engine import ValueEngine
     from fakedist.record.operations import Operations
     from fakedist.record.position import Position
-    from tests.gpu.jobs.reading import computed_by
 
     engine = ValueEngine(0)
     # Outside, no operation accounts for a kernel's writes, and the driver takes values away from what it may write to.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.gpu.jobs import dense
-from tests.gpu.jobs.models import random_tokens
-from tests.gpu.jobs.reading import reading
+from fakedist.confirm.jobs import dense
+from fakedist.confirm.jobs.models import random_tokens
+from fakedist.confirm.jobs.reading import reading
+
+F: Any = torch.nn.functional
 
 DIM, HIDDEN, NUM_EXPERTS, TOP = 1024, 2048, 8, 2
 

@@ -1,22 +1,26 @@
-"""One call of ``make gpu``: where its results go, how long it may take, and whether the machine has a GPU.
+"""One confirmation: where its results go, how long it may take, and whether the machine has a GPU.
 
 What is measured goes to ``<out>/accuracy/<name>.json`` and ``<out>/recordings/<gpu>-torch<version>``, from where
-``python -m tests.accuracy.results <out>`` keeps it. A rehearsal's files lie in ``<out>/rehearsal`` alone, are called
-``rehearsal-<name>.json`` and are marked in their heads.
+``python -m tests.accuracy.results <out>`` of a clone keeps it. A rehearsal's files lie in ``<out>/rehearsal`` alone,
+are called ``rehearsal-<name>.json`` and are marked in their heads.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.accuracy.results import MEASURED, RECORDINGS, REHEARSED, Row, write_result
-from tests.gpu.jobs.catalogue import GpuJob
-from tests.gpu.record import Way, like
+from fakedist.confirm.jobs import GpuJob
+from fakedist.confirm.recorded_jobs import Way, like
 
+Row = dict[str, Any]
+#: Where the results of measurements and recordings go, and what a rehearsal calls its files.
+MEASURED, RECORDINGS, REHEARSED = "accuracy", "recordings", "rehearsal-"
 REHEARSAL = """\
 *****************************************************************************************
 *  NO GPU HERE: THIS IS A REHEARSAL. The virtual GPU stands in the real one's place, so  *
@@ -28,7 +32,7 @@ _RESERVE_S = 15.0
 
 @dataclass
 class Session:
-    """One call.
+    """One confirmation.
 
     Attributes:
         out: Directory of the results.
@@ -37,6 +41,7 @@ class Session:
         at_once: Processes at the same time.
         rehearsal: Whether the virtual GPU stands in for a real one.
         command: What was typed.
+        told: Gets each line of the summary as it comes.
         ends_at: ``time.monotonic()`` by which the piece that runs is over.
         lines: The summary, as it grows.
     """
@@ -47,6 +52,7 @@ class Session:
     at_once: int
     rehearsal: bool
     command: str
+    told: Callable[[str], None]
     ends_at: float = float("inf")
     lines: list[str] = field(default_factory=list)
 
@@ -87,15 +93,27 @@ class Session:
         return directory
 
     def say(self, *lines: str) -> None:
-        print(*lines, sep="\n", flush=True)
+        """Add lines to the summary."""
+        for line in lines:
+            self.told(line)
         self.lines += lines
 
     def write(self, name: str, rows: Sequence[Row], failed: Sequence[str] = ()) -> None:
         """Write the data of a table of docs/accuracy/results.md, and why rows are missing."""
-        about = {key: self.machine[key] for key in ("gpu", "driver", "torch", "python")}
-        about |= {"command": self.command} | ({"failed": list(failed)} if failed else {})
+        head = {"date": datetime.now(UTC).date().isoformat(), **self.machine, "command": self.command}
+        head.pop("capacity_bytes")
+        head |= {"failed": list(failed)} if failed else {}
         if self.rehearsal:
-            path = write_result(f"{REHEARSED}{name}", rows, into=self.out / "rehearsal", **about, rehearsal=True)
+            path = self.out / "rehearsal" / f"{REHEARSED}{name}.json"
+            head["rehearsal"] = True
         else:
-            path = write_result(name, rows, into=self.out / MEASURED, **about)
+            path = self.out / MEASURED / f"{name}.json"
+        write_rows(path, head, rows)
         self.say(f"{path}: {len(rows)} rows", *(f"  missing: {text}" for text in failed))
+
+
+def write_rows(path: Path, head: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    """Write a table's data as JSON, a row on each line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    path.write_text(f'{{"head": {json.dumps(head)},\n"rows": [\n{lines}\n]}}\n')

@@ -7,12 +7,13 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from tests.gpu.jobs.models import Transformer, language_loss, random_tokens
+from fakedist.confirm.jobs.models import Transformer, language_loss, random_tokens
+
+F: Any = torch.nn.functional
 
 STEPS = 3
 _BACKENDS = {
@@ -43,6 +44,7 @@ def transformer(attention: str) -> None:
 
 
 def transformer_fp32() -> None:
+    """Without autocast, at the default precision of fp32 products."""
     train(Transformer(num_layers=2).cuda(), random_tokens(2, 768), None)
 
 
@@ -51,7 +53,8 @@ class _Checkpointed(Transformer):
         x = self.embedding(tokens)
         for index, block in enumerate(self.blocks):
             x = checkpoint(block, x, use_reentrant=index % 2 == 0)
-        return self.output(self.norm(x))
+        logits: Tensor = self.output(self.norm(x))
+        return logits
 
 
 def transformer_checkpoint() -> None:
@@ -144,4 +147,5 @@ def fp8() -> None:
 def compiled() -> None:
     """torch.compile of the whole model: inductor's own buffers and Triton's kernels."""
     model = Transformer(num_layers=2).cuda()
-    train(torch.compile(model), random_tokens(4, 512))
+    compiled_model: Any = torch.compile(model)
+    train(compiled_model, random_tokens(4, 512))

@@ -1,26 +1,18 @@
 """Compare two recordings job by job: the first event that differs with its neighbours, and every statistic.
 
-    python -m tests.gpu.compare REAL.jsonl.gz VIRTUAL.jsonl.gz [--job NAME ...] [--other-torch]
-
-Exit code 0: every job of the first is the same in the second, byte for byte. 1: a difference. 2: not comparable.
-
 Blocks that are freed one after the other, with nothing between them, may be freed in another order: torch's autocast
 keeps its casts in a table ordered by addresses of host memory, which no two processes share. So may segments that are
 given back: the allocator orders them by their stream's handle, on a real GPU also an address. What is allocated next
 finds the same free memory whatever the order was. Such a job is reported as "order", and counts as the same.
-Standard library only.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import Path
 
-from tests.gpu.recording import Events, JobRecord, Recording, RecordingFileError, load
+from fakedist.confirm.allocator_history import AllocatorRecording, Events, JobRecord
 
 NEIGHBOURS = 4
 #: How far events are searched for the place where both sides agree again.
@@ -34,7 +26,7 @@ _BY_ORDER = ("inactive_split.", "inactive_split_bytes.")
 
 
 @dataclass
-class Difference:
+class HistoryDifference:
     """The difference in one job; empty ``reason`` where nothing does.
 
     Attributes:
@@ -62,7 +54,7 @@ class NotComparableError(Exception):
     """Two recordings of which a difference would say nothing."""
 
 
-def check_comparable(first: Recording, second: Recording, other_torch: bool = False) -> None:
+def check_comparable(first: AllocatorRecording, second: AllocatorRecording, other_torch: bool = False) -> None:
     """Refuse what cannot be expected to be equal.
 
     Raises:
@@ -79,7 +71,7 @@ def check_comparable(first: Recording, second: Recording, other_torch: bool = Fa
             )
 
 
-def compare(first: Recording, second: Recording, jobs: Sequence[str] = ()) -> list[Difference]:
+def compare(first: AllocatorRecording, second: AllocatorRecording, jobs: Sequence[str] = ()) -> list[HistoryDifference]:
     """Every job of the first recording (or those named) against the second's."""
     sides = first.head.device, second.head.device
     names = sides if sides[0] != sides[1] else (first.head.way, second.head.way)
@@ -90,14 +82,14 @@ def compare(first: Recording, second: Recording, jobs: Sequence[str] = ()) -> li
 
 def compare_job(
     job: str, first: JobRecord | None, second: JobRecord | None, names: tuple[str, str] = ("real", "virtual")
-) -> Difference:
+) -> HistoryDifference:
     """One job of both recordings; ``names`` are what the sides are called."""
     for name, side in zip(names, (first, second), strict=True):
         if side is None:
-            return Difference(job, "missing", f"{job} was not recorded on the side called {name}")
+            return HistoryDifference(job, "missing", f"{job} was not recorded on the side called {name}")
     assert first is not None
     assert second is not None
-    found = Difference(job, peaks=_peaks(first, second))
+    found = HistoryDifference(job, peaks=_peaks(first, second))
     if first.error or second.error:
         found.verdict = "failed" if first.error and second.error else "error"
         found.reason = "; ".join(
@@ -112,7 +104,7 @@ def compare_job(
 
 
 def _explain(
-    found: Difference,
+    found: HistoryDifference,
     sides: tuple[JobRecord, JobRecord],
     at: int | None,
     differing: list[tuple[str, int | None, int | None]],
@@ -233,7 +225,7 @@ def _table(rows: Sequence[tuple[str, int | None, int | None]], names: tuple[str,
     return lines
 
 
-def summary(found: Sequence[Difference]) -> list[str]:
+def summary(found: Sequence[HistoryDifference]) -> list[str]:
     """One line a job."""
     width = max((len(each.job) for each in found), default=3)
     lines = [f"{'job':<{width}} {'verdict':<11} {'peak allocated':>16} {'peak reserved':>16}  difference"]
@@ -249,28 +241,3 @@ def summary(found: Sequence[Difference]) -> list[str]:
 
 def _peak_cell(one: int, other: int) -> str:
     return f"{one}" if one == other else f"{other - one:+d}"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("first", type=Path)
-    parser.add_argument("second", type=Path)
-    parser.add_argument("--job", action="append", default=[], help="only this job; repeatable")
-    parser.add_argument("--other-torch", action="store_true", help="compare also where torch differs")
-    args = parser.parse_args(argv)
-    try:
-        first, second = load(args.first), load(args.second)
-        check_comparable(first, second, args.other_torch)
-    except (RecordingFileError, NotComparableError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    found = compare(first, second, args.job)
-    for each in found:
-        if each.lines:
-            print(f"== {each.job}: {each.reason}", *each.lines, "", sep="\n")
-    print(*summary(found), sep="\n")
-    return 0 if all(each.is_same for each in found) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_DENSE, _PARALLEL, _KERNELS = "tests.gpu.jobs.dense", "tests.gpu.jobs.parallel", "tests.gpu.jobs.kernels"
-_MEMORY, _EXPERTS = "tests.gpu.jobs.memory", "tests.gpu.jobs.experts"
+_DENSE, _PARALLEL, _KERNELS = (
+    "fakedist.confirm.jobs.dense",
+    "fakedist.confirm.jobs.parallel",
+    "fakedist.confirm.jobs.kernels",
+)
+_MEMORY, _EXPERTS = "fakedist.confirm.jobs.memory", "fakedist.confirm.jobs.experts"
+
+
+#: Set in the environment of a profiled job.
+PROFILED = "FAKEDIST_GPU_JOB_PROFILED"
 
 
 @dataclass(frozen=True)

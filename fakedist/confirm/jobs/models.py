@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+F: Any = torch.nn.functional
 
 
 class Block(nn.Module):
@@ -24,14 +27,18 @@ class Block(nn.Module):
         query, key, value = (each.transpose(1, 2) for each in qkv.unbind(-2))
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=self.dropout)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm_2(x))))
+        added: Tensor = self.down(F.gelu(self.up(self.norm_2(x))))
+        return x + added
 
     @property
     def head_dim(self) -> int:
+        """Width of a head."""
         return self.qkv.in_features // self.num_heads
 
 
 class Transformer(nn.Module):
+    """An embedding, blocks, a norm and a product with the vocabulary."""
+
     def __init__(
         self, num_layers: int = 4, dim: int = 1024, num_heads: int = 16, vocab_size: int = 32_000, dropout: float = 0.0
     ) -> None:
@@ -42,10 +49,12 @@ class Transformer(nn.Module):
         self.output = nn.Linear(dim, vocab_size, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """[batch, length] to [batch, length, vocabulary]."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)
-        return self.output(self.norm(x))
+        logits: Tensor = self.output(self.norm(x))
+        return logits
 
 
 class ConvNet(nn.Module):
@@ -67,7 +76,8 @@ class ConvNet(nn.Module):
         self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000))
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.stages(self.stem(images)))
+        scores: Tensor = self.head(self.stages(self.stem(images)))
+        return scores
 
 
 class Bottleneck(nn.Module):

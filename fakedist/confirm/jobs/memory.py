@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
-from tests.gpu.jobs.models import Transformer, language_loss, random_tokens
+from fakedist.confirm.jobs.models import Transformer, language_loss, random_tokens
+
+F: Any = torch.nn.functional
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 #: Around every border that c10/cuda/CUDACachingAllocator.cpp knows: 512 B, 1 MiB, 10 MiB, 20 MiB, the 32 MiB that one
@@ -26,6 +28,7 @@ RANGES = (
 
 
 def empty(num_bytes: int) -> Tensor:
+    """So many bytes on the device."""
     return torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
 
 
@@ -114,7 +117,7 @@ def cuda_graphs() -> None:
     torch.cuda.empty_cache()
     layer = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True).cuda()
     sample = torch.zeros(8, 256, 512, device="cuda", requires_grad=True)
-    graphed = torch.cuda.make_graphed_callables(layer, (sample,))
+    graphed: Any = torch.cuda.make_graphed_callables(layer, (sample,))
     for _ in range(2):
         graphed(torch.zeros(8, 256, 512, device="cuda", requires_grad=True)).sum().backward()
 

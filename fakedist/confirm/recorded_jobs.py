@@ -1,15 +1,10 @@
-"""Record what the caching allocator does in a set of jobs, on whatever CUDA device there is.
+"""Record the caching allocator's history in a set of jobs, on the real GPU or on a virtual one of its model and memory.
 
-    python -m tests.gpu.record --out DIR [--device real|virtual] [--way bare|profiled] [--like REAL.jsonl.gz]
-
-Every job runs in a process of its own; one that fails does not stop the others: its error is written down in words.
-``--way profiled`` runs them under ``fakedist profile`` and takes the events from its journal. ``--like`` makes the
-virtual GPU the one of another recording, with its memory to the byte. Standard library only.
+Every job runs in a process of its own. The error of one that fails becomes part of its record, and the others go on.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -23,13 +18,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.jobs.catalogue import JOBS, GpuJob, find_jobs
-from tests.gpu.journal_events import journal_events
-from tests.gpu.machine import driver_version
-from tests.gpu.recording import Head, JobRecord, Recording, job_from_json, load
+from fakedist.confirm.allocator_history import AllocatorRecording, Head, JobRecord, job_from_json, journal_events
+from fakedist.confirm.jobs import PROFILED, GpuJob
+from fakedist.errors import JobError, SetupError
+from fakedist.gpu.driver.build import torch_build
+from fakedist.gpu.models.catalogue import GPUS, find_gpu
 
+#: The folder that holds the package, which the processes import from, and the folder of their scripts.
 ROOT = Path(__file__).parents[2]
-PROFILED = "FAKEDIST_GPU_JOB_PROFILED"  # as in one_job.py, which is not a module here
+SCRIPTS = Path(__file__).parent / "scripts"
 DEFAULT_GPU = "h200"
 #: Variables that change what a job allocates: a recording must not follow the shell it was started from.
 _FOREIGN = (
@@ -63,7 +60,7 @@ class Way:
 
 
 class NothingRanError(Exception):
-    """No job of a set could be run at all: there is nothing to say what it would have run on."""
+    """No job of a set could be run at all, so it is not known on which device they would have run."""
 
 
 @dataclass
@@ -76,7 +73,7 @@ class _Ran:
 
 def record(
     jobs: Sequence[GpuJob], way: Way, command: str, told: Callable[[str], None] = lambda line: None
-) -> Recording:
+) -> AllocatorRecording:
     """Run the jobs and collect their records; ``told`` gets a line for each as it ends.
 
     Raises:
@@ -111,7 +108,7 @@ def record(
         date=datetime.now(UTC).date().isoformat(),
         command=command,
     )
-    return Recording(head, {each.record.name: each.record for each in ran})
+    return AllocatorRecording(head, {each.record.name: each.record for each in ran})
 
 
 def _run(job: GpuJob, way: Way, directory: Path) -> _Ran:
@@ -134,7 +131,7 @@ def _run(job: GpuJob, way: Way, directory: Path) -> _Ran:
 
 
 def _bare(job: GpuJob, way: Way, directory: Path, result: Path) -> list[str]:
-    command = [sys.executable, str(ROOT / "tests" / "gpu" / "one_job.py"), job.name, str(result)]
+    command = [sys.executable, str(SCRIPTS / "one_job.py"), job.name, str(result)]
     if way.device == "virtual":
         command += ["--device", "virtual", "--gpu", way.gpu]
         command += ["--gpu-memory", str(way.memory_bytes)] if way.memory_bytes is not None else []
@@ -151,11 +148,12 @@ def profile_command(job: GpuJob, way: Way, directory: Path, result: Path, steps:
     device = ["--device", "cuda"] if way.device == "real" else ["--device", "virtual", "--gpu", way.gpu]
     if way.device == "virtual" and way.memory_bytes is not None:
         device += ["--gpu-memory", f"{way.memory_bytes}B"]
-    script = [str(ROOT / "tests" / "gpu" / "one_job.py"), job.name, str(result)]
+    script = [str(SCRIPTS / "one_job.py"), job.name, str(result)]
     return [sys.executable, "-m", "fakedist", "profile", *world, *device, "-o", str(directory / "run"), *script]
 
 
 def job_environment(job: GpuJob, profiled: bool) -> dict[str, str]:
+    """The variables of a job's process: this process's, without those that change what it allocates."""
     environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
     environment |= {"PYTHONPATH": str(ROOT), **dict(job.environment)}
     if profiled:
@@ -173,48 +171,49 @@ def like(product: str, capacity_bytes: int) -> tuple[str, int]:
     """Model and memory of the virtual GPU that stands in for a GPU of this name and memory.
 
     Raises:
-        LookupError: fakedist knows no such GPU.
+        JobError: fakedist knows no such GPU.
     """
-    from fakedist.gpu.models.catalogue import GPUS
-
     for spec in GPUS.values():
         if spec.product == product:
             return spec.name, capacity_bytes
-    raise LookupError(f"fakedist knows no GPU that calls itself {product!r}")
+    raise JobError(f"fakedist does not know a GPU with the name {product!r}", f"it knows {', '.join(GPUS)}")
 
 
-def file_name(device: str, way: str) -> str:
-    return f"{device}-{way}.jsonl.gz"
+_LOOK = """
+import json, torch
+found = torch.cuda.get_device_properties(0)
+print(json.dumps({"gpu": found.name, "capacity_bytes": found.total_memory}))
+"""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="directory to write the recording into")
-    parser.add_argument("--device", choices=("real", "virtual"), default="real")
-    parser.add_argument("--way", choices=("bare", "profiled"), default="bare")
-    parser.add_argument("--gpu", default=DEFAULT_GPU, help="model of the virtual GPU")
-    parser.add_argument("--like", type=Path, help="recording whose GPU the virtual one is to be")
-    parser.add_argument("--job", action="append", default=[], choices=JOBS, metavar="NAME", help="repeatable")
-    parser.add_argument("--at-once", type=int, default=max(1, (os.cpu_count() or 1) // 2))
-    parser.add_argument("--timeout", type=float, default=240.0, metavar="SECONDS", help="of one job")
-    args = parser.parse_args(arguments)
-    gpu, memory_bytes = args.gpu, None
-    if args.like is not None:
-        head = load(args.like).head
-        gpu, memory_bytes = like(head.gpu, head.capacity_bytes)
-    way = Way(args.device, args.way == "profiled", gpu, memory_bytes, args.at_once, args.timeout)
+def driver_version() -> str:
+    """The NVIDIA driver's version, from the kernel module; empty where it cannot be read."""
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        recording = record(find_jobs(args.job), way, " ".join(["python -m tests.gpu.record", *arguments]), print)
-    except NothingRanError as error:
-        print(error, file=sys.stderr)
-        return 2
-    path = args.out / file_name(args.device, args.way)
-    recording.save(path)
-    failed = sum(bool(job.error) for job in recording.jobs.values())
-    print(f"{path}: {len(recording.jobs) - failed} jobs on {recording.head.gpu}, {failed} failed")
-    return 0
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else ""
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def real_machine() -> dict[str, Any]:
+    """``gpu``, ``capacity_bytes``, ``driver``, ``torch``, ``python`` of the real GPU.
+
+    Raises:
+        SetupError: torch cannot use it.
+    """
+    done = subprocess.run([sys.executable, "-c", _LOOK], capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise SetupError(f"torch cannot use the GPU of this machine: {said}", "fakedist doctor")
+    return {**json.loads(done.stdout), "driver": driver_version(), **_versions()}
+
+
+def rehearsed_machine(gpu: str) -> dict[str, Any]:
+    """The same of the virtual GPU that stands in for a real one."""
+    spec = find_gpu(gpu)
+    return {"gpu": spec.product, "capacity_bytes": spec.memory_bytes, "driver": "", **_versions()}
+
+
+def _versions() -> dict[str, str]:
+    return {"torch": torch_build()[0], "python": sys.version.split()[0]}

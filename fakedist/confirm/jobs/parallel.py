@@ -18,9 +18,9 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.gpu.jobs.dense import train
-from tests.gpu.jobs.models import Transformer, random_tokens
-from tests.gpu.jobs.reading import reading
+from fakedist.confirm.jobs.dense import train
+from fakedist.confirm.jobs.models import Transformer, random_tokens
+from fakedist.confirm.jobs.reading import reading
 
 _BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
@@ -63,7 +63,8 @@ def fsdp2_tp() -> None:
         "output": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
     }
     parallelize_module(model, mesh["tp"], plan)
-    for block in model.blocks:
+    blocks: Any = model.blocks
+    for block in blocks:
         block_plan = {
             "norm_1": SequenceParallel(),
             "norm_2": SequenceParallel(),

@@ -1,25 +1,21 @@
 """Kernel times of the recorded jobs: measured on a GPU, estimated on the virtual one, and both compared.
 
-    python -m tests.gpu.times MEASURED.json ESTIMATED.json
-
-prints the table for docs/accuracy/results.md. The jobs train for three steps: on a GPU the first is recorded, the
-second warms up, the third is timed; on the virtual GPU the third is estimated. Needs numpy, which torch's environments
-have.
+The jobs train for three steps: on a GPU the first is recorded, the second warms up, the third is timed; on the virtual
+GPU the third is estimated.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tests.gpu.jobs.catalogue import GpuJob
-from tests.gpu.record import Way, job_environment, profile_command
+from fakedist.confirm.jobs import GpuJob
+from fakedist.confirm.recorded_jobs import Way, job_environment, profile_command
 
 #: Jobs that train, three steps or more.
 _TRAIN = ("transformer_", "amp_", "fp8", "compiled", "convnet", "lstm", "moe_", "ddp_", "fsdp2_")
@@ -30,7 +26,7 @@ MIN_SHARE = 0.02
 
 
 @dataclass
-class JobTimes:
+class StepKernels:
     """Kernel times of one step of one job.
 
     Attributes:
@@ -66,7 +62,7 @@ class Compared:
         return self.estimated_us / self.measured_us - 1 if self.measured_us else float("inf")
 
 
-def run_times(jobs: Sequence[GpuJob], way: Way, *, measured: bool) -> dict[str, JobTimes]:
+def run_times(jobs: Sequence[GpuJob], way: Way, *, measured: bool) -> dict[str, StepKernels]:
     """Time a step of each job that trains, one after the other: they would slow each other down.
 
     Args:
@@ -79,14 +75,14 @@ def run_times(jobs: Sequence[GpuJob], way: Way, *, measured: bool) -> dict[str, 
         if not job.name.startswith(_TRAIN):
             continue
         if time.monotonic() > way.ends_at:
-            found[job.name] = JobTimes(error="not run: the time was over")
+            found[job.name] = StepKernels(error="not run: the time was over")
             continue
         with tempfile.TemporaryDirectory(prefix="gpu-times-") as directory:
             found[job.name] = _run(job, way, Path(directory), measured)
     return found
 
 
-def _run(job: GpuJob, way: Way, directory: Path, measured: bool) -> JobTimes:
+def _run(job: GpuJob, way: Way, directory: Path, measured: bool) -> StepKernels:
     steps = 1 if measured else 3
     command = profile_command(job, way, directory, directory / "result.json", steps)
     environment = job_environment(job, profiled=True)
@@ -95,31 +91,31 @@ def _run(job: GpuJob, way: Way, directory: Path, measured: bool) -> JobTimes:
     try:
         subprocess.run(command, cwd=directory, env=environment, capture_output=True, timeout=way.timeout_s)
     except subprocess.TimeoutExpired:
-        return JobTimes(error=f"it did not end within {way.timeout_s:.0f} seconds")
+        return StepKernels(error=f"it did not end within {way.timeout_s:.0f} seconds")
     return read_times(directory / "run")
 
 
-def read_times(run_directory: Path) -> JobTimes:
+def read_times(run_directory: Path) -> StepKernels:
     """Sums over the kernels of a run, from its tables."""
     try:
         from fakedist.results.opening import open_run
     except ImportError as error:
-        return JobTimes(error=f"{error.name} is not installed here")
+        return StepKernels(error=f"{error.name} is not installed here")
     run = open_run(run_directory)
     if run.time is None:
         notes = [note.text for note in run.summary.notes if "kernel" in note.text]
-        return JobTimes(error=notes[0] if notes else "no kernels")
+        return StepKernels(error=notes[0] if notes else "no kernels")
     kernels = run.time.kernels()
     families = kernels.groupby("family")["duration_us"].sum()
     own = kernels[kernels["family"] != LEFT_OUT].groupby("layer_name")["duration_us"].sum()
-    return JobTimes(
+    return StepKernels(
         by_family={str(name): round(us, 3) for name, us in families.items() if us},
         by_layer={str(layer): round(us, 3) for layer, us in own.items() if us},
         num_kernels=int((kernels["family"] != LEFT_OUT).sum()),
     )
 
 
-def compare_times(measured: Mapping[str, JobTimes], estimated: Mapping[str, JobTimes]) -> list[Compared]:
+def compare_times(measured: Mapping[str, StepKernels], estimated: Mapping[str, StepKernels]) -> list[Compared]:
     """Each job that both have, in total; then its families, the largest first; then its layer that is furthest off."""
     found = []
     for job, real in measured.items():
@@ -140,28 +136,6 @@ def compare_times(measured: Mapping[str, JobTimes], estimated: Mapping[str, JobT
     return found
 
 
-def markdown(compared: Sequence[Compared]) -> str:
-    lines = ["| job | what | measured | estimated | off by |", "|---|---|---:|---:|---:|"]
-    lines += [
-        f"| {each.job} | {each.what} | {each.measured_us / 1e3:.3f} ms | {each.estimated_us / 1e3:.3f} ms "
-        f"| {each.error:+.1%} |"
-        for each in compared
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def save(times: Mapping[str, JobTimes], path: Path) -> None:
+def save(times: Mapping[str, StepKernels], path: Path) -> None:
+    """Write them as JSON."""
     path.write_text(json.dumps({name: asdict(each) for name, each in times.items()}, indent=1) + "\n")
-
-
-def load(path: Path) -> dict[str, JobTimes]:
-    return {name: JobTimes(**values) for name, values in json.loads(path.read_text()).items()}
-
-
-def main() -> None:
-    measured, estimated = (load(Path(argument)) for argument in sys.argv[1:3])
-    sys.stdout.write(markdown(compare_times(measured, estimated)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """A job that grows until it does not fit, with less and less memory: where it fails each time.
 
-    python tests/gpu/growing.py RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
+    python -m fakedist.confirm.scripts.growing RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
 
 The memory shrinks in steps of 1 GiB, in two ways. "allocator": torch.cuda.set_per_process_memory_fraction, a limit of
 the caching allocator's own. "device": cudaMalloc, past the allocator, takes all but so much of the device, so it is the
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,11 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from tests.gpu.device import device, parse  # noqa: E402
-from tests.gpu.recording import replace_with  # noqa: E402
+from fakedist.confirm.allocator_history import replace_with
+from fakedist.confirm.scripts.device import device, parse
 
 GIB = 1 << 30
 #: Of the first trial with a limit; without one the job takes 16.
@@ -53,6 +49,7 @@ class Failure:
 
 
 def main() -> None:
+    """Run the trials, one after another."""
     args = parse(__doc__, ("result", {"type": Path}))
     with device(args):
         rows: list[dict[str, Any]] = [{"limit": "nothing", "gib": 0, "found": asdict(trial())}]
@@ -95,7 +92,8 @@ def trial() -> Failure:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_stats().get("allocation.all.allocated", 0)
     asked: list[int] = []
-    torch._C._cuda_attach_out_of_memory_observer(lambda device, size, total, free: asked.append(size))
+    bindings: Any = torch._C
+    bindings._cuda_attach_out_of_memory_observer(lambda device, size, total, free: asked.append(size))
     found = Failure()
     try:
         _train(found)
@@ -114,7 +112,7 @@ def trial() -> Failure:
 def _train(found: Failure) -> None:
     import torch
 
-    from tests.gpu.jobs.models import Transformer, language_loss
+    from fakedist.confirm.jobs.models import Transformer, language_loss
 
     torch.manual_seed(0)
     model = Transformer(num_layers=8, dim=1024).cuda()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from tests.gpu.jobs.models import ConvNet, random_tokens
-from tests.gpu.jobs.reading import reading
+from fakedist.confirm.jobs.models import ConvNet, random_tokens
+from fakedist.confirm.jobs.reading import reading
+
+#: ``torch.nn.functional``; arguments are unpacked in ways that its annotations do not follow.
+F: Any = torch.nn.functional
 
 
 def convnet(layout: str) -> None:
@@ -198,7 +202,7 @@ def reductions() -> None:
 def optimizers() -> None:
     """Every optimizer's state and temporaries, one tensor after the other, foreach and fused."""
     sizes = ((1024, 1024), (1024,), (4096, 300), (7,), (129, 65))
-    for make in (
+    makers: tuple[Any, ...] = (
         torch.optim.SGD,
         torch.optim.Adam,
         torch.optim.AdamW,
@@ -209,7 +213,8 @@ def optimizers() -> None:
         torch.optim.Adamax,
         torch.optim.Adadelta,
         torch.optim.Adafactor,
-    ):
+    )
+    for make in makers:
         for way in ({}, {"foreach": False}, {"foreach": True}, {"fused": True}):
             if "fused" in way and make not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
                 continue

@@ -1,4 +1,4 @@
-"""Where a script of ``make gpu`` runs: on the CUDA device that its process has, or on a virtual GPU; without torch."""
+"""Where one of these scripts runs: on the CUDA device that its process has, or on a virtual GPU; without torch."""
 
 from __future__ import annotations
 

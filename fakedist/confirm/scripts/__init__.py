@@ -1,0 +1,1 @@
+"""Programs of the processes that a confirmation starts, each with a CUDA context of its own."""
