@@ -50,7 +50,7 @@ PIECES = {
 
 
 @dataclass(frozen=True)
-class Ended:
+class PieceEnd:
     """How a piece ended, after so many seconds."""
 
     went_well: bool
@@ -76,7 +76,7 @@ class Confirmation:
     fakedist: str
     machine: dict[str, Any]
     is_rehearsal: bool
-    pieces: dict[str, Ended] = field(default_factory=dict)
+    pieces: dict[str, PieceEnd] = field(default_factory=dict)
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
     recordings: dict[str, str] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
@@ -103,7 +103,7 @@ def open_session(
     return session
 
 
-def run_piece(session: Session, name: str, piece: MeasuredPiece, patience: float = 1.0) -> Ended:
+def run_piece(session: Session, name: str, piece: MeasuredPiece, patience: float = 1.0) -> PieceEnd:
     """Run one piece within its time, or ``patience`` times that. One that breaks is reported and ends nothing else."""
     started = time.monotonic()
     session.ends_at = started + piece.limit_s * patience
@@ -113,7 +113,7 @@ def run_piece(session: Session, name: str, piece: MeasuredPiece, patience: float
     except Exception:
         session.say(traceback.format_exc())
         went_well = False
-    ended = Ended(went_well, round(time.monotonic() - started, 1))
+    ended = PieceEnd(went_well, round(time.monotonic() - started, 1))
     state = "done" if went_well else "NOT AS IT HAS TO BE"
     session.say(f"==== {name}: {state}, {ended.seconds:.0f} of {piece.limit_s * patience:.0f} s")
     return ended
@@ -142,14 +142,14 @@ def confirm(
     with scratch_directory("confirm") as scratch:
         session = open_session(scratch, command, told, is_rehearsal=is_rehearsal, at_once=at_once, jobs=jobs)
         like(session.machine["gpu"], session.machine["capacity_bytes"])
-        pieces: dict[str, Ended] = {}
+        pieces: dict[str, PieceEnd] = {}
         for name in names:
             pieces[name] = run_piece(session, name, PIECES[name], patience)
             replace_text(file, json.dumps(to_plain(_packed(session, pieces)), indent=1) + "\n")
     return all(ended.went_well for ended in pieces.values())
 
 
-def _packed(session: Session, pieces: dict[str, Ended]) -> Confirmation:
+def _packed(session: Session, pieces: dict[str, PieceEnd]) -> Confirmation:
     written = session.out / ("rehearsal" if session.rehearsal else MEASURED)
     recordings = session.recordings.parent
     return Confirmation(
@@ -207,13 +207,14 @@ def _inside(directory: Path, name: str) -> Path:
 
 
 def defects(confirmation: Confirmation) -> Iterator[str]:
-    """What contradicts itself in a confirmation, one line each; none if it can be kept.
+    """Yield a line for each contradiction in a confirmation; there is none if it can be kept.
 
     Each recorded history, played event by event, must have the counts and the peaks that the allocator itself reported,
     and the table of recordings must have the same. Times must be positive.
     """
     if confirmation.is_rehearsal:
         yield "it is a rehearsal: the virtual GPU stood in for a real one"
+        return
     try:
         like(confirmation.machine["gpu"], confirmation.machine["capacity_bytes"])
     except (KeyError, JobError) as error:

@@ -50,27 +50,6 @@ class HistoryDifference:
         return self.verdict in ("same", "order")
 
 
-class NotComparableError(Exception):
-    """Two recordings of which a difference would say nothing."""
-
-
-def check_comparable(first: AllocatorRecording, second: AllocatorRecording, other_torch: bool = False) -> None:
-    """Refuse what cannot be expected to be equal.
-
-    Raises:
-        NotComparableError: Another GPU, or another torch.
-    """
-    for what, mine, others in (
-        ("torch", first.head.torch, second.head.torch),
-        ("GPU", first.head.gpu, second.head.gpu),
-    ):
-        if mine != others and not (what == "torch" and other_torch):
-            hint = "" if what == "GPU" else "; --other-torch compares them all the same"
-            raise NotComparableError(
-                f"recorded with {what} {mine} and {what} {others}, whose allocations may differ by themselves{hint}"
-            )
-
-
 def compare(first: AllocatorRecording, second: AllocatorRecording, jobs: Sequence[str] = ()) -> list[HistoryDifference]:
     """Every job of the first recording (or those named) against the second's."""
     sides = first.head.device, second.head.device

@@ -6,12 +6,11 @@ GPU the third is estimated.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fakedist.confirm.jobs import GpuJob
@@ -134,8 +133,3 @@ def compare_times(measured: Mapping[str, StepKernels], estimated: Mapping[str, S
         ]
         found += sorted(layers, key=lambda each: -abs(each.error))[:1]
     return found
-
-
-def save(times: Mapping[str, StepKernels], path: Path) -> None:
-    """Write them as JSON."""
-    path.write_text(json.dumps({name: asdict(each) for name, each in times.items()}, indent=1) + "\n")

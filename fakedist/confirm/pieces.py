@@ -1,4 +1,4 @@
-"""What ``fakedist confirm`` measures, piece by piece: each returns whether it went well, and writes its rows."""
+"""The pieces of ``fakedist confirm``: each returns whether it went well, and writes the rows of its tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from fakedist.confirm.allocator_history import AllocatorRecording, JobRecord
 from fakedist.confirm.history_differences import HistoryDifference, compare, summary
 from fakedist.confirm.jobs import GpuJob
-from fakedist.confirm.kernel_comparison import StepKernels, compare_times, run_times, save
+from fakedist.confirm.kernel_comparison import StepKernels, compare_times, run_times
 from fakedist.confirm.recorded_jobs import SCRIPTS, NothingRanError, Way, job_environment, record
 from fakedist.confirm.scripts.growing import NUM_TRIALS
 from fakedist.confirm.session import Session
@@ -200,8 +200,6 @@ def run_kernel_times(session: Session) -> bool:
     with ThreadPoolExecutor(session.at_once) as pool:
         each = pool.map(lambda job: run_times([job], session.virtual, measured=False), session.jobs)
         estimated = {name: times for found in each for name, times in found.items()}
-    save(measured, session.others / "times-measured.json")
-    save(estimated, session.others / "times-estimated.json")
     compared = compare_times(measured, estimated)
     failed = _errors("measured", measured) + _errors("estimated", estimated)
     session.write("gpu-estimates", [asdict(each) for each in compared], failed)

@@ -109,7 +109,7 @@ class Session:
         else:
             path = self.out / MEASURED / f"{name}.json"
         write_rows(path, head, rows)
-        self.say(f"{path}: {len(rows)} rows", *(f"  missing: {text}" for text in failed))
+        self.say(f"{path.name}: {len(rows)} rows", *(f"  missing: {text}" for text in failed))
 
 
 def write_rows(path: Path, head: Mapping[str, Any], rows: Sequence[Row]) -> None:

@@ -66,7 +66,7 @@ def _reader(kind: object) -> _Reader:
         return _dataclass_reader(kind)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return _enum_reader(kind)
-    if kind is object:
+    if kind is object or kind is typing.Any:
         return lambda value, where: value
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):

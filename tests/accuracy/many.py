@@ -24,9 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from tests.gpu.machine import real_machine
-
-from fakedist.confirm.recorded_jobs import like
+from fakedist.confirm.recorded_jobs import like, real_machine
 from fakedist.options import Device, Job
 from fakedist.results.building import build_tables
 from fakedist.rundir.directory import create_run_directory

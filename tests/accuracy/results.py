@@ -2,6 +2,7 @@
 
     python -m tests.accuracy.results                # the tables again, from the data
     python -m tests.accuracy.results gpu-results    # and what `make gpu` measured, before them
+    python -m tests.accuracy.results FILE.json      # a line for what `fakedist confirm` measured, once it was checked
 
 A rehearsal of ``make gpu`` writes files of the same form under names of their own, with ``"rehearsal": true`` in their
 heads. Neither this module nor a test lets one of them into docs/accuracy.
@@ -17,9 +18,12 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from fakedist.confirm.confirming import defects, read_confirmation
 from fakedist.confirm.session import MEASURED, RECORDINGS, REHEARSED, Row, write_rows
+from fakedist.errors import JobError
 from fakedist.gpu.driver.build import torch_build
 from tests.accuracy.tables import GPU_TABLES, TABLES
 
@@ -103,6 +107,40 @@ def keep(results: Path) -> list[Path]:
     return kept
 
 
+def confirmed(path: Path) -> Path:
+    """Add the line of a confirmation to those of others' GPUs; one of the same GPU, driver and torch replaces it.
+
+    Raises:
+        NotMeasuredError: It contradicts itself, or lacks a piece.
+        JobError: It cannot be read.
+    """
+    made = read_confirmation(path)
+    if found := list(defects(made)):
+        raise NotMeasuredError(f"{path} cannot be kept: {'; '.join(found[:3])}")
+    rows = made.tables["gpu-recordings"]["rows"]
+    kernels = [row for row in made.tables["gpu-estimates"]["rows"] if row["what"] == "total"]
+    outside = made.tables["gpu-outside"]["rows"]
+    head = made.tables["gpu-recordings"]["head"]
+    row = {
+        **{key: made.machine[key] for key in ("gpu", "driver", "torch")},
+        "date": head["date"],
+        "fakedist": made.fakedist,
+        "num_jobs": len(rows),
+        "same_events": sum(row["virtual_verdict"] in ("same", "order") for row in rows),
+        "same_peaks": sum(
+            not row["virtual_allocated_difference_bytes"] and not row["virtual_reserved_difference_bytes"]
+            for row in rows
+        ),
+        "kernel_errors": sorted(row["estimated_us"] / row["measured_us"] - 1 for row in kernels),
+        "context_bytes": next(row["used_bytes"] - row["reserved_bytes"] for row in outside),
+    }
+    key = same_job(("gpu", "driver", "torch"))
+    kept = DATA / "confirmed.json"
+    others = json.loads(kept.read_text())["rows"] if kept.exists() else []
+    write_rows(kept, {}, [*(each for each in others if key(each) != key(row)), row])
+    return kept
+
+
 def measured(path: Path) -> dict[str, Any]:
     """Read a file of results.
 
@@ -126,6 +164,7 @@ def write_tables() -> None:
 def with_tables(page: str) -> str:
     """The text of a page with every table rebuilt."""
     made = {name: _table(name) for name in TABLES} | {"on-a-gpu": _on_a_gpu(), "waiting-for-a-gpu": _waiting()}
+    made["confirmed"] = _confirmed()
 
     def rebuilt(match: re.Match[str]) -> str:
         return f"<!-- {match[1]} -->\n{made[match[1]]}\n<!-- end -->"
@@ -147,6 +186,21 @@ def _on_a_gpu() -> str:
     return "\n\n".join(found or [NOTHING])
 
 
+def _confirmed() -> str:
+    path = DATA / "confirmed.json"
+    if not path.exists():
+        return "*Empty: nobody has sent one yet.*"
+    lines = []
+    for row in json.loads(path.read_text())["rows"]:
+        least, *_, most = errors = row["kernel_errors"]
+        cells = [row[key] for key in ("gpu", "driver", "torch", "date")]
+        cells += [f"{row[key]} of {row['num_jobs']}" for key in ("same_peaks", "same_events")]
+        cells += [f"{median(errors):+.0%} ({least:+.0%} to {most:+.0%})", f"{row['context_bytes']:,}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    columns = "GPU | driver | torch | date | same peaks | same events | kernels of a step, estimated | context, bytes"
+    return "\n".join([f"| {columns} |", "|---" * 8 + "|", *lines])
+
+
 def _waiting() -> str:
     rows = [
         f'| {each.title} | {each.shows} | `make gpu PIECES="{each.piece}"` |'
@@ -158,9 +212,9 @@ def _waiting() -> str:
 
 def main(arguments: Sequence[str]) -> int:
     try:
-        for directory in arguments:
-            print(*keep(Path(directory)), sep="\n")
-    except NotMeasuredError as error:
+        for argument in map(Path, arguments):
+            print(*([confirmed(argument)] if argument.is_file() else keep(argument)), sep="\n")
+    except (NotMeasuredError, JobError) as error:
         print(error, file=sys.stderr)
         return 1
     write_tables()

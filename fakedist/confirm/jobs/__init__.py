@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 _DENSE, _PARALLEL, _KERNELS = (
     "fakedist.confirm.jobs.dense",
     "fakedist.confirm.jobs.parallel",
-    "fakedist.confirm.jobs.kernels",
+    "fakedist.confirm.jobs.library_kernels",
 )
 _MEMORY, _EXPERTS = "fakedist.confirm.jobs.memory", "fakedist.confirm.jobs.experts"
 
@@ -91,12 +90,3 @@ JOBS: dict[str, GpuJob] = {
         GpuJob("fsdp2_tp_8", _PARALLEL, "fsdp2_tp", world_size=8),
     )
 }  # fmt: skip
-
-
-def find_jobs(names: Sequence[str]) -> list[GpuJob]:
-    """The jobs of these names, all where none is given.
-
-    Raises:
-        KeyError: There is none of a name.
-    """
-    return [JOBS[name] for name in names] if names else list(JOBS.values())

@@ -89,7 +89,7 @@ def cuda_graphs() -> None:
     def step() -> Tensor:
         optimizer.zero_grad()
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-            loss = F.mse_loss(model(given).float(), given)
+            loss: Tensor = F.mse_loss(model(given).float(), given)
         loss.backward()
         optimizer.step()
         return loss

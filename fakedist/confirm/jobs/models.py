@@ -76,6 +76,7 @@ class ConvNet(nn.Module):
         self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000))
 
     def forward(self, images: Tensor) -> Tensor:
+        """[batch, 3, height, width] to [batch, classes]."""
         scores: Tensor = self.head(self.stages(self.stem(images)))
         return scores
 
@@ -103,6 +104,7 @@ class Bottleneck(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """[batch, channels, height, width] to the same."""
         return torch.relu(self.body(x) + self.skip(x))
 
 
@@ -114,4 +116,5 @@ def random_tokens(batch: int, length: int, vocab_size: int = 32_000) -> Tensor:
 
 def language_loss(logits: Tensor, tokens: Tensor) -> Tensor:
     """The mean cross entropy of the next token."""
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+    loss: Tensor = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+    return loss

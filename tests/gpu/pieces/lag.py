@@ -1,4 +1,4 @@
-"""What jobs reserve whose streams keep blocks."""
+"""Reserved memory of jobs whose streams keep blocks."""
 
 from __future__ import annotations
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from fakedist.rundir.plain import to_plain
 from tests.accuracy import results, tables
 from tests.gpu import confirm
+from tests.unit.confirm.test_confirming import of_an_h200
 
 HEAD = {"date": "2026-01-01", "gpu": "virtual", "torch": "2.15.0", "python": "3.11"}
 
@@ -37,7 +39,7 @@ def test_the_pages_are_made_of_the_data_that_is_there() -> None:
         page = path.read_text()
         assert results.with_tables(page) == page, "python -m tests.accuracy.results"
         marks += [mark for mark in re.findall(r"<!-- ([\w-]+) -->", page) if mark != "end"]
-    assert sorted(marks) == sorted([*tables.TABLES, "on-a-gpu", "waiting-for-a-gpu"])
+    assert sorted(marks) == sorted([*tables.TABLES, "on-a-gpu", "waiting-for-a-gpu", "confirmed"])
 
 
 def test_ranks_of_a_job_are_one_line_with_the_largest_difference() -> None:
@@ -73,7 +75,8 @@ def test_a_table_waits_for_a_gpu_until_there_are_data(data: Path) -> None:
 
 
 def test_each_table_that_waits_names_a_piece_that_measures_it() -> None:
-    pieces = "".join(path.read_text() for path in (results.ROOT / "tests" / "gpu" / "pieces").glob("*.py"))
+    shipped = results.ROOT / "fakedist" / "confirm" / "pieces.py"
+    pieces = "".join(path.read_text() for path in (shipped, *(results.ROOT / "tests" / "gpu" / "pieces").glob("*.py")))
     for name, each in tables.GPU_TABLES.items():
         assert each.piece in confirm.PIECES
         assert f'session.write("{name}"' in pieces
@@ -168,3 +171,26 @@ def test_memory_outside_the_allocator_is_told_with_what_each_thing_adds() -> Non
     ]
     text = tables.outside({"head": HEAD | {"failed": ["NCCL: no"]}, "rows": rows})
     assert text.splitlines()[-3:] == ["| cuBLAS | 520 MiB | +20 MiB |", "", "Not in the table: NCCL: no."]
+
+
+def test_a_confirmation_gets_its_line_and_a_new_one_of_the_same_gpu_replaces_it(data: Path, tmp_path: Path) -> None:
+    made = of_an_h200()
+    for row in made.tables["gpu-recordings"]["rows"]:
+        row |= {"virtual_verdict": "order", "virtual_allocated_difference_bytes": 0}
+        row["virtual_reserved_difference_bytes"] = 512 * (row["job"] == "lstm")
+    made.tables["gpu-recordings"]["head"]["date"] = "2026-12-01"
+    estimates = [
+        {"job": "fp8", "what": "total", "measured_us": 100.0, "estimated_us": us} for us in (90.0, 104.0, 140.0)
+    ]
+    made.tables["gpu-estimates"] = {"head": {}, "rows": estimates}
+    made.tables["gpu-outside"] = {"head": {}, "rows": [{"used_bytes": 600 << 20, "reserved_bytes": 100 << 20}]}
+    (tmp_path / "sent.json").write_text(json.dumps(to_plain(made)))
+    assert results.confirmed(tmp_path / "sent.json") == results.confirmed(tmp_path / "sent.json")
+    *_, line = results.with_tables("<!-- confirmed -->\n<!-- end -->").splitlines()[:-1]
+    assert line == (
+        "| NVIDIA H200 | 580.1 | 2.11.0+cu130 | 2026-12-01 | 35 of 36 | 36 of 36 | +4% (-10% to +40%) | 524,288,000 |"
+    )
+    made.tables["gpu-recordings"]["rows"][0]["num_events"] += 1
+    (tmp_path / "sent.json").write_text(json.dumps(to_plain(made)))
+    with pytest.raises(results.NotMeasuredError, match="the table has num_events"):
+        results.confirmed(tmp_path / "sent.json")

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from fakedist.confirm import pieces
 from fakedist.confirm.allocator_history import JobRecord
 from fakedist.confirm.jobs import JOBS
 from fakedist.confirm.kernel_comparison import StepKernels
 from fakedist.confirm.pieces import ScriptFailedError
 from fakedist.confirm.recorded_jobs import Way
 from fakedist.confirm.session import Session
-from tests.gpu.pieces import examples, memory, processes, times
+from tests.gpu.pieces import examples, processes
 
 MACHINE = {"gpu": "NVIDIA H200", "capacity_bytes": 150 << 30, "driver": "580.1", "torch": "2.11.0+cu130", "python": "3"}
 FAILED = {"step": 2, "phase": "forward", "num_allocations": 9, "requested_bytes": 512, "peak_reserved_bytes": 1}
@@ -22,7 +23,7 @@ FAILED = {"step": 2, "phase": "forward", "num_allocations": 9, "requested_bytes"
 
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
-    return Session(tmp_path, MACHINE, [JOBS["lstm"], JOBS["ddp_8"]], 4, False, "make gpu")
+    return Session(tmp_path, MACHINE, [JOBS["lstm"], JOBS["ddp_8"]], 4, False, "make gpu", lambda line: None)
 
 
 def written(session: Session, name: str) -> dict[str, Any]:
@@ -40,9 +41,9 @@ def test_trials_of_both_sides_stand_in_one_row_though_one_side_fails(
         later = {"limit": "device", "gib": 1, "found": FAILED | {"step": 3 if way.device == "virtual" else 1}}
         return [{"limit": "allocator", "gib": 2, "found": FAILED}, later]
 
-    monkeypatch.setattr(memory, "run_script", run_script)
-    monkeypatch.setattr(memory, "NUM_TRIALS", 3 if fails else 2)
-    assert memory.run_out_of_memory(session) is not fails
+    monkeypatch.setattr(pieces, "run_script", run_script)
+    monkeypatch.setattr(pieces, "NUM_TRIALS", 3 if fails else 2)
+    assert pieces.run_out_of_memory(session) is not fails
     data = written(session, "gpu-out-of-memory")
     first, second = data["rows"]
     assert (first["real"], first["virtual"]) == (FAILED, None if fails else FAILED)
@@ -56,8 +57,8 @@ def test_a_library_that_could_not_be_used_is_no_row(session: Session, monkeypatc
         {"after": "context", "used_bytes": 5, "reserved_bytes": 0, "error": ""},
         {"after": "NCCL", "used_bytes": 5, "reserved_bytes": 0, "error": "RuntimeError: no"},
     ]
-    monkeypatch.setattr(memory, "run_script", lambda made, way, name: stages)
-    assert not memory.run_outside(session)
+    monkeypatch.setattr(pieces, "run_script", lambda made, way, name: stages)
+    assert not pieces.run_outside(session)
     data = written(session, "gpu-outside")
     assert [row["after"] for row in data["rows"]] == ["context"]
     assert data["head"]["failed"] == ["NCCL: RuntimeError: no"]
@@ -68,9 +69,9 @@ def test_kernels_are_told_bare_recorded_and_estimated(session: Session, monkeypa
         us = 100.0 if measured else 150.0
         return {job.name: StepKernels({"gemm": us, "communication": 7.0}, {"a": us}, 3) for job in jobs}
 
-    monkeypatch.setattr(times, "run_times", run_times)
-    monkeypatch.setattr(times, "run_script", lambda made, way, name, *arguments, job: {"kernels_us": 104.0})
-    assert times.run(session)
+    monkeypatch.setattr(pieces, "run_times", run_times)
+    monkeypatch.setattr(pieces, "run_script", lambda made, way, name, *arguments, job: {"kernels_us": 104.0})
+    assert pieces.run_kernel_times(session)
     totals = [row for row in written(session, "gpu-estimates")["rows"] if row["what"] == "total"]
     assert [(row["job"], row["measured_us"], row["estimated_us"]) for row in totals] == [
         *(("lstm", 100.0, 150.0), ("ddp_8", 100.0, 150.0)),

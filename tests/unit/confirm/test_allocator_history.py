@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.confirm.allocator_history import EventsBuilder, RecordingFileError, load
-from fakedist.confirm.jobs import JOBS, find_jobs
-from tests.unit.gpu_recordings.made_up import EVENTS, HEAD, job, recording
+from tests.unit.confirm.made_up import EVENTS, HEAD, job, recording
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
@@ -55,8 +54,3 @@ def test_streams_are_numbered_by_their_first_event_and_snapshots_are_left_out() 
     events = builder.build()
     assert (events.actions, events.streams) == ("aar", [0, 1, 0])
     assert len(job().events) == len(EVENTS)
-
-
-def test_jobs_are_found_by_name_and_all_of_them_without_one() -> None:
-    assert [each.name for each in find_jobs(["lstm", "fp8"])] == ["lstm", "fp8"]
-    assert len(find_jobs([])) == len(JOBS)

@@ -1,4 +1,4 @@
-"""A call of ``make gpu``: a rehearsal's files lie and are called otherwise; a piece that breaks ends no other."""
+"""A session: a rehearsal's files lie and are called otherwise, and no process gets more time than its piece has."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import pytest
 
 from fakedist.confirm.session import Session
 from tests.accuracy.results import NotMeasuredError, keep
-from tests.gpu import confirm
-from tests.gpu.confirm import Piece, run_piece
 
 MACHINE = {"gpu": "NVIDIA H200", "capacity_bytes": 150 << 30, "driver": "580.1", "torch": "2.11.0+cu130", "python": "3"}
 
 
 def session(out: Path, *, rehearsal: bool) -> Session:
-    return Session(out, MACHINE, [], 4, rehearsal, "make gpu")
+    return Session(out, MACHINE, [], 4, rehearsal, "make gpu", lambda line: None)
 
 
 def test_what_was_measured_is_where_it_is_kept_from(tmp_path: Path) -> None:
@@ -53,26 +51,3 @@ def test_a_process_gets_no_more_time_than_its_piece_has(tmp_path: Path) -> None:
     assert made.timeout_s(30.0) == 30.0
     made.ends_at = time.monotonic() + 10.0
     assert made.is_over
-
-
-def test_a_piece_that_breaks_is_told_and_ends_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(made: Session) -> bool:
-        raise ValueError("a broken piece")
-
-    pieces = {name: Piece(name, 5.0, runs) for name, runs in (("bad", breaks), ("good", lambda made: True))}
-    monkeypatch.setattr(confirm, "PIECES", pieces)
-    made = session(tmp_path, rehearsal=False)
-    assert [run_piece(made, name) for name in confirm.PIECES] == [False, True]
-    assert any("a broken piece" in line for line in made.lines)
-
-
-def test_the_pieces_fit_into_30_minutes_and_each_into_8() -> None:
-    limits = [piece.limit_s for piece in confirm.PIECES.values()]
-    assert sum(limits) <= 30 * 60
-    assert max(limits) <= 8 * 60
-
-
-def test_a_piece_that_does_not_exist_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        confirm.main(["recording"])
-    assert "there is no piece 'recording'" in capsys.readouterr().err

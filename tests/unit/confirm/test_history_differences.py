@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from fakedist.confirm.history_differences import NotComparableError, check_comparable, compare, compare_job, main
-from tests.unit.gpu_recordings.made_up import EVENTS, Event, job, recording
+from fakedist.confirm.history_differences import compare, compare_job, summary
+from tests.unit.confirm.made_up import EVENTS, Event, job, recording
 
 MIB = 1 << 20
 
@@ -127,39 +125,9 @@ def test_an_error_of_one_side_is_a_difference_and_one_of_both_is_no_agreement() 
     assert found.reason.count("no such kernel") == 2
 
 
-@pytest.mark.parametrize(
-    ("head", "word"), [({"torch": "2.15.0+cu132"}, "torch"), ({"gpu": "NVIDIA H100 80GB HBM3"}, "GPU")]
-)
-def test_another_torch_or_gpu_is_refused_before_comparing(head: dict[str, str], word: str) -> None:
-    with pytest.raises(NotComparableError, match=f"recorded with {word} "):
-        check_comparable(recording(job()), recording(job(), **head))
-    check_comparable(recording(job()), recording(job(), torch="2.15.0+cu132"), other_torch=True)
-
-
-@pytest.mark.parametrize(
-    ("second", "code", "said"),
-    [
-        (recording(job(), device="virtual"), 0, "1 of 1 jobs are the same, byte for byte"),
-        (recording(job(events=EVENTS[:-1]), device="virtual"), 1, "event 22: real free_completed"),
-        (recording(device="virtual"), 1, "missing"),
-        (recording(job(), device="virtual", torch="2.15.0+cu132"), 2, "--other-torch"),
-    ],
-    ids=["same", "event", "missing", "torch"],
-)
-def test_the_command_says_it_and_its_exit_code_too(
-    second: object, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paths = tmp_path / "real.jsonl.gz", tmp_path / "virtual.jsonl.gz"
-    recording(job()).save(paths[0])
-    second.save(paths[1])  # type: ignore[attr-defined]
-    assert main([str(path) for path in paths]) == code
-    captured = capsys.readouterr()
-    assert said in captured.out + captured.err
-
-
-def test_the_table_shows_peaks_or_by_how_much_they_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recording(job()).save(tmp_path / "a")
-    recording(job(reserved_bytes__all__peak=122 * MIB), device="virtual").save(tmp_path / "b")
-    assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 1
-    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("train"))
+def test_the_table_shows_peaks_or_by_how_much_they_differ() -> None:
+    other = recording(job(reserved_bytes__all__peak=122 * MIB), device="virtual")
+    *_, row, last = summary(compare(recording(job()), other))
     assert row.split()[:4] == ["train", "statistics", str(110 * MIB), f"+{2 * MIB}"]
+    assert last == "0 of 1 jobs are the same, byte for byte"
+    assert compare(recording(job()), recording(device="virtual"))[0].verdict == "missing"
