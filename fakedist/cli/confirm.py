@@ -39,12 +39,13 @@ def confirm(
     arrived: Path | None,
     jobs: tuple[str, ...],
 ) -> int:
-    """Measure this machine's GPU against the virtual GPU, in 14 minutes at most, into one JSON file.
+    """Compare your GPU with the virtual GPU on 36 jobs.
 
-    The pieces are recordings (36 jobs, each event of the caching allocator, bare, recorded and virtual), outside
-    (memory that PyTorch does not see), out-of-memory (where a job fails as memory shrinks) and times (kernels of a
-    step: measured, and estimated). Without a name all of them run. Nothing else should use the GPU meanwhile. The file
-    holds the GPU's name, memory, driver and versions, and nothing of your own jobs (docs/accuracy/method.md).
+    This takes 14 minutes at most, and writes one JSON file. The pieces are recordings (each event of the caching
+    allocator, bare, recorded and virtual), outside (memory that PyTorch does not see), out-of-memory (where a job
+    fails as memory shrinks) and times (kernels of a step: measured, and estimated). Without a name all of them run.
+    Nothing else should use the GPU meanwhile. The file holds the GPU's name, memory, driver and versions, and nothing
+    of your own jobs (docs/accuracy/method.md).
     """
     from fakedist.confirm import confirming
     from fakedist.confirm.jobs import JOBS
