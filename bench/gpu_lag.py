@@ -165,7 +165,7 @@ def virtual(name: str, lag: str, gpu: list[str]) -> dict[str, int]:
     """Run a job under `fakedist profile`."""
     with tempfile.TemporaryDirectory(prefix="gpu-lag-") as directory:
         options = ["--device=virtual", f"--gpu-lag={lag}", f"--world-size={WORLD_SIZE}", "--rank=0", "--until=end"]
-        options += ["--no-kernels", "--no-page", "-o", f"{directory}/run", *gpu]
+        options += ["--no-page", *([] if lag == "estimated" else ["--no-kernels"]), "-o", f"{directory}/run", *gpu]
         return measure([sys.executable, "-m", "fakedist", "profile", *options, __file__, "--in-world", name])
 
 

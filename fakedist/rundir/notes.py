@@ -494,6 +494,28 @@ def streams_keep_most(lines: Sequence[tuple[str, int, int]]) -> str:
     )
 
 
+@note
+def streams_keep_estimated(lines: Sequence[tuple[str, int, int]], num_timed: int, num_untimed: int) -> str:
+    """The same, by ``--gpu-lag estimated``, which had the times of some launches and not of others."""
+    untimed = ""
+    if num_untimed:
+        part = num_untimed / (num_timed + num_untimed)
+        untimed = f". {part:.1%} of the launches are none of the timed step's, and count as taking no time"
+    return (
+        f"{_kept_by_streams(lines)}. Streams are done when the estimated times of a first run say so: what is reserved "
+        f"is estimated, between those of --gpu-lag none and full{untimed}"
+    )
+
+
+@note
+def lag_not_estimated() -> str:
+    """``--gpu-lag estimated`` in a run that has no times."""
+    return (
+        "--gpu-lag estimated needs a run that ends well and has a step with times: in this one streams are done at "
+        "once, as with --gpu-lag none"
+    )
+
+
 def _kept_by_streams(lines: Sequence[tuple[str, int, int]]) -> str:
     (line, blocks, num_bytes), *others = lines
     more = sum(row[1] for row in others), sum(row[2] for row in others)
@@ -619,6 +641,7 @@ WARNINGS = (
     "collectives_off",
     "branches_made_up",
     "streams_keep_least",
+    "streams_keep_estimated",
     "streams_keep_most",
     "not_sent",
     "objects_made_up",
