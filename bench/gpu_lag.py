@@ -1,4 +1,4 @@
-"""Reserved memory of jobs with `record_stream`: on a virtual GPU without lag, with estimated and full lag, on a real one.
+"""Reserved memory of jobs with `record_stream`: on a virtual GPU with no, estimated and full lag, and on a real one.
 
     python bench/gpu_lag.py [JOB ...]
 

@@ -125,8 +125,8 @@ _GPU_LAG = Option(
     kind=kinds.one_of(get_args(GpuLag)),
     group=OptionGroup.DEVICE,
     help="How far the virtual GPU lags behind its host. none: blocks of record_stream are free at once, so reserved "
-    "memory is a lower bound. full: as late as launch queues and the script's waits allow, an upper bound. estimated: as "
-    "late as the estimated times of a first run have it, so the script runs twice.",
+    "memory is a lower bound. full: as late as launch queues and the script's waits allow, an upper bound. estimated: "
+    "as late as the estimated times of a first run have it, so the script runs twice.",
     example="full",
 )
 GPU_POWER = Option(

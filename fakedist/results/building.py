@@ -96,7 +96,7 @@ def _untimed(recording: Recording, job: Job | None) -> tuple[Blocks, pd.DataFram
 def lag_rows(run_directory: Path) -> bytes:
     """The estimated times of a run's launches and events, as ``LAG_ROW`` in the host's order, for its second run.
 
-    A read by the host is no row: the time before it belongs to the next one. Nothing if no step was timed.
+    Reads by the host have no row: the time before one belongs to the next one. Nothing if no step was timed.
     """
     recording, job = read_recording(run_directory, may_be_empty=True), load_manifest(run_directory).job
     launches, keys = recording.launches, recording.launch_keys

@@ -190,12 +190,12 @@ class LaunchesRecord(Record):
 
 @record_kind("launch_keys")
 class LaunchKeysRecord(Record):
-    """What the launches of a timed step are to the driver, by which it knows them in another run of the job.
+    """Keys by which the driver recognises the launches of a timed step in another run of the job.
 
     Attributes:
         step: The timed step.
         key: For each row of that step's :class:`LaunchesRecord`: launches with the same key do the same; 0 for a read
-            by the host, which is no launch.
+            by the host, which has none.
     """
 
     step: int

@@ -502,8 +502,8 @@ def streams_keep_estimated(lines: Sequence[tuple[str, int, int]], num_timed: int
         part = num_untimed / (num_timed + num_untimed)
         untimed = f". {part:.1%} of the launches are none of the timed step's, and count as taking no time"
     return (
-        f"{_kept_by_streams(lines)}. Streams are done when the estimated times of a first run say so: what is reserved "
-        f"is estimated, between those of --gpu-lag none and full{untimed}"
+        f"{_kept_by_streams(lines)}. Here streams are done when the estimated times of a first run have them done, so "
+        f"what is reserved is estimated, between --gpu-lag none and full{untimed}"
     )
 
 

@@ -265,9 +265,9 @@ def test_the_notes_name_the_line_and_the_usual_cure() -> None:
     )
     assert notes.streams_keep_estimated(lines[:1], 975, 25).text == (
         "record_stream keeps 6 blocks of 6.00 GiB a step at /job/offload.py:88 until another stream is done with what "
-        "they hold. Streams are done when the estimated times of a first run say so: what is reserved is estimated, "
-        "between those of --gpu-lag none and full. 2.5% of the launches are none of the timed step's, and count as "
-        "taking no time"
+        "they hold. Here streams are done when the estimated times of a first run have them done, so what is reserved "
+        "is estimated, between --gpu-lag none and full. 2.5% of the launches are none of the timed step's, and count "
+        "as taking no time"
     )
     assert "can wait for the other one before the tensor is freed" in notes.streams_keep_most(lines[:1]).text
     of_fsdp = [("/x/torch/distributed/fsdp/_flat_param.py:1829", 1, 512)]
