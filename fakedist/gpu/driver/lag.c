@@ -20,8 +20,8 @@ struct stream_wait {
 struct lag_queue {
     uint64_t items, done; /* launches and waits: given, and done for certain */
     uint64_t launches, item_of[DEEPEST]; /* of the last launches */
-    double ends_us[DEEPEST], free_us;    /* when the estimate's GPU is done with each of these, and with all */
-    double has_room_us;                  /* when its launch queue has room for the last one */
+    double ends_us[DEEPEST], free_us; /* when the estimate's GPU is done with each of these, and with all */
+    double has_room_us; /* when its launch queue has room for the last one */
     struct stream_wait *waits; /* not done, in order, from the first one on */
     size_t first, count, room;
     struct lag_queue *next;
@@ -156,7 +156,7 @@ struct timed_row {
 int lag_timed;
 static struct timed_row *rows;
 static size_t num_rows, next_row, *by_key; /* the row expected next; all rows by key, those of one key in order */
-static uint64_t num_timed, num_untimed;    /* launches */
+static uint64_t num_timed, num_untimed; /* launches */
 
 static int compare(const struct timed_row *a, uint64_t key, size_t at) {
     return a->key != key ? (a->key < key ? -1 : 1) : (size_t)(a - rows) < at ? -1 : (size_t)(a - rows) > at;
