@@ -188,16 +188,20 @@ with torch.cuda.stream(side):
     third = recorded()
 torch.cuda.current_stream().wait_event(third)
 found["side"] = third.query()
+other = torch.cuda.Stream()
+other.wait_event(recorded())
+with torch.cuda.stream(other):
+    behind = recorded()  # at 610, as the stream that it waited for
 third.synchronize() # the host is at 232
 launch()            # 252, until 660
-found["at_252"] = second.query(), third.query()
+found["at_252"] = second.query(), third.query(), behind.query()
 torch.cuda.synchronize()
 found["synchronized"] = second.query()
 found["counts"] = gpu.lag_counts()
 """
     )
     assert (found["early"], found["at_102"], found["at_122"]) == ([False] * 2, [False] * 2, [True, False])
-    assert (found["side"], found["at_252"], found["synchronized"]) == (False, [False, True], True)
+    assert (found["side"], found["at_252"], found["synchronized"]) == (False, [False, True, False], True)
     assert found["counts"] == [10, 1]
 
 
