@@ -478,7 +478,7 @@ def streams_keep_least(lines: Sequence[tuple[str, int, int]]) -> str:
     """The allocator kept blocks for streams (``lines``: with blocks and bytes of a step, most first): not for long."""
     return (
         f"{_kept_by_streams(lines)}. Here streams are done at once, so what is reserved is a lower bound for a real "
-        "GPU (--gpu-lag full gives an upper one)"
+        "GPU (--gpu-lag full gives an upper one, estimated a figure in between)"
     )
 
 

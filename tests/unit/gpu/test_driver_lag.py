@@ -265,7 +265,7 @@ def test_the_notes_name_the_line_and_the_usual_cure() -> None:
     assert notes.streams_keep_least(lines).text == (
         "record_stream keeps 6 blocks of 6.00 GiB a step at /job/offload.py:88 (at other lines 1 of 512 B) until "
         "another stream is done with what they hold. Here streams are done at once, so what is reserved is a lower "
-        "bound for a real GPU (--gpu-lag full gives an upper one)"
+        "bound for a real GPU (--gpu-lag full gives an upper one, estimated a figure in between)"
     )
     assert notes.streams_keep_estimated(lines[:1], 975, 25).text == (
         "record_stream keeps 6 blocks of 6.00 GiB a step at /job/offload.py:88 until another stream is done with what "
