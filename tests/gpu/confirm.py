@@ -46,7 +46,7 @@ PIECES = {
     "tests": Piece("the tests marked gpu", 90.0, marked.run),
     "outside": Piece("what the device holds outside the allocator", 45.0, memory.run_outside),
     "out-of-memory": Piece("where a job fails with less and less memory", 65.0, memory.run_out_of_memory),
-    "lag": Piece("what jobs reserve that use streams", 120.0, memory.run_lag),
+    "lag": Piece("what jobs reserve that use streams", 210.0, memory.run_lag),
     "host": Piece("steps and calls: what the host takes", 240.0, host.run),
     "examples": Piece("the examples", 160.0, examples.run),
     "processes": Piece("real processes against faked ranks", 300.0, processes.run),

@@ -45,7 +45,7 @@ def run_lag(session: Session) -> bool:
     """Jobs with record_stream; whether the real GPU reserves what it may."""
     command = [sys.executable, os.fspath(ROOT / "bench" / "gpu_lag.py")]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=session.timeout_s(110.0))
+        done = subprocess.run(command, capture_output=True, text=True, timeout=session.timeout_s(200.0))
     except subprocess.TimeoutExpired as error:
         session.say(f"gpu_lag.py did not end in time: {error.stdout}")
         return False
