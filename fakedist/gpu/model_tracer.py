@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -24,7 +25,8 @@ from fakedist.gpu.launch_rows import LaunchRows, StepRanges, Tags
 from fakedist.gpu.values.tensors import Arguments, Keywords
 from fakedist.patch import patched, present
 from fakedist.rundir.collector import no_collector
-from fakedist.rundir.launch_records import LaunchesRecord
+from fakedist.rundir.encoding import Record
+from fakedist.rundir.launch_records import LaunchKeysRecord
 from fakedist.rundir.rows import Location
 
 #: The classes that launch Triton's kernels and hold their arguments: Inductor's and Triton's own.
@@ -51,13 +53,20 @@ class ModelTracer:
     Implements protocol ``record.timed_step.tracer.OperationTracer``. ``known`` returns a tensor's values, or None if no
     kernel computed them; ``numbers`` gives tags, the fast path's also to what it runs. ``inside`` returns the
     location of what a compiled graph launches in this thread, ``known_in_graph`` its buffers' values; None otherwise.
-    ``log`` is the driver's. ``timed`` is what the log had of the step whose records were asked for last; ``keep_reads``
-    gets a tape for what the host reads in a step, and None when it ends.
+    ``log`` is the driver's; with ``keeps_keys`` the keys of its launches are recorded, too. ``timed`` is what the log
+    had of the step whose records were asked for last; ``keep_reads`` gets a tape for what the host reads in a step, and
+    None when it ends.
     """
 
     def __init__(
-        self, known: Known = lambda tensor: None, numbers: Tags | None = None, log: LaunchLog | None = None
+        self,
+        known: Known = lambda tensor: None,
+        numbers: Tags | None = None,
+        log: LaunchLog | None = None,
+        *,
+        keeps_keys: bool = False,
     ) -> None:
+        self._keeps_keys = keeps_keys
         self.inside: Callable[[], Location | None] = lambda: None
         self.location_of: Callable[[int], Location] = lambda scope: _Outside.location
         self.known_in_graph: Known = lambda tensor: None
@@ -124,8 +133,8 @@ class ModelTracer:
             self._ranges.cut_short(len(self._launches))
 
     @no_collector()
-    def records(self) -> Sequence[LaunchesRecord]:
-        """The journal's record of the step's launches."""
+    def records(self) -> Sequence[Record]:
+        """The journal's records of the step's launches."""
         launches = list(self._launches)
         rows = LaunchRows(self._step, launches, self._tags, self._log.name, ranges=self._ranges)
         self._tags, self._launches = {}, []
@@ -133,7 +142,12 @@ class ModelTracer:
         self.timed = TimedLaunches(
             launches, rows.positions, self._num_may_end, self._may_end, step=self._step, tape=self._tape
         )
-        return (record,)
+        if not self._keeps_keys:
+            return (record,)
+        keys = self._log.keys(launches)
+        return record, LaunchKeysRecord(
+            self._step, array("Q", [keys[number] for number, _ in rows.positions]).tobytes()
+        )
 
     def capture_begins(self) -> None:
         """The capture of a CUDA graph begins. Its kernels run when the graph is launched, perhaps in the timed step."""

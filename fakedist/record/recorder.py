@@ -90,6 +90,7 @@ class Recorder(StepListener):
         clocked: ClockedGpu | None = None,
         go_bare: Callable[[], None] = lambda: None,
         why_not_bare: Callable[[], str] = lambda: "",
+        all_collectives: bool = False,
     ) -> None:
         self._append = append
         self._capacity = capacity
@@ -125,6 +126,7 @@ class Recorder(StepListener):
             self._position,
             operations=self._memory.operations,
             ledger=self._memory.ledger,
+            all_collectives=all_collectives,
         )
         self._exit = self._until_bare = ExitStack()
         self._is_closed = False

@@ -304,6 +304,8 @@ class RecordedStep(GraphObserver):
     The steps before the first ``wanted`` one are traced, too: the run may end before that one does. Then the last of
     them stands in for it; the first step, which alone creates optimizers' state, only if no other ended. What such a
     step launched stays in memory until the end.
+
+    With ``all_collectives`` the tracer hears of those outside of a timed step, too.
     """
 
     def __init__(
@@ -315,8 +317,10 @@ class RecordedStep(GraphObserver):
         *,
         operations: Operations,
         ledger: Ledger,
+        all_collectives: bool = False,
     ) -> None:
         self._tracer = tracer
+        self._all_collectives = all_collectives and tracer is not None
         self._wanted, self._size = wanted, size
         self._largest, self._cut_short = -1, 0
         self._is_wanted = False  # a wanted step has begun
@@ -330,6 +334,7 @@ class RecordedStep(GraphObserver):
         self._was_timed = False
         self._why_not = ""
         self._num_captures = 0
+        self._switch_tracing()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -440,7 +445,7 @@ class RecordedStep(GraphObserver):
         """Report operations and collectives to the tracer only while a step is timed or a graph is captured."""
         tracer = self._tracer if self._step or self._num_captures else None
         self._operations.trace(tracer)
-        self._ledger.around = None if tracer is None else self._around
+        self._ledger.around = self._around if tracer is not None or self._all_collectives else None
 
     def _around(self, sequence: int, operation: str) -> AbstractContextManager[None]:
         assert self._tracer is not None

@@ -6,6 +6,7 @@ places the launches in time, so another GPU needs no other run.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import field
 from typing import NamedTuple
 
@@ -25,6 +26,11 @@ LAUNCH_KINDS = (
     "host_waits_for_device",
     "host_reads",
 )
+
+
+#: A row of the timed step as the driver follows it with ``--gpu-lag estimated`` (``struct timed_row`` of driver/lag.c):
+#: its key, and microseconds of the host before it and of the GPU for it.
+LAG_ROW = struct.Struct("=Qdd")
 
 
 class WorkRow(NamedTuple):
@@ -180,6 +186,20 @@ class LaunchesRecord(Record):
     call: I64
     thread: U8 = b""
     ranges: list[RangeRow] = field(default_factory=list)
+
+
+@record_kind("launch_keys")
+class LaunchKeysRecord(Record):
+    """Keys by which the driver recognises the launches of a timed step in another run of the job.
+
+    Attributes:
+        step: The timed step.
+        key: For each row of that step's :class:`LaunchesRecord`: launches with the same key do the same; 0 for a read
+            by the host, which has none.
+    """
+
+    step: int
+    key: U64
 
 
 @record_kind("host_clock")

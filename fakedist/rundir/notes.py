@@ -478,7 +478,7 @@ def streams_keep_least(lines: Sequence[tuple[str, int, int]]) -> str:
     """The allocator kept blocks for streams (``lines``: with blocks and bytes of a step, most first): not for long."""
     return (
         f"{_kept_by_streams(lines)}. Here streams are done at once, so what is reserved is a lower bound for a real "
-        "GPU (--gpu-lag full gives an upper one)"
+        "GPU (--gpu-lag full gives an upper one, estimated a figure in between)"
     )
 
 
@@ -491,6 +491,28 @@ def streams_keep_most(lines: Sequence[tuple[str, int, int]]) -> str:
     return (
         f"{_kept_by_streams(lines)}. With --gpu-lag full streams are done as late as they can be, so what is reserved "
         f"is an upper bound for a real GPU (--gpu-lag none gives a lower one). {cure}"
+    )
+
+
+@note
+def streams_keep_estimated(lines: Sequence[tuple[str, int, int]], num_timed: int, num_untimed: int) -> str:
+    """The same, by ``--gpu-lag estimated``, which had the times of some launches and not of others."""
+    untimed = ""
+    if num_untimed:
+        part = num_untimed / (num_timed + num_untimed)
+        untimed = f". {part:.1%} of the launches are none of the timed step's, and count as taking no time"
+    return (
+        f"{_kept_by_streams(lines)}. Here streams are done when the estimated times of a first run have them done, so "
+        f"what is reserved is estimated, between --gpu-lag none and full{untimed}"
+    )
+
+
+@note
+def lag_not_estimated() -> str:
+    """``--gpu-lag estimated`` in a run that has no times."""
+    return (
+        "--gpu-lag estimated needs a run that ends well and has a step with times: in this one streams are done at "
+        "once, as with --gpu-lag none"
     )
 
 
@@ -619,6 +641,7 @@ WARNINGS = (
     "collectives_off",
     "branches_made_up",
     "streams_keep_least",
+    "streams_keep_estimated",
     "streams_keep_most",
     "not_sent",
     "objects_made_up",

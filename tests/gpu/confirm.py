@@ -32,10 +32,10 @@ PIECES = {
     "tests": MeasuredPiece("the tests marked gpu", 90.0, marked.run),
     "outside": SHIPPED["outside"],
     "out-of-memory": SHIPPED["out-of-memory"],
-    "lag": MeasuredPiece("what jobs reserve that use streams", 120.0, lag.run),
+    "lag": MeasuredPiece("what jobs reserve that use streams", 150.0, lag.run),
     "host": MeasuredPiece("steps and calls: what the host takes", 240.0, host.run),
     "examples": MeasuredPiece("the examples", 160.0, examples.run),
-    "processes": MeasuredPiece("real processes against faked ranks", 300.0, processes.run),
+    "processes": MeasuredPiece("real processes against faked ranks", 270.0, processes.run),
     "times": SHIPPED["times"],
     "calibrate": MeasuredPiece("kernels of a few shapes, as a calibration table", 90.0, calibrate.run),
 }

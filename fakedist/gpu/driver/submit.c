@@ -21,11 +21,18 @@
 
 static int num_graph_launches;
 
-static int is_wanted(void *stream) { return launch_is_logged() || cupti_is_tracing() || stream_graph(stream); }
+static int is_wanted(void *stream) {
+    return launch_is_logged() || lag_is_timed() || cupti_is_tracing() || stream_graph(stream);
+}
+
+static void log_row(const struct launch *made, void *stream) {
+    if (lag_is_timed()) lag_pass(stream_lag(stream), made);
+    if (launch_is_logged()) launch_append(made);
+}
 
 /* What is not captured is logged and traced. The node is that of the graph it is part of; 0 for none. */
 static void deliver(const struct launch *made, void *stream, uint64_t node) {
-    if (launch_is_logged()) launch_append(made);
+    log_row(made, stream);
     assert(made->kind <= LAUNCH_COLLECTIVE); /* waits are logged by log_wait() */
     if (cupti_is_tracing() && made->kind <= LAUNCH_FILL) cupti_trace_launch(made, stream_queue(stream), node);
 }
@@ -44,9 +51,9 @@ static void takes_a_place(void *stream) {
 
 /* Waits inside a capture belong to the graph, whose nodes run one after the other. */
 static void log_wait(int kind, uint64_t event, void *stream) {
-    if (!launch_is_logged() || stream_graph(stream)) return;
+    if ((!launch_is_logged() && !lag_is_timed()) || stream_graph(stream)) return;
     struct launch made = launch_tagged((struct launch){.kind = kind, .event = event}, stream);
-    launch_append(&made);
+    log_row(&made, stream);
 }
 
 /* ---- kernels, and calls that launch them ---- */
@@ -241,8 +248,8 @@ void submit_record(struct recording *event, void *stream) {
     event->capture = stream_capture(stream);
     event->moment = pool_moment();
     event->stream = stream;
-    event->point = lag_is_on() && !event->capture ? lag_now(stream_lag(stream)) : (struct lag_point){0};
     log_wait(STREAM_RECORDS, event->number, stream);
+    event->point = lag_is_on() && !event->capture ? lag_now(stream_lag(stream)) : (struct lag_point){0};
     if (cupti_is_tracing() && !event->capture) event->reached = cupti_trace_record(event->number, stream_queue(stream));
 }
 

@@ -14,7 +14,7 @@ def run(session: Session) -> bool:
     """Whether the real GPU reserves what it may."""
     command = [sys.executable, os.fspath(ROOT / "bench" / "gpu_lag.py")]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=session.timeout_s(110.0))
+        done = subprocess.run(command, capture_output=True, text=True, timeout=session.timeout_s(140.0))
     except subprocess.TimeoutExpired as error:
         session.say(f"gpu_lag.py did not end in time: {error.stdout!r}")
         return False
