@@ -77,7 +77,11 @@ _WORTH_A_NOTE = 0.01
 
 
 class Appends(Protocol):
-    """A journal that takes records."""
+    """A journal that takes records. ``num_bytes`` have been written."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes written so far."""
 
     def append(self, record: Record) -> None:
         """Write one record."""
@@ -288,6 +292,7 @@ class Surroundings:
             clocked=self._bare_gpu,
             go_bare=self._go_bare,
             why_not_bare=self._why_not_bare,
+            own_bytes=lambda: self._process.journal.num_bytes + self._process.tape.num_bytes,
         )
 
     def _cuda_begins(self) -> None:

@@ -51,6 +51,7 @@ class Drain:
         self._at = self._progress_at = time.monotonic()
         self._op = 0
         self._is_compiling = False
+        self.host: Callable[[], None] = lambda: None  # moves what happened to the host's memory
 
     def tick(self) -> None:
         """Drain and report progress, each if it is due."""
@@ -81,6 +82,7 @@ class Drain:
             self._append(OperationNamesRecord(names))
             self._operations.names = []
         self._history.drain()
+        self.host()
         if (ran := self._operations.numbering.take()).operation:
             self._append(ran)
         if (marks := self._marks.take()).op:

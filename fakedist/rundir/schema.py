@@ -190,6 +190,12 @@ SHARD, SHARD_CODE = "shard", 255
 ALIKE, ALIKE_CODE = "alike", 254
 #: Records have their places, so a new one goes to the end.
 PHASES = ("init", "forward", "backward", "optimizer", "other", "generation")
+#: Phases in which the host's memory is told apart: while a checkpoint is written or read, these come first.
+HOST_PHASES = (*PHASES, "evaluation", "save", "load")
+#: In the journal: what happened to the host's memory. See ``gpu/fast_path/host.cpp``.
+HOST_CHANGES = ("pageable", "pinned", "registered", "moved")
+#: Kinds of the host's memory: tensors, pinned memory, and shared memory in /dev/shm.
+HOST_KINDS = ("pageable", "pinned", "shared")
 #: What a kernel does.
 FAMILIES = ("gemm", "attention", "norm", "elementwise", "copy", "optimizer", "communication", "other")
 #: What a kernel's time is spent for: its phase, but what backward computes again stands alone.
