@@ -66,6 +66,7 @@ from fakedist.rundir.rows import UnansweredRow
 from fakedist.rundir.step_time import Peaks
 from fakedist.rundir.tape import find_tapes, script_identity
 from fakedist.world.dispatchers import Device
+from fakedist.world.files import saved
 from fakedist.world.process_group import around_calls, still_calls
 from fakedist.world.reroute import fake_world
 from fakedist.world.spawned import OwnRanks
@@ -292,7 +293,7 @@ class Surroundings:
             clocked=self._bare_gpu,
             go_bare=self._go_bare,
             why_not_bare=self._why_not_bare,
-            own_bytes=lambda: self._process.journal.num_bytes + self._process.tape.num_bytes,
+            own_bytes=lambda: self._process.journal.num_bytes + self._process.tape.num_bytes - saved.holes_bytes,
         )
 
     def _cuda_begins(self) -> None:

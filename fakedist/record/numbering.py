@@ -10,7 +10,13 @@ from torch._ops import OpOverload
 
 from fakedist.record.alive import TypeFinder
 from fakedist.record.marker import Cells, Marker
-from fakedist.rundir.memory_records import EventsRecord, HostBlocksRecord, NodeRunsRecord, NodesRecord, OperationStacksRecord
+from fakedist.rundir.memory_records import (
+    EventsRecord,
+    HostBlocksRecord,
+    NodeRunsRecord,
+    NodesRecord,
+    OperationStacksRecord,
+)
 from fakedist.rundir.records import OperationsRecord
 
 #: For the number of a matrix product: the address of its output, and the bytes of its operands.

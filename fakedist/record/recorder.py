@@ -21,7 +21,6 @@ from fakedist.record.device_memory import Beginning, EventNumbers
 from fakedist.record.graph_layers import is_dynamos
 from fakedist.record.hooks import backward_hook, made_optimizers, module_hooks, optimizer_hooks
 from fakedist.record.host_clock import ClockedGpu, HostClock
-from fakedist.record.host_memory import HostMemory
 from fakedist.record.ledger import Ledger
 from fakedist.record.memory_recording import Append, MemoryRecording
 from fakedist.record.module_names import OUTSIDE, LayerTable, remember_parents
@@ -118,16 +117,7 @@ class Recorder(StepListener):
         self._training = Training(
             self._position, steps, until, self._graphs, self, num_more=num_more, goes_on=self._goes_on
         )
-        self.host_memory = HostMemory(
-            append,
-            self._position,
-            fast_path,
-            keep_numbers=self._memory.history.keep_numbers,
-            evaluates=lambda: self._training.evaluates,
-            prefetched_bytes=self._training.loading.prefetched_bytes,
-            own_bytes=own_bytes,
-        )
-        self._memory.drain.host = self.host_memory.drain
+        self._memory.host.follow(self._training, own_bytes)
         self._go_bare = go_bare
         self.host_clock = HostClock(clocked, self._finish, why_not_bare, self._training.loading)
         self._lengths_s: list[float] = []  # of recorded steps
@@ -152,7 +142,7 @@ class Recorder(StepListener):
             if self._capacity is not None:
                 stack.enter_context(beyond_capacity(self._capacity, self._append, self._position))
             stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended, unseen))
-            stack.enter_context(self.host_memory.watching())
+            stack.enter_context(self._memory.host.watching())
             stack.enter_context(self._training.watching())  # what it does when a checkpoint is written comes last
             until_bare = stack.enter_context(ExitStack())
             until_bare.enter_context(self._memory.watching(unseen))
@@ -235,7 +225,6 @@ class Recorder(StepListener):
             last_step=steps.last,
             training=self._training.facts(),
         )
-        self.host_memory.close()
         self._memory.close()
         steps.close()
         self._memory.write()
@@ -248,8 +237,6 @@ class Recorder(StepListener):
         for record in self._later_step.close():
             self._append(record)
         self._memory.drain.names()
-        self.host_memory.drain()
-        self.host_memory.stop()
         self.ledger.flush()
         if self._memory.history.requests_ignored:
             self._append(NoteRecord(notes.history_requests_ignored()))
@@ -336,13 +323,11 @@ class Recorder(StepListener):
             self._append(record)
         self._lengths_s.append((end_us - start_us) / 1e6)
         if self._memory.is_on:
-            self.host_memory.look()
             self._memory.step_ended()
             samples = self._training.samples_of(step)
             self._append(StepRecord(step, start_us, end_us, samples.number, samples.shape))
             if step == steps.done and later.begins_after(step) and not self._is_closed:
                 self._memory.stop()
-                self.host_memory.stop()
         if not self._memory.is_on:
             self.ledger.is_on = later.step_ended(step, self._position.location, is_cut_short=steps.is_cut_short)
             self.ledger.on_call = later.call if later.is_on else None
@@ -354,12 +339,12 @@ class Recorder(StepListener):
             self._memory.drain.names()
             self._append(StepWentOnRecord(step))
         self._position.step_went_on(step)
-        self.host_memory.moved()
+        self._memory.host.moved()
         self._names_again |= step == 0
 
     def step_may_have_changed(self) -> None:
         """Time the step that begins, if it is to be timed."""
-        self.host_memory.moved()
+        self._memory.host.moved()
         if not self._is_closed:
             self._recorded_step.follow()
 
@@ -367,5 +352,5 @@ class Recorder(StepListener):
         if self._later_step.is_on:
             self._later_step.location(self._position.location)
         self._recorded_step.moved()  # an extension may launch kernels here without any torch operation
-        self.host_memory.moved()
+        self._memory.host.moved()
         self._memory.tick()

@@ -10,6 +10,7 @@ import pandas as pd
 
 from fakedist.analysis import memory_tables
 from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_places
+from fakedist.analysis.host_blocks import host_tables
 from fakedist.analysis.layer_table import Fold, fold_layers, layer_table
 from fakedist.analysis.memory_tables import Peak, find_peak
 from fakedist.analysis.recording import Recording, read_recording, recorded_so_far
@@ -78,6 +79,7 @@ def compute_tables(run_directory: Path, *, may_be_empty: bool = True) -> Compute
     trained_first(recording)
     blocks, positions = build_blocks(recording), event_places(recording)
     tables = make_tables(recording, blocks, positions)
+    tables |= host_tables(recording, job)
     tables["routed"] = routed_table(recording, blocks, tables, job)
     folds = fold_layers(tables["layers"])
     times, notes = _step_times(recording, at_pace(tables, ExpertsLoad()), folds, job)

@@ -14,6 +14,7 @@ import pandas as pd
 from fakedist.analysis.advice import find_advice
 from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.evidence import Room, Setup
+from fakedist.analysis.host_blocks import host_memory
 from fakedist.analysis.layer_table import Fold, fold_table, rows_of
 from fakedist.analysis.memory_tables import Peak, described_blocks, differences
 from fakedist.analysis.recording import Recording
@@ -141,7 +142,6 @@ def summarize(
     capacity = _capacity(gpu, job)
     notes, in_use = list(notes), (peak.reserved_bytes, capacity)
     outside = _outside(recording, tables, job, in_use, notes) if has_steps else None
-    lacks_room = outside is not None and outside.beside_reserved == "does not fit"
     out_of_memory = _out_of_memory(recording, ending, tables, capacity)
     room = room_of(ending, out_of_memory, capacity, outside, None if times is None else times.summary)
     advice, remedy = _advised(tables, folds, room, _setup(recording, job), notes)
@@ -153,7 +153,7 @@ def summarize(
         torch=gpu.torch,
         exit=ending,
         left_during_init=left,
-        fits=ending.outcome is not Outcome.OUT_OF_MEMORY and recording.beyond is None and not lacks_room,
+        fits=_fits(recording, ending, outside),
         capacity_bytes=capacity,
         peak_allocated_bytes=peak.allocated_bytes,
         peak_reserved_bytes=peak.reserved_bytes,
@@ -175,7 +175,13 @@ def summarize(
         reserved=reserved_moments(tables),
         notes=notes,
         router_load=None if recording.routers is None else recording.routers.facts,
+        host_memory=host_memory(recording, job, tables["stacks"]["line"].tolist()),
     )
+
+
+def _fits(recording: Recording, ending: Ending, outside: Outside | None) -> bool:
+    lacks_room = outside is not None and outside.beside_reserved == "does not fit"
+    return ending.outcome is not Outcome.OUT_OF_MEMORY and recording.beyond is None and not lacks_room
 
 
 def _capacity(gpu: GpuRecord, job: Job | None) -> int:

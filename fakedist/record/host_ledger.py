@@ -27,10 +27,10 @@ from fakedist.patch import patched, present
 from fakedist.record.device_memory import without_inductor
 from fakedist.record.numbering import FastPath
 from fakedist.record.position import Position
+from fakedist.record.steps import Training
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.memory_records import HostBlocksRecord, HostLookRecord, HostPlacesRecord, SaveRecord
 from fakedist.rundir.rows import MappingRow, ScopeRow
-from fakedist.world.files import saved
 
 #: Modules and their functions that write a checkpoint, or read one. A nested call among them is part of the same.
 SAVES = {
@@ -77,15 +77,12 @@ class _Save:
         )
 
 
-class HostMemory:
+class HostLedger:
     """Records the host's memory.
 
     Args:
         reader: Compiled code that watches the CPU allocator. None records nothing but checkpoints.
         keep_numbers: Called with each record of blocks, whose frames and stacks continue the run's numbers.
-        evaluates: Whether an evaluation runs.
-        prefetched_bytes: The most that workers of DataLoaders have ready in /dev/shm.
-        own_bytes: What the recording itself has written to its files.
     """
 
     def __init__(
@@ -93,15 +90,12 @@ class HostMemory:
         append: Callable[[Record], None],
         position: Position,
         reader: FastPath | None,
-        *,
         keep_numbers: Callable[[HostBlocksRecord], None],
-        evaluates: Callable[[], bool],
-        prefetched_bytes: Callable[[], int],
-        own_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._append, self._position, self._reader = append, position, reader
-        self._keep_numbers, self._evaluates = keep_numbers, evaluates
-        self._prefetched_bytes, self._own_bytes = prefetched_bytes, own_bytes
+        self._keep_numbers = keep_numbers
+        self._training: Training | None = None
+        self._own_bytes: Callable[[], int] = lambda: 0
         self._is_on = False
         self._pid = os.getpid()
         self._places: dict[tuple[int, str], int] = {}
@@ -110,6 +104,10 @@ class HostMemory:
         self._activity, self._depth = "", 0
         self._known_files: set[str] = set()
         self._running: list[_Save] = []
+
+    def follow(self, training: Training, own_bytes: Callable[[], int]) -> None:
+        """Follow the training. ``own_bytes``: written by the recording, less what the script wrote as holes."""
+        self._training, self._own_bytes = training, own_bytes
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -138,7 +136,7 @@ class HostMemory:
             return
         position = self._position
         phase = self._activity or position.phase
-        if phase in ("forward", "other") and self._evaluates():
+        if phase in ("forward", "other") and self._training is not None and self._training.evaluates:
             phase = "evaluation"
         step = 0 if phase == "init" else position.step
         place = self._places.get((step, phase))
@@ -155,11 +153,10 @@ class HostMemory:
         if not self._is_on or self._reader is None or os.getpid() != self._pid:
             return
         pinned, used = _pinned()
+        prefetched = 0 if self._training is None else self._training.loading.prefetched_bytes()
         mappings = [row for row in _mappings() if row.path not in self._known_files]
         self._append(
-            HostLookRecord(
-                _now_us(), self._place, self._reader.malloc_bytes(), pinned, used, self._prefetched_bytes(), mappings
-            )
+            HostLookRecord(_now_us(), self._place, self._reader.malloc_bytes(), pinned, used, prefetched, mappings)
         )
 
     def drain(self) -> None:
@@ -238,12 +235,12 @@ class HostMemory:
         result = original(*args, **kwargs)
         save.end_us = _now_us()
         upload = getattr(result, "upload_completion", result)
-        if name.endswith(".async_save") and "PROCESS" not in str(kwargs.get("async_checkpointer_type")):
+        if _goes_elsewhere(name, result, kwargs):
+            self._append(dataclasses.replace(save, asynchronous=True).made(-1))
+        elif name.endswith(".async_save"):
             save.asynchronous, save.running = True, upload
             self._running.append(save)
             present(upload, "add_done_callback")(lambda done: self._done(save))
-        elif result is not None:  # another process writes it
-            self._append(dataclasses.replace(save, asynchronous=True).made(-1))
         else:
             self._append(save.made(self._written() - save.written_before))
         return result
@@ -256,7 +253,13 @@ class HostMemory:
     def _written(self) -> int:
         """Bytes that this process has written to files, those of holes included and the recording left out."""
         text = next((line for line in _IO.read_text().splitlines() if line.startswith("wchar: ")), "wchar: 0")
-        return int(text.partition(" ")[2]) + saved.holes_bytes - self._own_bytes()
+        return int(text.partition(" ")[2]) - self._own_bytes()
+
+
+def _goes_elsewhere(name: str, result: object, kwargs: dict[str, object]) -> bool:
+    """Whether another process writes a checkpoint: DCP's own, or those that Megatron starts for what it returned."""
+    is_megatrons = name.startswith("megatron") and result is not None
+    return is_megatrons or "PROCESS" in str(kwargs.get("async_checkpointer_type"))
 
 
 def _now_us() -> int:
@@ -274,7 +277,9 @@ def _mappings() -> list[MappingRow]:
         if "x" in rights or _LIBRARY.search(path):
             programs.add(path)
         elif end - begin >= _LEAST_BYTES:
-            rows.setdefault(path, []).append(MappingRow(begin, end - begin, path, rights[1] == "w" and rights[3] == "p"))
+            rows.setdefault(path, []).append(
+                MappingRow(begin, end - begin, path, rights[1] == "w" and rights[3] == "p")
+            )
     return [row for path, of_path in rows.items() if path not in programs for row in of_path]
 
 
