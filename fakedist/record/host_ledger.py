@@ -28,8 +28,10 @@ from fakedist.record.device_memory import without_inductor
 from fakedist.record.numbering import FastPath
 from fakedist.record.position import Position
 from fakedist.record.steps import Training
+from fakedist.rundir import notes
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.memory_records import HostBlocksRecord, HostLookRecord, HostPlacesRecord, SaveRecord
+from fakedist.rundir.records import NoteRecord
 from fakedist.rundir.rows import MappingRow, ScopeRow
 
 #: Modules and their functions that write a checkpoint, or read one. A nested call among them is part of the same.
@@ -118,7 +120,7 @@ class HostLedger:
         self._is_on = True
         self.moved()
         try:
-            with self._checkpoints():
+            with self._checkpoints(), self._storages():
                 yield
         finally:
             self.stop()
@@ -185,6 +187,25 @@ class HostLedger:
             for save in self._running:
                 self._append(save.made(-1))
             self._running.clear()
+            if self._reader is None and torch.cuda.is_initialized():
+                self._append(NoteRecord(notes.host_memory_not_recorded()))
+
+    @contextmanager
+    def _storages(self) -> Iterator[None]:
+        """Watch the storages that Python makes: their memory does not come from the allocator that is set."""
+        make, owner = torch.UntypedStorage.__new__, torch.UntypedStorage
+
+        def made(kind: type[torch.UntypedStorage], *args: Any, **kwargs: Any) -> torch.UntypedStorage:
+            storage = make(kind, *args, **kwargs)
+            if self._is_on and self._reader is not None and args:
+                self._reader.host_made(storage._cdata)
+            return storage
+
+        setattr(owner, "__new__", made)  # noqa: B010 (mypy: a method)
+        try:
+            yield
+        finally:
+            delattr(owner, "__new__")
 
     # ---- checkpoints
 

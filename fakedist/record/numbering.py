@@ -109,6 +109,10 @@ class FastPath(Numbering, Protocol):
         """``host_moved(place)``: the rank is in another step or phase."""
 
     @property
+    def host_made(self) -> Callable[[int], None]:
+        """``host_made(address)``: Python has made the storage with this ``_cdata``."""
+
+    @property
     def malloc_bytes(self) -> Callable[[], int]:
         """Bytes that malloc has given to all of this process; -1 where that is not known."""
 

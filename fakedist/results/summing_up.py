@@ -24,6 +24,7 @@ from fakedist.errors import TRACEBACK, described
 from fakedist.options import Job, Until
 from fakedist.options.expert_loads import EVEN
 from fakedist.rundir import notes as run_note
+from fakedist.rundir.host_memory import HostMemory
 from fakedist.rundir.memory_records import BeyondCapacityRecord
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import BEYOND_CAPACITY, Ending, Outcome
@@ -175,13 +176,23 @@ def summarize(
         reserved=reserved_moments(tables),
         notes=notes,
         router_load=None if recording.routers is None else recording.routers.facts,
-        host_memory=host_memory(recording, job, tables["stacks"]["line"].tolist()),
+        host_memory=_host_memory(recording, job, tables, notes),
     )
 
 
 def _fits(recording: Recording, ending: Ending, outside: Outside | None) -> bool:
     lacks_room = outside is not None and outside.beside_reserved == "does not fit"
     return ending.outcome is not Outcome.OUT_OF_MEMORY and recording.beyond is None and not lacks_room
+
+
+def _host_memory(
+    recording: Recording, job: Job | None, tables: dict[str, pd.DataFrame], notes: list[Note]
+) -> HostMemory | None:
+    """The host's memory, with a note if the node has less than it needs."""
+    found = None if job is None else host_memory(recording, job, tables["stacks"]["line"].tolist())
+    if found is not None and found.node.limit_bytes is not None and found.node.high_bytes > found.node.limit_bytes:
+        notes.append(run_note.node_memory_short(found.node))
+    return found
 
 
 def _capacity(gpu: GpuRecord, job: Job | None) -> int:

@@ -478,6 +478,8 @@ class CompiledFastPath:
         self.note_function.argtypes, self.note_function.restype = [ctypes.c_int], None
         self.malloc_bytes = library.fakedist_host_malloc
         self.malloc_bytes.restype = ctypes.c_int64
+        self.host_made = library.fakedist_host_made
+        self.host_made.argtypes, self.host_made.restype = [ctypes.c_void_p], None
         self.host_moved = library.fakedist_host_moved
         self.host_moved.argtypes, self.host_moved.restype = [ctypes.c_int64], None
         self.note_stack = library.fakedist_nodes_called

@@ -3,6 +3,7 @@
 #include "view.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 
 #include <malloc.h>
@@ -119,6 +120,14 @@ API int fakedist_host_watch(int wanted) {
     host_events.clear(), host_blocks.clear();
     host_is_on = true;
     return 1;
+}
+
+// Python made a storage, for which torch does not ask the allocator that is set.
+API void fakedist_host_made(c10::StorageImpl *storage) {
+    c10::DataPtr &block = storage->_mutable_data_ptr_no_checks();
+    if (storage->nbytes() >= LEAST && storage->device_type() == c10::kCPU && host_is_on && usual &&
+        block.compare_exchange_deleter(usual->raw_deleter(), &free_block))
+        happened(PAGEABLE, reinterpret_cast<uint64_t>(block.get()), storage->nbytes());
 }
 
 // The rank is in another step or phase.
