@@ -277,6 +277,8 @@ class Surroundings:
             self._inventions = self._values.host.inventions
         execute = None if self._values is None else self._values.execute
         fast_path = make_fast_path(self._values)
+        if fast_path is None:
+            self._journal.append(NoteRecord(notes.host_memory_not_recorded()))
         tracer = self._model_tracer(fast_path)
         return Recorder(
             self._append,

@@ -117,6 +117,7 @@ class HostLedger:
         self._known_files = {row.path for row in _mappings()}
         if self._reader is not None and not self._reader.watch_host(True):
             self._reader = None
+            self._append(NoteRecord(notes.host_memory_not_recorded()))
         self._is_on = True
         self.moved()
         try:
@@ -187,8 +188,6 @@ class HostLedger:
             for save in self._running:
                 self._append(save.made(-1))
             self._running.clear()
-            if self._reader is None and torch.cuda.is_initialized():
-                self._append(NoteRecord(notes.host_memory_not_recorded()))
 
     @contextmanager
     def _storages(self) -> Iterator[None]:

@@ -299,8 +299,8 @@ def run_markdown(run: Run, *, all_layers: bool = False) -> str:
     if summary.estimated_outside:
         pieces.append("\n".join(_outside(summary.estimated_outside)))
     if memory := summary.host_memory:
-        rows = host_memory_sheets.host_figures(memory)
-        items = [f"- {name}: **{figure}** ({escaped(more)})" for name, figure, more in rows]
+        figures = host_memory_sheets.host_figures(memory)
+        items = [f"- {name}: **{figure}** ({escaped(more)})" for name, figure, more in figures]
         pieces.append("\n".join([f"**{host_memory_sheets.TITLE}**", "", *items]))
         sheets = host_memory_sheets.host_memory_sheets(memory, run.manifest.cwd)
         pieces += ["\n".join(sheet_markdown(sheet)) for sheet in sheets]
