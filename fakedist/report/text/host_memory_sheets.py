@@ -25,7 +25,7 @@ def node_text(node: NodeMemory) -> str:
     as_one = f"if the other {others} hold" if others > 1 else "if the other one holds"
     text = f"{at}: {as_one} what rank {node.recorded[-1]} holds"
     if node.low_bytes < node.high_bytes:
-        text += f"; {format_bytes(node.low_bytes)} if they hold what it holds in training: it may save alone"
+        text += f"; {format_bytes(node.low_bytes)} if they hold what it holds in training (it may save alone)"
     return text
 
 
@@ -52,13 +52,13 @@ def host_figures(memory: HostMemory) -> list[tuple[str, str, str]]:
         rows.append(("the node has", format_bytes(node.limit_bytes), limit_text(node)))
     most = _most(memory.phases)
     if most.prefetched_bytes:
-        rows.append(("besides, at most", format_bytes(most.prefetched_bytes), "batches that workers have in /dev/shm"))
+        rows.append(("ahead, at most", format_bytes(most.prefetched_bytes), "batches that workers have in /dev/shm"))
     if most.mapped_bytes:
         own = f", {format_bytes(most.private_bytes)} of them its own where it writes" if most.private_bytes else ""
         rows.append(("files in memory", format_bytes(most.mapped_bytes), f"pages that the kernel can drop{own}"))
     if most.other_bytes is not None:
         what = "of a rank: smaller tensors, Python's and NumPy's objects, libraries and this recording"
-        rows.append(("besides, at most", format_bytes(most.other_bytes), what))
+        rows.append(("other, at most", format_bytes(most.other_bytes), what))
     return rows
 
 
