@@ -227,7 +227,7 @@ def host_memory(recording: Recording, job: Job | None, lines: Sequence[str]) -> 
 
 
 def node_memory(ranks: Mapping[int, Sequence[HostPhase]], job: Job) -> NodeMemory:
-    """What a node needs, by the phases of the ranks of it that ran; the others are taken as copies of the last."""
+    """A node's need, by the phases of the ranks of it that ran; the others are taken as copies of the last."""
     last, others = max(ranks), job.local_world_size - len(ranks)
     levels = {rank: {(row.step, row.phase): row for row in rows} for rank, rows in ranks.items()}
     training = {

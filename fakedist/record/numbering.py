@@ -117,7 +117,7 @@ class FastPath(Numbering, Protocol):
         """Bytes that malloc has given to all of this process; -1 where that is not known."""
 
     def read_host(self) -> HostBlocksRecord | None:
-        """What happened to the host's memory since the last call; None if torch cannot name the frames."""
+        """Changes of the host's memory since the last call; None if torch cannot name the frames."""
 
     def begin(self, cells: Cells, where: Callable[[], Whereabouts]) -> None:
         """Begin a run, which keeps ``cells`` up to date and calls ``where`` in the thread of an operation."""

@@ -39,7 +39,7 @@ class HostPhase:
 
 @dataclass(frozen=True)
 class HostLine:
-    """What a line allocated of the host's memory that was held at its peak.
+    """The host's memory at its peak that a line allocated.
 
     Attributes:
         line: ``file:line (function)``; empty in autograd's own threads.

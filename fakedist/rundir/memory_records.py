@@ -94,7 +94,7 @@ class OperationStacksRecord(Record):
 
 @record_kind("host_blocks")
 class HostBlocksRecord(Record):
-    """What happened to the host's memory, in order. Of the CPU allocator only blocks of 1 MiB and more are known.
+    """Changes of the host's memory, in order. Of the CPU allocator only blocks of 1 MiB and more are known.
 
     Attributes:
         frames: New frames, as in :class:`EventsRecord`.

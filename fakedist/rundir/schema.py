@@ -191,7 +191,7 @@ SHARD, SHARD_CODE = "shard", 255
 ALIKE, ALIKE_CODE = "alike", 254
 #: Records have their places, so a new one goes to the end.
 PHASES = ("init", "forward", "backward", "optimizer", "other", "generation")
-#: Phases in which the host's memory is told apart: while a checkpoint is written or read, these come first.
+#: Phases of the host's memory: an evaluation, or a checkpoint that is written or read, comes before the others.
 HOST_PHASES = (*PHASES, "evaluation", "save", "load")
 #: In the journal: what happened to the host's memory. See ``gpu/fast_path/host.cpp``.
 HOST_CHANGES = ("pageable", "pinned", "registered", "moved")

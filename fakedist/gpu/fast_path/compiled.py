@@ -116,7 +116,7 @@ def read_nodes(library: ctypes.CDLL) -> tuple[NodesRecord, NodeRunsRecord, Opera
 
 
 def read_host(library: ctypes.CDLL) -> HostBlocksRecord | None:
-    """What happened to the host's memory, as ``record.numbering.FastPath``."""
+    """Changes of the host's memory, as ``record.numbering.FastPath``."""
     views = (View * _NUM_HOST_COLUMNS)()
     if library.fakedist_host_read(views) < 0:
         return None
@@ -593,7 +593,7 @@ class CompiledFastPath:
         return bool(self._library.fakedist_host_watch(int(wanted)))
 
     def read_host(self) -> HostBlocksRecord | None:
-        """What happened to the host's memory since the last call; None if torch cannot name the frames."""
+        """Changes of the host's memory since the last call; None if torch cannot name the frames."""
         return read_host(self._library)
 
 

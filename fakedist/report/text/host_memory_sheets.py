@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from fakedist.analysis.host_blocks import node_memory
+from fakedist.options import Job
 from fakedist.report.text.sheet import KEY, Sheet, SheetColumn, bytes_column
 from fakedist.report.text.wording import short_line
+from fakedist.results.run import Run
 from fakedist.rundir.host_memory import HostMemory, HostPhase, NodeMemory, Save
 from fakedist.rundir.notes import counted, listed
 from fakedist.units import format_bytes, format_us
@@ -36,6 +39,25 @@ def short_figures(node: NodeMemory) -> list[tuple[str, str, str]]:
     has = "" if node.limit_bytes is None else f" that has {format_bytes(node.limit_bytes)}"
     at = f"in step {node.step}, {node.phase}"
     return [("host", format_bytes(node.high_bytes), f"{at}, for a node of {counted(node.num_ranks, 'rank')}{has}")]
+
+
+def node_remarks(runs: Iterable[Run]) -> list[str]:
+    """For each node of which several ranks ran: the host memory that it needs."""
+    nodes: dict[int, dict[int, Sequence[HostPhase]]] = {}
+    jobs: dict[int, Job] = {}
+    for run in runs:
+        job, memory = run.manifest.job, run.summary.host_memory
+        if job is not None and memory is not None:
+            jobs[job.node_rank] = job
+            nodes.setdefault(job.node_rank, {})[job.rank] = memory.phases
+    remarks = []
+    for number, ranks in nodes.items():
+        if len(ranks) > 1:
+            node = node_memory(ranks, jobs[number])
+            limit = "" if node.limit_bytes is None else f"; it has {format_bytes(node.limit_bytes)}: {limit_text(node)}"
+            needs = f"needs {format_bytes(node.high_bytes)} of host memory in {node_text(node)}"
+            remarks.append(f"node {number} of {counted(node.num_ranks, 'rank')} {needs}{limit}")
+    return remarks
 
 
 def host_figures(memory: HostMemory) -> list[tuple[str, str, str]]:
@@ -110,7 +132,7 @@ def host_phase_sheet(memory: HostMemory) -> Sheet:
 
 
 def host_line_sheet(memory: HostMemory, cwd: str) -> Sheet:
-    """What was held at the peak by line."""
+    """Memory at the peak by line."""
     rows, whole = memory.lines[:_NUM_LINES], memory.peak.peak_bytes or 1
     return Sheet(
         "Host memory at its peak by line",
@@ -137,7 +159,7 @@ def save_sheet(memory: HostMemory, cwd: str) -> Sheet:
     if rate:
         columns.insert(3, SheetColumn("takes", [_takes(row, rate, memory.node.num_ranks) for row in rows], rank=KEY))
         remarks.append(
-            f"takes: estimated, at {format_bytes(rate)}/s of the node: from this rank's bytes alone to those of all "
+            f"takes: estimated, at {rate / 1e9:g} GB/s of the node: from this rank's bytes alone to those of all "
             f"{memory.node.num_ranks}"
         )
     if any(row.written_bytes < 0 for row in rows):

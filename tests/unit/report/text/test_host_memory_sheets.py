@@ -1,10 +1,13 @@
 """The host's memory in words: what the node needs and has, and how long a checkpoint takes."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from fakedist.report.text.host_memory_sheets import host_figures, host_memory_sheets, short_figures
+from fakedist.options import Job
+from fakedist.report.text.host_memory_sheets import host_figures, host_memory_sheets, node_remarks, short_figures
 from fakedist.rundir import notes
 from fakedist.rundir.host_memory import HostLine, HostMemory, HostPhase, NodeMemory, Save
 
@@ -86,3 +89,20 @@ def test_the_note_tells_what_is_certain_first() -> None:
     note = "a node of 8 ranks needs {} of host memory in step 2, save, and has 480.00 GiB (--host-memory): the host"
     assert notes.node_memory_short(NODE).text.startswith(note.format("up to 648.00 GiB"))
     assert notes.node_memory_short(_node(500 * GIB, 648 * GIB)).text.startswith(note.format("at least 500.00 GiB"))
+
+
+def run_of_rank(rank: int, *phases: HostPhase) -> Any:
+    memory = replace(MEMORY, phases=list(phases))
+    job = Job(world_size=16, rank=rank, target="train.py", host_memory_bytes=100 * GIB)
+    return SimpleNamespace(summary=SimpleNamespace(host_memory=memory), manifest=SimpleNamespace(job=job))
+
+
+def test_ranks_of_a_node_that_ran_are_added_up() -> None:
+    training = HostPhase(2, "forward", 10 * GIB)
+    runs = [run_of_rank(0, training, PEAK), run_of_rank(1, training), run_of_rank(8, training)]
+    (remark,) = node_remarks(runs)
+    assert remark == (
+        "node 0 of 8 ranks needs 151.00 GiB of host memory in step 2, save: if the other 6 hold what rank 1 holds; "
+        "it has 100.00 GiB: too little: 51.00 GiB are missing at least"
+    )
+    assert node_remarks(runs[1:]) == []
