@@ -309,4 +309,5 @@ def _pinned() -> tuple[int, int]:
     if statistics is None or not torch.cuda.is_initialized():
         return -1, -1
     known: dict[str, Any] = statistics()
-    return known["allocated_bytes"]["current"], known["active_bytes"]["current"]
+    taken, used = (known.get(name, {}).get("current", -1) for name in ("allocated_bytes", "active_bytes"))
+    return taken, used
