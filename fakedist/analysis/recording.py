@@ -26,11 +26,15 @@ from fakedist.rundir.memory_records import (
     GeneratedRecord,
     GraphsRecord,
     HeldRecord,
+    HostBlocksRecord,
+    HostLookRecord,
+    HostPlacesRecord,
     MarksRecord,
     NodeRunsRecord,
     NodesRecord,
     OperationStacksRecord,
     PlacingsRecord,
+    SaveRecord,
     StatisticsRecord,
 )
 from fakedist.rundir.notes import Note
@@ -131,6 +135,10 @@ class Recording:
         not_sent: Lines that read integers or flags that another rank should have sent.
         routers: Routers that picked experts by made-up values; None without any.
         router_passes: Their calls, in order.
+        host_blocks: Columns of ``HostBlocksRecord``: what happened to the host's memory.
+        host_places: Its steps and phases.
+        host_looks: What of it no event tells of, in order.
+        saves: Checkpoints that were written.
         made_by: Operations of backwards in order (``op``), and the one that made the node that ran each (``forward``).
         unanswered: Number of calls of each CUDA function that was refused.
         truncated: The journal ends in the middle of a record.
@@ -173,6 +181,10 @@ class Recording:
     host: HostRecord | None = None
     routers: RouterLoadRecord | None = None
     router_passes: list[RouterPassRow] = field(default_factory=list)
+    host_blocks: dict[str, Array] = field(default_factory=lambda: empty_columns(HostBlocksRecord))
+    host_places: list[ScopeRow] = field(default_factory=list)
+    host_looks: list[HostLookRecord] = field(default_factory=list)
+    saves: list[SaveRecord] = field(default_factory=list)
     made_by: dict[str, Array] = field(default_factory=lambda: {"op": np.zeros(0, "i8"), "forward": np.zeros(0, "i8")})
     timed_step: int = -1
     steps: list[StepRecord] = field(default_factory=list)
@@ -251,7 +263,13 @@ _KEPT: dict[type[Record], str] = {
     RouterLoadRecord: "routers",
 }
 #: The list of a recording that has every record of a kind.
-_LISTED: dict[type[Record], str] = {NotSentRecord: "not_sent", GeneratedRecord: "generated", StepRecord: "steps"}
+_LISTED: dict[type[Record], str] = {
+    NotSentRecord: "not_sent",
+    GeneratedRecord: "generated",
+    StepRecord: "steps",
+    HostLookRecord: "host_looks",
+    SaveRecord: "saves",
+}
 #: The list of a recording that has the rows of all records of a kind.
 _ROWS: dict[type[Record], str] = {
     ScopesRecord: "scopes",
@@ -266,6 +284,7 @@ _ROWS: dict[type[Record], str] = {
     GraphsRecord: "graphs",
     HeldRecord: "held",
     RouterPassesRecord: "router_passes",
+    HostPlacesRecord: "host_places",
 }
 
 
@@ -280,6 +299,7 @@ class JournalReading:
         self._nodes: list[NodesRecord] = []
         self._node_runs: list[NodeRunsRecord] = []
         self._called: list[OperationStacksRecord] = []
+        self._host_blocks: list[HostBlocksRecord] = []
         self._kernels: KernelsRecord | None = None
 
     def read(self, path: Path, *, may_be_empty: bool) -> None:
@@ -302,6 +322,7 @@ class JournalReading:
         ran = _joined(OperationsRecord, self._ops)
         recording.op_operation, recording.op_scope = ran["operation"], ran["scope"]
         recording.marks = _joined(MarksRecord, self._marks)
+        recording.host_blocks = _joined(HostBlocksRecord, self._host_blocks)
         events = {device: _joined(EventsRecord, self._events[device]) for device in sorted(self._events)}
         # torch.cuda.memory_snapshot() in the script leaves an event on every device, used or not.
         recording.events = {
@@ -355,6 +376,10 @@ class JournalReading:
                 recording.frames += record.frames
                 recording.stacks += record.stacks
                 self._nodes.append(record)
+            case HostBlocksRecord():
+                recording.frames += record.frames
+                recording.stacks += record.stacks
+                self._host_blocks.append(record)
             case NodeRunsRecord():
                 self._node_runs.append(record)
             case OperationStacksRecord():
@@ -384,6 +409,7 @@ class JournalReading:
         recording = self.recording
         recording.steps = [ended for ended in recording.steps if ended.step != step]
         recording.scopes = [merged(scope, step) for scope in recording.scopes]
+        recording.host_places = [merged(place, step) for place in recording.host_places]
         if self._kernels is not None and self._kernels.source.step == step:
             self._kernels = None
         if recording.launches is not None and recording.launches.step == step:

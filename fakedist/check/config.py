@@ -19,13 +19,16 @@ from fakedist.options import Door, Job, JobProgram, make_jobs
 from fakedist.options.definition import OPTIONS
 from fakedist.rundir.schema import CATEGORIES, FAMILIES
 from fakedist.section import Section
-from fakedist.units import parse_bytes, parse_percent, parse_us
+from fakedist.units import format_bytes, parse_bytes, parse_percent, parse_us
 
 #: Figures of a rank as a whole.
-PLAIN = ("peak_allocated", "peak_reserved", "headroom", "step_time")
+PLAIN = ("peak_allocated", "peak_reserved", "headroom", "step_time", "host_bytes", "node_host_bytes")
 _FAMILIES = tuple(name for name in FAMILIES if name != "communication")
 #: Figures of a part of a rank, by the part's name.
 PARTED = ("categories", "layers", "groups", "families")
+
+
+_HOST_NAMES = {"host_bytes": "host memory", "node_host_bytes": "host memory of the node"}
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,14 @@ class Figure:
     def name(self) -> str:
         """The figure's name in tables."""
         if self.kind in PLAIN:
-            return self.kind.replace("_", " ")
+            return _HOST_NAMES.get(self.kind, self.kind.replace("_", " "))
         one = {"categories": "category", "layers": "layers", "groups": "group", "families": "kernels of"}
         return f"{one[self.kind]} {self.part}"
+
+    @property
+    def is_of_host(self) -> bool:
+        """True if the figure is of the host's memory."""
+        return self.kind in _HOST_NAMES
 
     @property
     def is_time(self) -> bool:
@@ -81,7 +89,11 @@ def read_tolerances(value: object, section: Section) -> tuple[Limit, ...]:
         return tuple(_tolerance(Figure(kind), value, where) for kind in ("peak_allocated", "peak_reserved"))
     if value is not None and not isinstance(value, dict):
         raise CheckError(f"{section.where}: max_increase is a text or a table, not {value!r}", 'max_increase = "1%"')
-    return _read(Section(where, value or {}), ("peak_allocated", "peak_reserved", "step_time"), _tolerance)
+    return _read(
+        Section(where, value or {}),
+        ("peak_allocated", "peak_reserved", "step_time", "host_bytes", "node_host_bytes"),
+        _tolerance,
+    )
 
 
 def _read(section: Section, plain: tuple[str, ...], make: Callable[[Figure, object, str], Limit]) -> tuple[Limit, ...]:
@@ -254,7 +266,15 @@ def _job(section: Section, default_tolerances: tuple[Limit, ...], directory: Pat
     if match and len(jobs) < 2:
         raise CheckError(f"{section.where}: match needs two ranks or more, and one is to run", "ranks = [0, 1]")
     tolerances = default_tolerances if own is None else read_tolerances(own, section)
-    return CheckJob(name, jobs, read_budgets(budgets), tolerances, match)
+    return CheckJob(name, jobs, _with_host_memory(read_budgets(budgets), jobs[0]), tolerances, match)
+
+
+def _with_host_memory(budgets: tuple[Limit, ...], job: Job) -> tuple[Limit, ...]:
+    """The budgets with what the node has (``host_memory``), unless the node has a budget of its own."""
+    of_node = Figure("node_host_bytes")
+    if job.host_memory_bytes is None or any(limit.figure == of_node for limit in budgets):
+        return budgets
+    return *budgets, Limit(of_node, job.host_memory_bytes, False, format_bytes(job.host_memory_bytes))
 
 
 def _program(section: Section) -> JobProgram:

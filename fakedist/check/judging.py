@@ -124,6 +124,13 @@ def _blamed(finding: Finding, now: RankFigures, before: RankFigures | None) -> F
         return replace(finding, blame=_time_blame(figure, now, before))
     if figure.kind == "groups":
         return finding
+    if figure.is_of_host:
+        most = now.host_line
+        if most is None:
+            return finding
+        at = f" at {most.line}" if most.line else ""
+        blame = f"most of this rank's is {format_bytes(most.bytes)} of {most.kind} memory{at}"
+        return replace(finding, blame=blame, line=most.line)
     nothing = now.parts.iloc[:0]
     changes = pattern_changes(nothing if before is None else before.parts, now.parts)
     cause = _cause(changes, figure)

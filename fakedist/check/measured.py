@@ -14,6 +14,7 @@ from fakedist.results.compare.changed_memory import LINE, pattern_parts, peak_bl
 from fakedist.results.compare.changed_times import pattern_times
 from fakedist.results.compare.layer_matching import layer_paths, layers_bytes, match_layers
 from fakedist.results.run import Run
+from fakedist.rundir.host_memory import HostLine
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import CATEGORIES
 from fakedist.rundir.summary import CollectiveTotal, Summary
@@ -52,6 +53,8 @@ class RankRecord:
         layer_limits: Bytes at the peak of each layer pattern that has a limit.
         groups: For each group and operation ``bytes_in``, ``bytes_out`` and ``num_calls``.
         time: None if the job has no limit on a time.
+        host_bytes: The rank's most of the host's memory; None if the job has no limit on it.
+        node_host_bytes: The node's, if all of its ranks hold what this one holds.
     """
 
     peak_allocated_bytes: int
@@ -66,11 +69,16 @@ class RankRecord:
     groups: dict[str, dict[str, dict[str, int]]]
     time: RankTimes | None = None
     lines: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    host_bytes: int | None = None
+    node_host_bytes: int | None = None
 
     def to_plain(self) -> dict[str, object]:
         """The record as a baseline holds it, without what is not known."""
         plain = to_plain(self)
         assert isinstance(plain, dict)
+        for name in ("host_bytes", "node_host_bytes"):
+            if plain[name] is None:
+                del plain[name]
         if self.time is None:
             del plain["time"]
         elif self.time.families is None:
@@ -87,12 +95,14 @@ class RankFigures:
         blocks: The same by what allocates them, with columns path, category, phase, operation, line, bytes. Operation
             and phase are empty where the line is known.
         times: Layers' own time in the timed step, with columns path, category (the family of kernels), us.
+        host_line: The line that holds most of the host's memory at its peak; None if that is not known.
     """
 
     record: RankRecord
     parts: pd.DataFrame
     blocks: pd.DataFrame
     times: pd.DataFrame
+    host_line: HostLine | None = None
 
     @classmethod
     def from_record(cls, record: RankRecord) -> RankFigures:
@@ -129,6 +139,10 @@ class RankFigures:
                 return None if time is None else float(time.step_us)
             case "families":
                 return None if time is None or time.families is None else float(time.families.get(figure.part, 0))
+            case "host_bytes":
+                return _as_float(record.host_bytes)
+            case "node_host_bytes":
+                return _as_float(record.node_host_bytes)
             case "categories":
                 return float(record.by_category.get(figure.part, 0))
             case "layers":
@@ -166,6 +180,7 @@ def measure(run: Run, figures: set[Figure], where: str) -> RankFigures:
     blocks = _peak_blocks(run)
     is_timed = any(figure.is_time for figure in figures)
     times = pattern_times(layers, run.table("layer_times")) if is_timed and summary.time else _NO_TIMES
+    host = summary.host_memory if any(figure.is_of_host for figure in figures) else None
     record = RankRecord(
         peak_allocated_bytes=summary.peak_allocated_bytes,
         peak_reserved_bytes=summary.peak_reserved_bytes,
@@ -179,8 +194,13 @@ def measure(run: Run, figures: set[Figure], where: str) -> RankFigures:
         groups=groups,
         time=_times(summary, times) if is_timed else None,
         lines=_lines(blocks),
+        host_bytes=None if host is None else host.peak.peak_bytes,
+        node_host_bytes=None if host is None else host.node.high_bytes,
     )
-    rank_figures = RankFigures(record, parts, blocks, times)
+    lines = [] if host is None else host.lines
+    rank_figures = RankFigures(record, parts, blocks, times, next(iter(lines), None))
+    if any(figure.is_of_host for figure in figures) and host is None:
+        raise CheckError(f"{where}: the host's memory was not recorded", "remove the limit, or use torch 2.10 or newer")
     unknown = sorted(figure.kind for figure in figures if figure.is_time and rank_figures.value(figure) is None)
     if unknown:
         message = f"{where}: no step was timed, so there is no {unknown[-1]}"

@@ -113,6 +113,22 @@ _GPU_MEMORY = Option(
     default_text="the model's",
     example="100GiB",
 )
+_HOST_MEMORY = Option(
+    name="host_memory",
+    kind=kinds.memory_size(1 << 20),
+    group=OptionGroup.DEVICE,
+    help="Memory of a node's host. The report and `fakedist check` say where the node's ranks need more.",
+    default_text="not known",
+    example="480GiB",
+)
+_STORAGE = Option(
+    name="storage",
+    kind=kinds.rate(),
+    group=OptionGroup.DEVICE,
+    help="What a node writes to storage in a second, for the time of checkpoints: 5GB/s.",
+    default_text="not known",
+    example="5GB/s",
+)
 _OOM = Option(
     kind=kinds.one_of(get_args(OutOfMemoryPolicy)),
     group=OptionGroup.DEVICE,
@@ -255,6 +271,8 @@ class Job:
         tapes: Run directories of other ranks, or directories of these, whose tapes supply what those ranks send.
         gpu: Model of the virtual GPU: a name that ``gpu/models`` knows, or the absolute path of a GPU file.
         gpu_memory_bytes: Memory of the virtual GPU; None for the model's own, UNLIMITED_BYTES for no limit.
+        host_memory_bytes: Memory of a node's host; None if it is not known.
+        storage_bytes_per_s: What a node writes to storage in a second; None if it is not known.
         gpu_power_watts: Power limit of the GPU, for estimated times; None for the model's own.
         until: What stops the run instead: a number of steps, the first "validation" or "save" after training began, or
             the script's own "end"; None to stop after ``steps``.
@@ -279,6 +297,8 @@ class Job:
     device: Device = field(default="virtual", metadata=declared(_DEVICE))
     gpu: str = field(default="h100-80g", metadata=declared(GPU))
     gpu_memory_bytes: int | None = field(default=None, metadata=declared(_GPU_MEMORY))
+    host_memory_bytes: int | None = field(default=None, metadata=declared(_HOST_MEMORY))
+    storage_bytes_per_s: int | None = field(default=None, metadata=declared(_STORAGE))
     oom: OutOfMemoryPolicy = field(default="continue", metadata=declared(_OOM))
     gpu_lag: GpuLag = field(default="none", metadata=declared(_GPU_LAG))
     gpu_power_watts: float | None = field(default=None, metadata=declared(GPU_POWER))

@@ -203,6 +203,26 @@ def memory_size(least_bytes: int) -> ValueKind:
     return ValueKind(words="size with a unit", metavar="SIZE", read=read, texts=texts)
 
 
+def rate() -> ValueKind:
+    """A rate with a unit, stored as bytes per second."""
+
+    def read(value: object) -> int:
+        if _is_number(value) and value > 0:
+            return value
+        text = str(value).strip()
+        try:
+            if not text.endswith("/s"):
+                raise JobError(f"{text!r} is not a rate with a unit")
+            return parse_bytes(text.removesuffix("/s"))
+        except JobError as error:
+            raise RefusedError(f"is a rate like 5GB/s: {error.message}") from None
+
+    def texts(value: object) -> list[str]:
+        return [f"{read(value)}B/s"]
+
+    return ValueKind(words="rate with a unit", metavar="RATE", read=read, texts=texts)
+
+
 def switch() -> ValueKind:
     """On or off."""
 

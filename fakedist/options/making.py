@@ -42,6 +42,8 @@ class JobOptions(TypedDict, total=False):
     device: Device
     gpu: str
     gpu_memory: str
+    host_memory: str
+    storage: str
     oom: OutOfMemoryPolicy
     gpu_lag: GpuLag
     gpu_power: float

@@ -85,6 +85,11 @@ class OwnJournal:
             with _no_room_ends_the_run():
                 self._writer.append(record)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes written so far."""
+        return self._writer.num_bytes
+
     def close(self) -> None:
         """Close the file."""
         self._writer.close()

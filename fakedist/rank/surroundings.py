@@ -66,6 +66,7 @@ from fakedist.rundir.rows import UnansweredRow
 from fakedist.rundir.step_time import Peaks
 from fakedist.rundir.tape import find_tapes, script_identity
 from fakedist.world.dispatchers import Device
+from fakedist.world.files import saved
 from fakedist.world.process_group import around_calls, still_calls
 from fakedist.world.reroute import fake_world
 from fakedist.world.spawned import OwnRanks
@@ -77,7 +78,11 @@ _WORTH_A_NOTE = 0.01
 
 
 class Appends(Protocol):
-    """A journal that takes records."""
+    """A journal that takes records. ``num_bytes`` have been written."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes written so far."""
 
     def append(self, record: Record) -> None:
         """Write one record."""
@@ -274,6 +279,8 @@ class Surroundings:
             self._inventions = self._values.host.inventions
         execute = None if self._values is None else self._values.execute
         fast_path = make_fast_path(self._values)
+        if fast_path is None:
+            self._journal.append(NoteRecord(notes.host_memory_not_recorded()))
         tracer = self._model_tracer(fast_path)
         return Recorder(
             self._append,
@@ -291,6 +298,7 @@ class Surroundings:
             go_bare=self._go_bare,
             why_not_bare=self._why_not_bare,
             all_collectives=bool(self._process.lag_rows),
+            own_bytes=lambda: self._process.journal.num_bytes + self._process.tape.num_bytes - saved.holes_bytes,
         )
 
     def _cuda_begins(self) -> None:

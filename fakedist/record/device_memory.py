@@ -29,7 +29,7 @@ from fakedist.record.numbering import FastPath, Gemms, Read
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.environment import SETTINGS, nccl_variables, refusal
-from fakedist.rundir.memory_records import EventsRecord, NodesRecord, StatisticsRecord
+from fakedist.rundir.memory_records import EventsRecord, HostBlocksRecord, NodesRecord, StatisticsRecord
 from fakedist.rundir.records import NcclRecord, OutsideRecord
 from fakedist.rundir.rows import FrameRow, PoolRow
 from fakedist.rundir.schema import ACTIONS
@@ -357,7 +357,7 @@ class AllocatorHistory:
             self._highest = max(self._highest, *memoryview(record.op).cast("q"))
             self._append(numbered)
         for record, products, highest in read or ():
-            self._keep_numbers(record)
+            self.keep_numbers(record)
             self._report_workspaces(record, self._may_be_workspaces(record) if self._workspace_stacks else products)
             self._highest = highest
             self._append(record)
@@ -368,7 +368,7 @@ class AllocatorHistory:
             with without_inductor():
                 read = self._reader.read_nodes()
             if read is not None:
-                self._keep_numbers(read[0])
+                self.keep_numbers(read[0])
         else:
             first_frame, first_stack = len(self._frames), len(self._stacks)
             read = None if self._nodes is None else self._nodes.take(self._stack)
@@ -432,7 +432,8 @@ class AllocatorHistory:
         numbers = tuple(self._frames.setdefault(row, len(self._frames)) for row in others)
         return self._number(numbers, others)
 
-    def _keep_numbers(self, record: EventsRecord | NodesRecord) -> None:
+    def keep_numbers(self, record: EventsRecord | NodesRecord | HostBlocksRecord) -> None:
+        """Number the frames and stacks of a record of compiled code as it did."""
         for row in record.frames:
             self._frames[row] = len(self._frames)
         if record.stacks:

@@ -9,6 +9,7 @@ import torch
 
 from fakedist.record.device_memory import AllocatorHistory
 from fakedist.record.graph_layers import Placing
+from fakedist.record.host_ledger import HostLedger
 from fakedist.record.ledger import Ledger
 from fakedist.record.marks import Marks
 from fakedist.record.module_names import LayerTable
@@ -38,6 +39,7 @@ class Drain:
         marks: Marks,
         placing: Placing,
         ledger: Ledger,
+        host: HostLedger,
     ) -> None:
         self._append = append
         self._position = position
@@ -48,6 +50,7 @@ class Drain:
         self._marks = marks
         self._placing = placing
         self._ledger = ledger
+        self._host = host
         self._at = self._progress_at = time.monotonic()
         self._op = 0
         self._is_compiling = False
@@ -81,6 +84,7 @@ class Drain:
             self._append(OperationNamesRecord(names))
             self._operations.names = []
         self._history.drain()
+        self._host.drain()
         if (ran := self._operations.numbering.take()).operation:
             self._append(ran)
         if (marks := self._marks.take()).op:

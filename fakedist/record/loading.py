@@ -11,6 +11,9 @@ from statistics import median
 from types import ModuleType
 from typing import Any
 
+import torch
+from torch.utils._pytree import tree_leaves
+
 from fakedist.frames import script_line
 from fakedist.importing import when_imported
 from fakedist.patch import patched, present
@@ -31,6 +34,8 @@ class _DataLoader:
     line: str
     dataset: str
     num_workers: int
+    num_ahead: int = 0  # batches that the workers make before they are taken
+    batch_bytes: int = 0  # the most
     waits_us: list[float] = field(default_factory=list)
     feeds: bool = False
 
@@ -73,6 +78,10 @@ class Loading:
             loader.feeds |= in_training
         self._waiting.clear()
 
+    def prefetched_bytes(self) -> int:
+        """The most bytes of tensors that workers have ready in /dev/shm."""
+        return sum(loader.num_ahead * loader.batch_bytes for loader in self._loaders.values())
+
     def notes(self) -> list[Note]:
         """A note on each DataLoader that feeds the steps. Its first batch, which starts the workers, does not count."""
         made = []
@@ -95,7 +104,7 @@ class Loading:
             finally:
                 self._depth -= 1
             if not self._depth:  # torchdata's calls torch's
-                self._took(iterator, (time.perf_counter() - begin) * 1e6)
+                self._took(iterator, batch, (time.perf_counter() - begin) * 1e6)
             return batch
 
         return __next__
@@ -107,10 +116,14 @@ class Loading:
         finally:
             self._depth -= 1
 
-    def _took(self, iterator: Any, wait_us: float) -> None:
+    def _took(self, iterator: Any, batch: object, wait_us: float) -> None:
         dataset = type(getattr(iterator, "_dataset", None)).__name__
         key = (script_line(), dataset, int(getattr(iterator, "_num_workers", 0)))
         loader = self._loaders.setdefault(key, _DataLoader(*key))
+        if loader.num_workers:
+            loader.num_ahead = loader.num_workers * int(getattr(iterator, "_prefetch_factor", None) or 0)
+            tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+            loader.batch_bytes = max(loader.batch_bytes, sum(tensor.nbytes for tensor in tensors))
         if len(loader.waits_us) < _MOST_WAITS:
             loader.waits_us.append(wait_us)
         self._waiting.append(loader)

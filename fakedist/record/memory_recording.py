@@ -18,6 +18,7 @@ from fakedist.record.device_memory import AllocatorHistory, Beginning, EventNumb
 from fakedist.record.draining import Drain
 from fakedist.record.graph_layers import Placing, find_layers
 from fakedist.record.hooks import fsdp_is_loaded, fsdp_unshard_hook, out_of_memory_observer, tensor_swaps
+from fakedist.record.host_ledger import HostLedger
 from fakedist.record.ledger import Ledger
 from fakedist.record.marks import Marks
 from fakedist.record.module_names import LayerTable
@@ -68,6 +69,7 @@ class MemoryRecording:
         self.history = AllocatorHistory(
             append, take_gemms, make_tracker, fast_path, self._marks.workspace, nodes=self.operations.nodes
         )
+        self.host = HostLedger(append, position, fast_path, self.history.keep_numbers)
         self.ledger = Ledger(
             append, lambda: (position.op, position.scope()), self._marks.communication, self._marks.gathered
         )
@@ -81,6 +83,7 @@ class MemoryRecording:
             marks=self._marks,
             placing=placing,
             ledger=self.ledger,
+            host=self.host,
         )
         self._scanned: set[int] = set()
         self._backwards: list[Callable[[], None] | None] = []
@@ -192,6 +195,7 @@ class MemoryRecording:
 
     def step_ended(self) -> None:
         """Mark what is alive, and write what the step left in memory."""
+        self.host.look()
         self._scan()
         self._marks.step_ended()
         self.drain.all()
@@ -199,6 +203,7 @@ class MemoryRecording:
     def close(self) -> None:
         """Mark what is alive, and end what is open. :meth:`write` follows."""
         if self.is_on:
+            self.host.close()
             self._marks.optimizers()
             self._scan()
             self._close()
@@ -209,6 +214,7 @@ class MemoryRecording:
             self.drain.all()
             for record in self.history.statistics():
                 self._append(record)
+            self.host.stop()
 
     def stop(self) -> None:
         """Stop before the timed step, which recording must not slow down and which is not in the memory tables."""

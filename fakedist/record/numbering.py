@@ -10,7 +10,13 @@ from torch._ops import OpOverload
 
 from fakedist.record.alive import TypeFinder
 from fakedist.record.marker import Cells, Marker
-from fakedist.rundir.memory_records import EventsRecord, NodeRunsRecord, NodesRecord, OperationStacksRecord
+from fakedist.rundir.memory_records import (
+    EventsRecord,
+    HostBlocksRecord,
+    NodeRunsRecord,
+    NodesRecord,
+    OperationStacksRecord,
+)
 from fakedist.rundir.records import OperationsRecord
 
 #: For the number of a matrix product: the address of its output, and the bytes of its operands.
@@ -94,6 +100,24 @@ class FastPath(Numbering, Protocol):
 
     def read_nodes(self) -> tuple[NodesRecord, NodeRunsRecord, OperationStacksRecord] | None:
         """As ``record.nodes.Nodes.take``, to be called after the history was read; None if torch cannot give them."""
+
+    def watch_host(self, wanted: bool) -> bool:
+        """Begin to watch the host's memory, or end. Returns whether it can be."""
+
+    @property
+    def host_moved(self) -> Callable[[int], None]:
+        """``host_moved(place)``: the rank is in another step or phase."""
+
+    @property
+    def host_made(self) -> Callable[[int], None]:
+        """``host_made(address)``: Python has made the storage with this ``_cdata``."""
+
+    @property
+    def malloc_bytes(self) -> Callable[[], int]:
+        """Bytes that malloc has given to all of this process; -1 where that is not known."""
+
+    def read_host(self) -> HostBlocksRecord | None:
+        """Changes of the host's memory since the last call; None if torch cannot name the frames."""
 
     def begin(self, cells: Cells, where: Callable[[], Whereabouts]) -> None:
         """Begin a run, which keeps ``cells`` up to date and calls ``where`` in the thread of an operation."""

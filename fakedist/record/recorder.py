@@ -69,6 +69,7 @@ class Recorder(StepListener):
         fast_path: Runs operations that do not need Python. None runs all of them in Python.
         clocked: The virtual GPU's log for bare steps, after the recorded ones (:mod:`fakedist.record.host_clock`).
         go_bare: Writes everything that is recorded, when the bare steps begin; ``why_not_bare`` says why they cannot.
+        own_bytes: What the recording itself has written to files.
         capacity: The virtual GPUs whose memory the run may exceed. None lets torch raise its error.
         make_tracker: Numbers the allocator's events if :func:`~fakedist.record.device_memory.keeps_metadata` is false.
     """
@@ -91,6 +92,7 @@ class Recorder(StepListener):
         go_bare: Callable[[], None] = lambda: None,
         why_not_bare: Callable[[], str] = lambda: "",
         all_collectives: bool = False,
+        own_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._append = append
         self._capacity = capacity
@@ -116,6 +118,7 @@ class Recorder(StepListener):
         self._training = Training(
             self._position, steps, until, self._graphs, self, num_more=num_more, goes_on=self._goes_on
         )
+        self._memory.host.follow(self._training, own_bytes)
         self._go_bare = go_bare
         self.host_clock = HostClock(clocked, self._finish, why_not_bare, self._training.loading)
         self._lengths_s: list[float] = []  # of recorded steps
@@ -141,7 +144,8 @@ class Recorder(StepListener):
             if self._capacity is not None:
                 stack.enter_context(beyond_capacity(self._capacity, self._append, self._position))
             stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended, unseen))
-            stack.enter_context(self._training.watching())
+            stack.enter_context(self._memory.host.watching())
+            stack.enter_context(self._training.watching())  # what it does when a checkpoint is written comes last
             until_bare = stack.enter_context(ExitStack())
             until_bare.enter_context(self._memory.watching(unseen))
             until_bare.enter_context(remember_parents(self._layers, lambda: self._position.layer != OUTSIDE, unseen))
@@ -337,10 +341,12 @@ class Recorder(StepListener):
             self._memory.drain.names()
             self._append(StepWentOnRecord(step))
         self._position.step_went_on(step)
+        self._memory.host.moved()
         self._names_again |= step == 0
 
     def step_may_have_changed(self) -> None:
         """Time the step that begins, if it is to be timed."""
+        self._memory.host.moved()
         if not self._is_closed:
             self._recorded_step.follow()
 
@@ -348,4 +354,5 @@ class Recorder(StepListener):
         if self._later_step.is_on:
             self._later_step.location(self._position.location)
         self._recorded_step.moved()  # an extension may launch kernels here without any torch operation
+        self._memory.host.moved()
         self._memory.tick()

@@ -682,6 +682,11 @@ class Training(GraphObserver):
         return [*swallowed, *self.loading.notes()]
 
     @property
+    def evaluates(self) -> bool:
+        """Return whether an evaluation is running."""
+        return self._evaluations.running
+
+    @property
     def is_counted(self) -> bool:
         """Return whether anything ends steps: an optimizer or the script."""
         return self.steps.optimizer_steps > 0 or self.steps.is_manual

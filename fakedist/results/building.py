@@ -11,6 +11,7 @@ import pandas as pd
 
 from fakedist.analysis import memory_tables
 from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_places
+from fakedist.analysis.host_blocks import host_tables
 from fakedist.analysis.layer_table import Fold, fold_layers, layer_table
 from fakedist.analysis.memory_tables import Peak, find_peak
 from fakedist.analysis.recording import Array, Recording, read_recording, recorded_so_far
@@ -79,6 +80,7 @@ def compute_tables(run_directory: Path, *, may_be_empty: bool = True) -> Compute
     job, so_far = load_manifest(run_directory).job, recorded_so_far(run_directory)
     recording = read_recording(run_directory, may_be_empty=may_be_empty)
     blocks, positions, tables = _untimed(recording, job)
+    tables |= host_tables(recording, job)
     folds = fold_layers(tables["layers"])
     times, notes = _step_times(recording, at_pace(tables, ExpertsLoad()), folds, job)
     peak = find_peak(blocks, positions)

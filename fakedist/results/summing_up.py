@@ -14,6 +14,7 @@ import pandas as pd
 from fakedist.analysis.advice import find_advice
 from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.evidence import Room, Setup
+from fakedist.analysis.host_blocks import host_memory
 from fakedist.analysis.layer_table import Fold, fold_table, rows_of
 from fakedist.analysis.memory_tables import Peak, described_blocks, differences
 from fakedist.analysis.recording import Recording
@@ -23,6 +24,7 @@ from fakedist.errors import TRACEBACK, described
 from fakedist.options import Job, Until
 from fakedist.options.expert_loads import EVEN
 from fakedist.rundir import notes as run_note
+from fakedist.rundir.host_memory import HostMemory
 from fakedist.rundir.memory_records import BeyondCapacityRecord
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import BEYOND_CAPACITY, Ending, Outcome
@@ -141,7 +143,6 @@ def summarize(
     capacity = _capacity(gpu, job)
     notes, in_use = list(notes), (peak.reserved_bytes, capacity)
     outside = _outside(recording, tables, job, in_use, notes) if has_steps else None
-    lacks_room = outside is not None and outside.beside_reserved == "does not fit"
     out_of_memory = _out_of_memory(recording, ending, tables, capacity)
     room = room_of(ending, out_of_memory, capacity, outside, None if times is None else times.summary)
     advice, remedy = _advised(tables, folds, room, _setup(recording, job), notes)
@@ -153,7 +154,7 @@ def summarize(
         torch=gpu.torch,
         exit=ending,
         left_during_init=left,
-        fits=ending.outcome is not Outcome.OUT_OF_MEMORY and recording.beyond is None and not lacks_room,
+        fits=_fits(recording, ending, outside),
         capacity_bytes=capacity,
         peak_allocated_bytes=peak.allocated_bytes,
         peak_reserved_bytes=peak.reserved_bytes,
@@ -175,7 +176,23 @@ def summarize(
         reserved=reserved_moments(tables),
         notes=notes,
         router_load=None if recording.routers is None else recording.routers.facts,
+        host_memory=_host_memory(recording, job, tables, notes),
     )
+
+
+def _fits(recording: Recording, ending: Ending, outside: Outside | None) -> bool:
+    lacks_room = outside is not None and outside.beside_reserved == "does not fit"
+    return ending.outcome is not Outcome.OUT_OF_MEMORY and recording.beyond is None and not lacks_room
+
+
+def _host_memory(
+    recording: Recording, job: Job | None, tables: dict[str, pd.DataFrame], notes: list[Note]
+) -> HostMemory | None:
+    """The host's memory, with a note if the node has less than it needs."""
+    found = None if job is None else host_memory(recording, job, tables["stacks"]["line"].tolist())
+    if found is not None and found.node.limit_bytes is not None and found.node.high_bytes > found.node.limit_bytes:
+        notes.append(run_note.node_memory_short(found.node))
+    return found
 
 
 def _capacity(gpu: GpuRecord, job: Job | None) -> int:

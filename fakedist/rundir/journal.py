@@ -29,13 +29,14 @@ _MOST_CHECKS = 64  # how often the bytes after a broken record are read to find 
 
 
 class JournalWriter:
-    """Appends records to a new journal, a file that must not exist yet.
+    """Appends records to a new journal, a file that must not exist yet. ``num_bytes`` have been written.
 
     Raises:
         OSError: The file cannot be created or written.
     """
 
     def __init__(self, path: Path) -> None:
+        self.num_bytes = 0
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._write(MAGIC)
 
@@ -52,6 +53,7 @@ class JournalWriter:
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
+        self.num_bytes += len(data)
         while view:
             view = view[os.write(self._file, view) :]
 

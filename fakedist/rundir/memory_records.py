@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import field
 
 from fakedist.rundir.encoding import I32, I64, U8, U64, Record, record_kind
-from fakedist.rundir.rows import FrameRow, GraphRow, HeldRow, HolderRow, LineRow, PlacingRow, PoolRow
+from fakedist.rundir.rows import (
+    FrameRow,
+    GraphRow,
+    HeldRow,
+    HolderRow,
+    LineRow,
+    MappingRow,
+    PlacingRow,
+    PoolRow,
+    ScopeRow,
+)
 
 
 @record_kind("events")
@@ -80,6 +90,83 @@ class OperationStacksRecord(Record):
 
     op: I64
     stack: I32
+
+
+@record_kind("host_blocks")
+class HostBlocksRecord(Record):
+    """Changes of the host's memory, in order. Of the CPU allocator only blocks of 1 MiB and more are known.
+
+    Attributes:
+        frames: New frames, as in :class:`EventsRecord`.
+        stacks: New stacks.
+        change: Index in ``rundir.schema.HOST_CHANGES``.
+        address: Address of the block; for ``moved`` the number of the place.
+        size: Its bytes; 0 if it was freed.
+        time_us: Unix time.
+        stack: Number of the stack that allocated it; -1 if it was freed.
+    """
+
+    frames: list[FrameRow]
+    stacks: list[tuple[int, ...]]
+    change: U8
+    address: U64
+    size: I64
+    time_us: I64
+    stack: I32
+
+
+@record_kind("host_places")
+class HostPlacesRecord(Record):
+    """Steps and phases of ``rundir.schema.HOST_PHASES``, by their numbers; layers are not known."""
+
+    rows: list[ScopeRow]
+
+
+@record_kind("host_look")
+class HostLookRecord(Record):
+    """The host's memory that no event tells of, at one time.
+
+    Attributes:
+        time_us: Unix time.
+        place: Number of the place.
+        malloc_bytes: What malloc had given to all of the process; -1 if that is not known.
+        pinned_bytes: What torch's pinned allocator had taken; -1 if that is not known.
+        pinned_used_bytes: The part of it that tensors held.
+        prefetched_bytes: The most that workers of DataLoaders have in /dev/shm for this rank to take.
+        mappings: Files and /dev/shm in this process's memory.
+    """
+
+    time_us: int
+    place: int
+    malloc_bytes: int
+    pinned_bytes: int
+    pinned_used_bytes: int
+    prefetched_bytes: int
+    mappings: list[MappingRow]
+
+
+@record_kind("save")
+class SaveRecord(Record):
+    """A checkpoint that was written.
+
+    Attributes:
+        function: The function that wrote it.
+        line: The script's line that called it.
+        place: Number of the place.
+        begin_us: Unix time when it was called.
+        end_us: When it returned.
+        written_bytes: Bytes that this process wrote until it was done; -1 if it was not done at the run's end, or
+            another process writes.
+        asynchronous: Whether it goes on after it returned.
+    """
+
+    function: str
+    line: str
+    place: int
+    begin_us: int
+    end_us: int
+    written_bytes: int
+    asynchronous: bool
 
 
 @record_kind("marks")

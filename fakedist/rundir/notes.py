@@ -11,6 +11,7 @@ from functools import wraps
 from typing import ParamSpec
 
 from fakedist.options.expert_loads import EVEN
+from fakedist.rundir.host_memory import NodeMemory
 from fakedist.units import format_bytes, format_us
 
 _Arguments = ParamSpec("_Arguments")
@@ -508,11 +509,32 @@ def streams_keep_estimated(lines: Sequence[tuple[str, int, int]], num_timed: int
 
 
 @note
+def node_memory_short(node: NodeMemory) -> str:
+    """The node's host has less memory than its ranks need."""
+    at_least = "at least" if node.low_bytes > (node.limit_bytes or 0) else "up to"
+    needs = node.low_bytes if at_least == "at least" else node.high_bytes
+    step, phase = (node.low_step, node.low_phase) if at_least == "at least" else (node.step, node.phase)
+    return (
+        f"a node of {counted(node.num_ranks, 'rank')} needs {at_least} {format_bytes(needs)} of host memory in step "
+        f"{step}, {phase}, and has {format_bytes(node.limit_bytes or 0)} (--host-memory): the host would kill the job"
+    )
+
+
+@note
 def lag_not_estimated() -> str:
     """``--gpu-lag estimated`` in a run that has no times."""
     return (
         "--gpu-lag estimated needs a run that ends well and has a step with times: in this one streams are done at "
         "once, as with --gpu-lag none"
+    )
+
+
+@note
+def host_memory_not_recorded() -> str:
+    """Nothing watches the CPU allocator."""
+    return (
+        "the host's memory was not recorded: that needs torch 2.10 or newer, a C++ compiler, and torch's own CPU "
+        "allocator"
     )
 
 
@@ -643,6 +665,7 @@ WARNINGS = (
     "streams_keep_least",
     "streams_keep_estimated",
     "streams_keep_most",
+    "node_memory_short",
     "not_sent",
     "objects_made_up",
     "tape_without_values",

@@ -302,3 +302,19 @@ class PoolRow(NamedTuple):
     event: int
     first: int
     second: int
+
+
+class MappingRow(NamedTuple):
+    """A file in the process's memory.
+
+    Attributes:
+        address: Where it begins.
+        size: Bytes of it that are mapped.
+        path: Its path; those of deleted files end in " (deleted)".
+        is_private: Whether a page that is written becomes the process's own.
+    """
+
+    address: int
+    size: int
+    path: str
+    is_private: bool

@@ -10,6 +10,7 @@ import re
 import typing
 from dataclasses import KW_ONLY, dataclass
 
+from fakedist.rundir.host_memory import HostPhase, Save
 from fakedist.rundir.launch_records import LAUNCH_KINDS, WorkRow
 from fakedist.rundir.step_time import KernelTime
 
@@ -190,6 +191,12 @@ SHARD, SHARD_CODE = "shard", 255
 ALIKE, ALIKE_CODE = "alike", 254
 #: Records have their places, so a new one goes to the end.
 PHASES = ("init", "forward", "backward", "optimizer", "other", "generation")
+#: Phases of the host's memory: an evaluation, or a checkpoint that is written or read, comes before the others.
+HOST_PHASES = (*PHASES, "evaluation", "save", "load")
+#: In the journal: what happened to the host's memory. See ``gpu/fast_path/host.cpp``.
+HOST_CHANGES = ("pageable", "pinned", "registered", "moved")
+#: Kinds of the host's memory: tensors, pinned memory, and shared memory in /dev/shm.
+HOST_KINDS = ("pageable", "pinned", "shared")
 #: What a kernel does.
 FAMILIES = ("gemm", "attention", "norm", "elementwise", "copy", "optimizer", "communication", "other")
 #: What a kernel's time is spent for: its phase, but what backward computes again stands alone.
@@ -604,6 +611,38 @@ TABLES: dict[str, Table] = {
         ),
         is_newer=True,
     ),
+    "host_blocks": Table(
+        "A block of the host's memory that a tensor took, of 1 MiB and more, or pinned memory, as they were allocated.",
+        (
+            Column("kind", "string", "pageable or pinned.", words=HOST_KINDS[:2]),
+            Column("bytes", "int64", "Its size."),
+            Column("step", "int32", "Step that allocated it."),
+            Column("phase", "string", "Phase that allocated it.", words=HOST_PHASES),
+            Column("stack", "int32", "Row of `stacks`; -1 without Python frames.", row_of="stacks", least=-1),
+            Column("alloc_us", "int64", "Unix time."),
+            Column("free_us", "int64", "Unix time; -1 if it was never freed."),
+            Column("at_peak", "bool", "Whether it was held at the peak of the host's memory."),
+        ),
+        is_newer=True,
+    ),
+    "host_phases": Table(
+        "A phase of a step, and the most of the host's memory that the rank held in it, in order.",
+        _columns_of(HostPhase),
+        is_newer=True,
+    ),
+    "host_files": Table(
+        "A file of 1 MiB or more, or a piece of /dev/shm, that was in the rank's memory when it was looked at.",
+        (
+            Column("path", "string", "Its path."),
+            Column("is_shared_memory", "bool", "Whether it is in /dev/shm, and so in memory alone."),
+            Column("bytes", "int64", "The most of it at one time."),
+            Column("is_private", "bool", "Whether pages that the rank writes become its own."),
+            Column("step", "int32", "Step in which it was first seen."),
+            Column("phase", "string", "Phase in which it was first seen.", words=HOST_PHASES),
+        ),
+        is_newer=True,
+    ),
+    "saves": Table("A checkpoint that was written, in order.", _columns_of(Save), is_newer=True),
     "invented": Table(
         "Values that the virtual GPU had to make up because the script read what no kernel had computed.",
         (

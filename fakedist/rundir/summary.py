@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fakedist.rundir.host_memory import HostMemory
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending
 from fakedist.rundir.schema import SCHEMA_VERSION
@@ -447,6 +448,7 @@ class Summary:
         reserved: Why more was reserved than allocated, at both peaks.
         notes: What limits what these figures mean.
         router_load: How many tokens experts got; None if no router picked by made-up values.
+        host_memory: The host's memory of the rank and of its node; None if it was not recorded.
         schema_version: Version of this layout.
     """
 
@@ -480,6 +482,7 @@ class Summary:
     notes: list[Note] = field(default_factory=list)
     remedy: Remedy | None = None
     router_load: RouterLoadFacts | None = None
+    host_memory: HostMemory | None = None
 
     @property
     def timed(self) -> tuple[StepTime, KernelSource] | None:

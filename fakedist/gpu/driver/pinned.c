@@ -12,6 +12,9 @@ struct pinned {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pinned *pinned_list;
+/* Who wants to know of pinned memory; `size` is 0 for memory that is freed. */
+static void (*tell)(uint64_t address, uint64_t size, int is_ours);
+API void fakedist_watch_pinned(void (*listener)(uint64_t address, uint64_t size, int is_ours)) { tell = listener; }
 
 static void remember(void *address, size_t size, int ours) {
     struct pinned *p = gpu_new_handle(sizeof *p);
@@ -20,6 +23,7 @@ static void remember(void *address, size_t size, int ours) {
     p->next = pinned_list;
     pinned_list = p;
     pthread_mutex_unlock(&lock);
+    if (tell) tell((uint64_t)address, size, ours);
 }
 
 static int pinned_malloc(size_t size, void **out) {
@@ -42,6 +46,7 @@ static int pinned_free(void *address) {
     if (found) *at = found->next;
     pthread_mutex_unlock(&lock);
     if (!found) return gpu_fail(INVALID_VALUE);
+    if (tell) tell(found->start, 0, found->ours);
     if (found->ours) munmap(address, found->size);
     free(found);
     return OK;

@@ -78,7 +78,7 @@ class Library(NamedTuple):
 
 FAST_PATH = Library(
     "fast-path",
-    ("history.cpp", "marks.cpp", "nodes.cpp", "objects.cpp", "trace.cpp", "fast_path.cpp"),
+    ("history.cpp", "host.cpp", "marks.cpp", "nodes.cpp", "objects.cpp", "trace.cpp", "fast_path.cpp"),
     ("nodes.h", "trace.h", "view.h"),
     ("-std=c++20", "-O2"),
     ("-lc10_cuda", "-lc10", "-ltorch_cpu"),

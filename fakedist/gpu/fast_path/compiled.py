@@ -31,6 +31,7 @@ from fakedist.gpu.values.operators import LISTED, Operator
 from fakedist.gpu.values.routing import CHOOSING
 from fakedist.rundir.memory_records import (
     EventsRecord,
+    HostBlocksRecord,
     MarksRecord,
     NodeRunsRecord,
     NodesRecord,
@@ -59,6 +60,8 @@ Read = tuple[EventsRecord, list[tuple[int, int]], int]
 _NUM_COLUMNS = 12
 #: Columns of autograd's nodes, in the order of ``Nodes`` there.
 _NUM_NODE_COLUMNS = 12
+#: Columns of the host's blocks, in the order of host.cpp.
+_NUM_HOST_COLUMNS = 8
 
 
 def begin_history(library: ctypes.CDLL) -> None:
@@ -110,6 +113,16 @@ def read_nodes(library: ctypes.CDLL) -> tuple[NodesRecord, NodeRunsRecord, Opera
     stacks = _stacks(memoryview(lengths).cast("I"), memoryview(numbers).cast("I").tolist())
     made = NodesRecord(_frames(named), list(stacks), *columns[:4])
     return made, NodeRunsRecord(*columns[4:7]), OperationStacksRecord(*columns[7:9])
+
+
+def read_host(library: ctypes.CDLL) -> HostBlocksRecord | None:
+    """Changes of the host's memory, as ``record.numbering.FastPath``."""
+    views = (View * _NUM_HOST_COLUMNS)()
+    if library.fakedist_host_read(views) < 0:
+        return None
+    *columns, lengths, numbers, named = (view.copied() for view in views)
+    stacks = _stacks(memoryview(lengths).cast("I"), memoryview(numbers).cast("I").tolist())
+    return HostBlocksRecord(_frames(named), list(stacks), *columns)
 
 
 def _frames(named: bytes) -> list[FrameRow]:
@@ -463,6 +476,12 @@ class CompiledFastPath:
         self._kept: tuple[object, ...] = ()
         self.note_function = library.fakedist_nodes_function
         self.note_function.argtypes, self.note_function.restype = [ctypes.c_int], None
+        self.malloc_bytes = library.fakedist_host_malloc
+        self.malloc_bytes.restype = ctypes.c_int64
+        self.host_made = library.fakedist_host_made
+        self.host_made.argtypes, self.host_made.restype = [ctypes.c_void_p], None
+        self.host_moved = library.fakedist_host_moved
+        self.host_moved.argtypes, self.host_moved.restype = [ctypes.c_int64], None
         self.note_stack = library.fakedist_nodes_called
         self.note_stack.argtypes, self.note_stack.restype = [ctypes.c_int64], None
 
@@ -568,6 +587,14 @@ class CompiledFastPath:
     def read_nodes(self) -> tuple[NodesRecord, NodeRunsRecord, OperationStacksRecord] | None:
         """The new nodes of autograd's graph and stacks of operations; None if torch cannot name their frames."""
         return read_nodes(self._library)
+
+    def watch_host(self, wanted: bool) -> bool:
+        """Begin to watch the host's memory, or end. Returns whether it can be."""
+        return bool(self._library.fakedist_host_watch(int(wanted)))
+
+    def read_host(self) -> HostBlocksRecord | None:
+        """Changes of the host's memory since the last call; None if torch cannot name the frames."""
+        return read_host(self._library)
 
 
 def make_fast_path(engine: ValueEngine | None) -> CompiledFastPath | None:

@@ -99,7 +99,7 @@ def cuda_device(args: Arguments, kwargs: Keywords) -> torch.device | None:
     return named if named.index is not None else torch.device("cuda", torch.cuda.current_device())
 
 
-_PROBES = (123_457, 7_654_321)
+_PROBES = (123_457, 765_431)  # less than what counts as host memory
 _WORD = 8
 _MAX_WORDS = 24
 #: ``c10::intrusive_ptr_target`` counts its owners in the lower half of a word, and weak references in the upper half.

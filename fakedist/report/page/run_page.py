@@ -22,6 +22,7 @@ from fakedist.report.page.drawings import Pack
 from fakedist.report.page.sections import layer_columns, reserved_section, time_section
 from fakedist.report.page.stacks import add_stacks
 from fakedist.report.page.switches import add_switches
+from fakedist.report.text.host_memory_sheets import host_memory_section
 from fakedist.report.text.memory_sheets import held_lines, outside_section
 from fakedist.report.writing import replace_text
 from fakedist.results.run import Run
@@ -163,6 +164,7 @@ def _context(run: Run, folder: Path | None) -> dict[str, object]:
         "time": None,
         "communication": sections.communication_section(run, summary),
         "outside": outside_section(summary),
+        "host_memory": host_memory_section(summary.host_memory, run.manifest.cwd),
         "advice": sections.advice_section(summary, run.manifest.cwd),
         "has_switches": False,
         "stacks": False,

@@ -13,6 +13,7 @@ from rich.text import Text
 from fakedist.analysis.alike_ranks import AlikeRanks
 from fakedist.rank_list import format_rank_list
 from fakedist.report.compare.comparison import format_relative, format_us_change
+from fakedist.report.text import host_memory_sheets
 from fakedist.report.text.run_report import summary_object
 from fakedist.report.text.sheet import (
     Sheet,
@@ -66,6 +67,7 @@ def ranks_sheet(rows: Sequence[RankRow], world_size: int) -> Sheet:
     remarks = [
         f"rank {row.rank}: {ending.message}" for row, ending in zip(rows, endings, strict=True) if ending.message
     ]
+    remarks += host_memory_sheets.node_remarks(run for run in runs if run is not None)
     return Sheet(f"Ranks of {world_size:,}, memory measured", columns, remarks)
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fakedist.analysis.layer_table import unfolded
+from fakedist.report.text import host_memory_sheets
 from fakedist.report.text.memory_sheets import (
     OUTSIDE_TITLE,
     communicator_sheet,
@@ -64,6 +65,7 @@ from fakedist.report.text.wording import (
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.results.summing_up import layer_memory
+from fakedist.rundir.host_memory import HostMemory
 from fakedist.rundir.notes import WARNINGS, counted
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.summary import Advice, Outside, Summary
@@ -97,6 +99,8 @@ def render(run_directory: Path, *, all_layers: bool, console: Console, section: 
         print_sheets(console, run_sheets(run, all_layers=all_layers))
         if summary.estimated_outside:
             _print_outside(console, summary.estimated_outside)
+        if summary.host_memory:
+            _print_host_memory(console, summary.host_memory, run.manifest.cwd)
     if summary.timed and "time" in wanted:
         print_time(console, *summary.timed, timed_step_name(summary, summary.timed[1].step))
         print_sheets(console, time_sheets(run, all_layers=all_layers))
@@ -235,6 +239,8 @@ def _peak(console: Console, summary: Summary, cwd: str, *, is_short: bool = Fals
     of = f"{reserved / capacity:.1%} of the GPU's {format_bytes(capacity)}" if capacity else ""
     of = "".join((of, *(text for note in summary.notes if (text := _BOUNDS.get(note.code)))))
     rows = [("allocated", format_bytes(allocated), peak_moment(summary)), ("reserved", format_bytes(reserved), of)]
+    if is_short and summary.host_memory:
+        rows += host_memory_sheets.short_figures(summary.host_memory.node)
     print_figures(console, rows, is_right=True)
     if fit := verdict(summary, cwd):
         colour = "bold red" if not fit.fits else "bold green" if fit.is_sure else "bold yellow"
@@ -256,6 +262,13 @@ def _print_outside(console: Console, outside: Outside) -> None:
     print_figures(console, outside_figures(outside))
     if sheet := communicator_sheet(outside):
         print_sheets(console, [sheet])
+
+
+def _print_host_memory(console: Console, memory: HostMemory, cwd: str) -> None:
+    print_heading(console, host_memory_sheets.TITLE)
+    print_figures(console, host_memory_sheets.host_figures(memory))
+    print_items(console, memory.unknown)
+    print_sheets(console, host_memory_sheets.host_memory_sheets(memory, cwd))
 
 
 def _print_advice(console: Console, summary: Summary) -> None:
@@ -286,6 +299,12 @@ def run_markdown(run: Run, *, all_layers: bool = False) -> str:
     pieces += ["\n".join(sheet_markdown(sheet)) for sheet in run_sheets(run, all_layers=all_layers)]
     if summary.estimated_outside:
         pieces.append("\n".join(_outside(summary.estimated_outside)))
+    if memory := summary.host_memory:
+        figures = host_memory_sheets.host_figures(memory)
+        items = [f"- {name}: **{figure}** ({escaped(more)})" for name, figure, more in figures]
+        pieces.append("\n".join([f"**{host_memory_sheets.TITLE}**", "", *items]))
+        sheets = host_memory_sheets.host_memory_sheets(memory, run.manifest.cwd)
+        pieces += ["\n".join(sheet_markdown(sheet)) for sheet in sheets]
     if summary.timed:
         pieces += time_markdown(run, *summary.timed, all_layers=all_layers)
     if summary.advice:

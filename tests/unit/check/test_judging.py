@@ -18,6 +18,7 @@ from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from tests.unit.analysis.recorded import GIB, KIB, MIB
 from tests.unit.check.conftest import Runs
+from tests.unit.report.text.test_host_memory_sheets import MEMORY
 from tests.unit.report.two_runs import run_of
 
 SITE = ["path", "category", "phase", "operation", "line"]
@@ -314,3 +315,37 @@ def test_the_same_run_twice_gives_the_same_baseline(tmp_path: Path, run: Runs) -
 def test_times_are_written_as_times() -> None:
     finding = Finding("net", 0, Figure("step_time"), 950_000.0, budget=900_000.0)
     assert finding.message == "net rank 0: step time is 950.0 ms, 50.0 ms over its budget of 900.0 ms"
+
+
+def with_host_memory(folder: Path) -> Run:
+    now = open_run(run_of(folder / "run"))
+    now.summary = replace(now.summary, host_memory=MEMORY)
+    return now
+
+
+def test_host_memory_has_budgets_and_the_line_with_most_is_to_blame(tmp_path: Path) -> None:
+    now = with_host_memory(tmp_path)
+    text = 'budgets = {{ host_bytes = "{} GiB", node_host_bytes = "700 GiB" }}'
+    assert checked(tmp_path, text.format(81), now).exceeded == []
+    finding = only(checked(tmp_path, text.format(80), now))
+    assert finding.message == (
+        "net rank 1: host memory is 81.00 GiB, 1.00 GiB over its budget of 80.00 GiB: most of this rank's is 64.00 GiB "
+        "of pageable memory at /job/train.py:40 (main)"
+    )
+    assert finding.line == "/job/train.py:40 (main)"
+    finding = only(checked(tmp_path, 'host_memory = "480 GiB"', now))
+    assert "host memory of the node is 648.00 GiB, 168.00 GiB over its budget of 480.00 GiB" in finding.message
+    own = 'host_memory = "480 GiB"\nbudgets = { node_host_bytes = "1 TiB" }'
+    assert checked(tmp_path, own, now).exceeded == []
+
+
+def test_host_memory_is_in_a_baseline_that_needs_it_and_an_error_where_it_is_not_known(
+    tmp_path: Path, run: Runs
+) -> None:
+    now = with_host_memory(tmp_path)
+    grown = 'max_increase = { host_bytes = "1%" }'
+    assert checked(tmp_path, grown, now, now).exceeded == []
+    kept = json.loads((tmp_path / "fakedist-baselines/net.json").read_text())
+    assert kept["ranks"]["1"]["host_bytes"] == MEMORY.peak.peak_bytes
+    with pytest.raises(CheckError, match="the host's memory was not recorded"):
+        checked(tmp_path, 'budgets = { host_bytes = "1 GiB" }', run())
