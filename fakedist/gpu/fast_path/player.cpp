@@ -52,9 +52,10 @@ struct Kinds {
     const int64_t *base, *per;
     const int32_t *follows, *stream;
     const uint8_t *is_shared;
+    const int32_t *group; // of each kind: it counts with the steps of this group
     const int32_t *carried; // which carried block it is: one that a later step frees; -1: none
-    const int32_t *generation; // so many steps before the last one of what comes before
-    const int32_t *age; // of each carried block: so many steps later it is freed
+    const int32_t *generation; // so many steps of its group before the last one of what comes before
+    const int32_t *age, *maker; // of each carried block: so many steps of its group later it is freed
 };
 struct Step {
     int64_t allocated_peak, reserved, num_retries, num_mallocs;
@@ -138,6 +139,7 @@ class Player {
             for (int64_t n = of.first_block[kind]; n < of.first_block[kind + 1]; n++)
                 if (of.follows[n] >= 0) follows[kind][static_cast<size_t>(of.follows[n])] = true;
         }
+        turns.assign(static_cast<size_t>(1 + *std::max_element(of.group, of.group + of.num_kinds)), -1);
         outcome = {-1, -1, 0, 0, 0, 1};
     }
 
@@ -189,11 +191,11 @@ class Player {
     State physical{};
     Step last{};
     int32_t current = -1;
-    int64_t turn = -1; // of the steps that were played
+    std::vector<int64_t> turns; // of the steps of each group that were played
 
     Carried &slot(int64_t which, int64_t age) {
-        return carried[static_cast<size_t>(which * of.num_generations +
-                                           (turn - age + of.num_generations) % of.num_generations)];
+        const int64_t turn = turns[static_cast<size_t>(of.maker[which])] - age + of.num_generations;
+        return carried[static_cast<size_t>(which * of.num_generations + turn % of.num_generations)];
     }
 
     uint64_t key_of(const State &state, const int64_t *row) const {
@@ -214,7 +216,7 @@ class Player {
         blocks.resize(static_cast<size_t>(of.first_block[kind + 1] - first));
         CUDACachingAllocator::resetPeakStats(0);
         uint64_t waiting = 0;
-        turn += row != nullptr;
+        if (row) turns[static_cast<size_t>(of.group[kind])]++;
         for (int64_t event = of.first_event[kind]; event < of.first_event[kind + 1]; event++) {
             const int32_t what = of.events[event];
             if (what == EMPTY_CACHE) {
@@ -256,9 +258,9 @@ class Player {
         last = {stats.allocated_bytes[0].peak, stats.reserved_bytes[0].peak, stats.num_alloc_retries,
                 stats.num_device_alloc};
         for (int64_t which = 0; which < of.num_carried; which++)
-            for (int64_t age = 0; age < of.age[which]; age++) {
+            for (int64_t age = 0; age < std::max(of.age[which], 1); age++) {
                 const auto &[data, bytes] = slot(which, age);
-                waiting = mixed(mixed(waiting, reinterpret_cast<uint64_t>(data.get())), bytes);
+                waiting = mixed(mixed(waiting, reinterpret_cast<uint64_t>(data.get())), data ? bytes : 0);
             }
         physical = {stats.reserved_bytes[0].allocated, stats.reserved_bytes[0].freed, waiting};
         return true;
