@@ -171,7 +171,7 @@ def step_kinds(recording: Recording, blocks: Blocks, steps: pd.DataFrame) -> Ste
             trial = maker.kinds(numbers[first:], inputs)
             if trial is not None and (best is None or _score(trial) > _score(best)):
                 best = trial
-            if best is not None and len(best.steps) >= len(numbers) - 1 - first:
+            if best is not None and _score(best) >= (len(numbers) - 1 - first, 0):
                 break  # others have fewer steps
     if best is None:
         raise JobError(
@@ -262,9 +262,11 @@ class _Maker:
             ages = self._age(rows, number).tolist()
             found = zip((self._key[row] for row in rows), ages, self._group_at[self._made[rows]].tolist(), strict=True)
             freed[int(self._group_at[number])][frozenset(found)] += 1
-        usual = {one for sets in freed.values() for one in max(sets, key=lambda each: sets[each])}
-        of_key = {key: (age, by) for key, age, by in sorted(usual, key=str)}
-        return {key: (n, *of_key[key]) for n, key in enumerate(of_key)}
+        usual = {group: max(sets, key=lambda each: sets[each]) for group, sets in freed.items()}
+        of_key = {key: (age, by) for key, age, by in sorted(set().union(*usual.values()), key=str)}
+        numbered = {key: n for n, key in enumerate(of_key)}
+        self._usual = {group: sorted(numbered[key] for key, _, _ in found) for group, found in usual.items()}
+        return {key: (n, *of_key[key]) for key, n in numbered.items()}
 
     def _kind(
         self,
@@ -298,6 +300,9 @@ class _Maker:
             return None
         codes = self._codes(what, block, number, carried)
         if codes is None:
+            return None
+        freed = _FREE_CARRIED - codes[(codes <= _FREE_CARRIED) & (codes != _EMPTY_CACHE)]
+        if not is_before and sorted(freed.tolist()) != self._usual[group]:
             return None
         kind = _constant((number, self._names.get(number, ""), group), inputs, codes, block, self._frame)
         return replace(kind, carried=numbers, generation=generation)

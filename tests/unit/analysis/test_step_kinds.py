@@ -123,16 +123,16 @@ def test_steps_of_other_names_keep_blocks_until_the_next_of_their_name(made: Han
     table = _cycle(made, 8)
     recording = made.read()
     kinds = step_kinds(recording, build_blocks(recording), table)
-    assert kinds.sequence == ["", "rollout", "", "rollout", ""] == [kind.name for kind in kinds.steps]
+    assert kinds.sequence == ["rollout", ""] * 3 == [kind.name for kind in kinds.steps]
     assert (kinds.left_out, sorted(kinds.age.tolist())) == ([], [0, 1, 1])
     rollout, train = kinds.nearest(8, "rollout"), kinds.nearest(8)
     assert [kinds.steps[n - 1].name for n in (rollout, train)] == ["rollout", ""]
     _program(kinds, tmp_path / "kinds.npz", 12, 60 * MIB)
-    rows = np.array([[n, 0, *kinds.steps[n - 1].counts] for n in [train, rollout] * 2 + [train] * 6 + [rollout, train]])
+    rows = np.array([[n, 0, *kinds.steps[n - 1].counts] for n in [rollout, train] * 2 + [train] * 6 + [rollout, train]])
     ((outcome, steps),) = play_steps(tmp_path / "kinds.npz", [rows], "")
     assert outcome["failed_event"] == -1
     # 8 of weights, and: a batch, both scores and a loss; a batch, scores and both losses; the same without a batch
-    assert steps[:, 0].tolist() == [size * MIB for size in [16, 17, 16, 17, 16] + [12] * 5 + [17, 16]]
+    assert steps[:, 0].tolist() == [size * MIB for size in [17, 16] * 2 + [12] * 6 + [17, 16]]
 
 
 def test_a_single_step_cannot_be_played(made: HandMade) -> None:

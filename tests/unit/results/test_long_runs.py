@@ -85,5 +85,5 @@ def test_steps_are_named_in_the_recorded_cycle_or_as_often_as_is_said() -> None:
 @pytest.mark.parametrize("text", ["evaluation", "=3", "evaluation=1", "evaluation=x", "save=3"])
 def test_other_cycles_are_refused(text: str) -> None:
     assert parse_every(["evaluation=3"], ["", "evaluation"]) == {"evaluation": 3}
-    with pytest.raises(JobError, match="NAME=N|is called 'save' \\(names: evaluation\\)"):
+    with pytest.raises(JobError, match=r"NAME=N|is called 'save' \(names: evaluation\)"):
         parse_every([text], ["", "evaluation"])
