@@ -248,7 +248,7 @@ class _Maker:
         peaks = np.array([[curve[self._of_event == kind.number].max() for curve in self._curves] for kind in kinds])
         return StepKinds(before, _fitted(kinds), sequence, age, maker, left_out, *self._shared, is_whole, peaks)
 
-    def _age(self, rows: Ints, step: npt.ArrayLike) -> Ints:
+    def _age(self, rows: Ints, step: int | Ints) -> Ints:
         """How many steps of their groups were made after these blocks, up to a step."""
         made = self._made[rows]
         by = self._group_at[made]
