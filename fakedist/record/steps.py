@@ -651,7 +651,7 @@ class Training(GraphObserver):
         return self._samples[step].samples if step in self._samples else Samples(0, "")
 
     def name_of(self, step: int) -> str:
-        """What the script calls a step; "evaluation" if one ran in it; else empty."""
+        """The name that the script gave a step; "evaluation" if one ran in it; else empty."""
         return self._names.get(step, "")
 
     def size_of(self, step: int) -> StepSize:
