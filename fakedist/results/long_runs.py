@@ -83,7 +83,7 @@ def parse_every(texts: Sequence[str], names: Sequence[str]) -> dict[str, int]:
         if not name or not number.isdecimal() or int(number) < 2:
             raise JobError(f"{text!r} is not NAME=N, with N of 2 or more", "--every evaluation=100")
         if name not in names:
-            known = ", ".join(filter(None, names)) or "none of them has a name"
+            known = ", ".join(sorted(set(filter(None, names)))) or "none of them has a name"
             raise JobError(
                 f"no recorded step that can be played is called {name!r} (names: {known})",
                 'fakedist.step(name="evaluation") at its end names a step',
@@ -93,7 +93,7 @@ def parse_every(texts: Sequence[str], names: Sequence[str]) -> dict[str, int]:
 
 
 def name_sequence(recorded: Sequence[str], every: Mapping[str, int], number: int) -> list[str]:
-    """The names of so many steps: each name of ``every`` in each so-manieth, between them the recorded cycle of others.
+    """The names of so many steps: those of ``every`` in each so many-th one, and the recorded cycle of the others.
 
     A cycle is what comes twice in a row. Without one, all are called what most recorded steps are.
     """
@@ -260,7 +260,7 @@ class PlayedSteps:
         texts = []
         for name in sorted(set(filter(None, self.playable.kinds.sequence))):
             at = [kind.number for kind in self.playable.kinds.steps if kind.name == name]
-            recorded = f"recorded in step {', '.join(map(str, at))}" if at else "cannot be played"
+            recorded = f"recorded in {', '.join(map(str, at))}" if at else "cannot be played"
             texts.append(f"{name}, {self.names.count(name):,} of {self.num_steps:,} steps ({recorded})")
         return texts
 
