@@ -77,13 +77,13 @@ def __getattr__(name: str) -> object:
     return getattr(importlib.import_module(module), attribute)
 
 
-def step(shape: Sequence[int] = ()) -> None:
+def step(shape: Sequence[int] = (), *, name: str = "") -> None:
     """Say that a training step ends here; does nothing when the script does not run under ``fakedist profile``.
 
     Needed only where the script has no ``optimizer.step()``, or where the inputs of its first model do not show the
-    ``shape`` of a sample, whose elements ``fakedist play --steps`` takes for the step's length. Once called, steps are
-    counted by these calls alone.
+    ``shape`` of a sample, whose elements ``fakedist play --steps`` takes for the step's length, or where it is another
+    phase, such as ``name="rollout"``. Once called, steps are counted by these calls alone.
     """
     recorder = sys.modules.get("fakedist.record.recorder")
     if recorder is not None and (active := recorder.active()) is not None:
-        active.step(shape)
+        active.step(shape, name)

@@ -90,7 +90,8 @@ def step_table(recording: Recording, blocks: Blocks, positions: pd.DataFrame) ->
         held = [int((peak if len(peak) else last).max(initial=0)) for peak, last in zip(peaks, before, strict=True)]
         table[f"peak_{name}_bytes"] = np.array(held, "int64")
     table["samples"] = np.array([row.samples for row in recording.steps], "int64")
-    table["sample_shape"] = pd.Series([row.sample_shape for row in recording.steps], dtype="object")
+    for name in ("sample_shape", "name"):
+        table[name] = pd.Series([getattr(row, name) for row in recording.steps], dtype="object")
     return table
 
 

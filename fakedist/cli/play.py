@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--router-load", "load", metavar="LOAD", help="The load to draw.  [default: the run's]")
-@click.option(
-    "--draws", type=click.IntRange(min=1), metavar="N", default=1000, show_default=True, help="How many to draw."
-)
+@click.option("--draws", type=click.IntRange(min=1), metavar="N", help="How many to draw.  [default: 1000]")
 @click.option("--seed", type=int, metavar="N", help="Seed of the first draw.  [default: 0; with --ranks the run's]")
 @click.option("--ranks", is_flag=True, help="Play one draw on each rank, instead of the hottest rank in each draw.")
 @click.option(
@@ -45,12 +43,16 @@ if TYPE_CHECKING:
     help="With --steps: lengths of a sample, lognormal:MEAN,SIGMA,MAX or a file of one a line.  [default: the run's]",
 )
 @click.option(
+    "--every",
+    metavar="NAME=N",
+    multiple=True,
+    help="With --steps: a step of this name, such as evaluation, in each N-th.  [default: as recorded]",
+)
+@click.option(
     "--seeds",
     type=click.IntRange(min=1),
     metavar="N",
-    default=20,
-    show_default=True,
-    help="With --steps: random sequences of lengths.",
+    help="With --steps: random sequences of lengths.  [default: 20]",
 )
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, CSV, HTML)
@@ -58,13 +60,14 @@ def play(
     run: Path,
     *,
     load: str | None,
-    draws: int,
+    draws: int | None,
     seed: int | None,
     ranks: bool,
     changes: tuple[Path, ...],
     steps: int | None,
     lengths: str | None,
-    seeds: int,
+    every: tuple[str, ...],
+    seeds: int | None,
     file: Path | None,
     form: str | None,
     as_json: bool,
@@ -80,12 +83,12 @@ def play(
     """
     output = chosen_output(form, as_json, file)
     if steps is not None:
-        if ranks or changes:
-            raise click.UsageError("--steps plays any steps, and --ranks and --change are for loads of experts")
-        _write_steps(run, output, lengths, steps, range(seed or 0, (seed or 0) + seeds))
+        if load is not None or draws is not None or ranks or changes:
+            raise click.UsageError("--steps plays no loads: leave out --router-load, --draws, --ranks and --change")
+        _write_steps(run, output, lengths, (steps, every), range(seed or 0, (seed or 0) + (seeds or 20)))
         return 0
-    if lengths is not None:
-        raise click.UsageError("--lengths needs --steps, which plays steps of these lengths")
+    if lengths is not None or every or seeds is not None:
+        raise click.UsageError("--lengths, --every and --seeds need --steps")
     from fakedist.report.page.play_page import play_page
     from fakedist.report.text import play_sheets
     from fakedist.results.router_draws import open_playable
@@ -99,31 +102,37 @@ def play(
             _write_ranks(output, playable, load, playable.job.seed if seed is None else seed)
             return 0
         seed = seed or 0
-        played = _played(playable, load, range(seed, seed + draws), changes)
+        played = _played(playable, load, range(seed, seed + (draws or 1000)), changes)
         plain, markdown = partial(play_sheets.play_object, played), partial(play_sheets.play_markdown, played)
         render, page = partial(play_sheets.render_play, played), partial(play_page, played)
         _write(output, plain, markdown, lambda: played.draws.to_csv(index=False), render=render, page=page)
     return 0
 
 
-def _write_steps(run: Path, output: Output, lengths: str | None, num_steps: int, seeds: range) -> None:
+def _write_steps(
+    run: Path, output: Output, lengths: str | None, steps: tuple[int, Sequence[str]], seeds: range
+) -> None:
     from fakedist.report.page.play_page import long_run_page
     from fakedist.report.text import long_run_sheets as sheets
     from fakedist.results.long_runs import open_playable_steps
 
     with reading(run):
-        played = _played_steps(open_playable_steps(run), lengths, num_steps, seeds)
+        played = _played_steps(open_playable_steps(run), lengths, steps, seeds)
         plain, markdown = partial(sheets.long_run_object, played), partial(sheets.long_run_markdown, played)
         render, page = partial(sheets.render_long_run, played), partial(long_run_page, played)
         _write(output, plain, markdown, lambda: played.steps.to_csv(index=False), render=render, page=page)
 
 
-def _played_steps(playable: PlayableSteps, lengths: str | None, num_steps: int, seeds: range) -> PlayedSteps:
+def _played_steps(
+    playable: PlayableSteps, lengths: str | None, steps: tuple[int, Sequence[str]], seeds: range
+) -> PlayedSteps:
     from fakedist.launcher.playing import play as play_program
     from fakedist.launcher.playing import play_steps
-    from fakedist.results.long_runs import NO_COUNTS, check_steps, play_long
+    from fakedist.results.long_runs import NO_COUNTS, check_steps, name_sequence, parse_every, play_long
     from fakedist.temporary import scratch_directory
 
+    num_steps, every = steps
+    names = name_sequence(playable.names, parse_every(every, playable.names), num_steps)
     with scratch_directory("play") as folder:
         whole, recorded, program = (folder / f"{name}.npz" for name in ("whole", "recorded", "program"))
         playable.write_whole(whole)
@@ -133,7 +142,7 @@ def _played_steps(playable: PlayableSteps, lengths: str | None, num_steps: int, 
         (as_whole,) = play_program(whole, [NO_COUNTS], conf)
         ((_, by_step),) = play_steps(recorded, [playable.recorded_steps()], conf)
         check_steps(playable, as_whole, by_step)
-        return play_long(playable, lengths, num_steps, seeds, lambda rows, conf: play_steps(program, rows, conf))
+        return play_long(playable, lengths, names, seeds, lambda rows, conf: play_steps(program, rows, conf))
 
 
 def _played(playable: Playable, load: str, seeds: range, changes: tuple[Path, ...]) -> Played:

@@ -43,7 +43,7 @@ class _Program(ctypes.Structure):
 
 _KIND_ARRAYS = (
     *("first_event", "first_block", "events", "base", "per", "follows", "stream", "is_shared"),
-    *("carried", "generation", "age"),
+    *("group", "carried", "generation", "age", "maker"),
 )
 
 

@@ -55,6 +55,8 @@ def _plays(program: Path, counts: Iterable[Ints], alloc_conf: str, num_values: i
     PLAYER.ensure()
     environment = {name: text for name, text in os.environ.items() if name not in SETTINGS}
     environment |= dict.fromkeys(SETTINGS, alloc_conf) if alloc_conf else {}
+    # NumPy's threads would take part of the other players' time. Small blocks of memory come and go without a lock.
+    environment |= {"OPENBLAS_NUM_THREADS": "1", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=60000"}
     command = [sys.executable, "-m", "fakedist.gpu.player", os.fspath(program)]
     with ExitStack() as stack:
         players = [

@@ -192,10 +192,10 @@ class Recorder(StepListener):
         """Also record the operations of this thread. Recording started in another thread."""
         self._memory.operations.also_this_thread()
 
-    def step(self, shape: Sequence[int] = ()) -> None:
+    def step(self, shape: Sequence[int] = (), name: str = "") -> None:
         """End a training step here, at the script's request (``fakedist.step``)."""
         if not self.host_clock.is_on:
-            self._training.step(shape)
+            self._training.step(shape, name)
 
     def _finish(self) -> None:
         """Write everything, then remove all hooks but those that follow optimizers and DataLoaders."""
@@ -327,7 +327,8 @@ class Recorder(StepListener):
         if self._memory.is_on:
             self._memory.step_ended()
             samples = self._training.samples_of(step)
-            self._append(StepRecord(step, start_us, end_us, samples.number, samples.shape))
+            name = self._training.name_of(step)
+            self._append(StepRecord(step, start_us, end_us, samples.number, samples.shape, name))
             if step == steps.done and later.begins_after(step) and not self._is_closed:
                 self._memory.stop()
         if not self._memory.is_on:

@@ -611,6 +611,7 @@ class Training(GraphObserver):
         self._evaluations, self.loading = Evaluations(), Loading()
         self._generation = Generation()
         self._samples: dict[int, _Samples] = {}
+        self._names: dict[int, str] = {}
         self.goal = make_goal(steps, until, live_bytes, lambda: self.steps.waits(), self.size_of)
         self._stopping = Stopping()
         self.steps = Steps(
@@ -637,6 +638,8 @@ class Training(GraphObserver):
         """Take note of a forward of an uncalled module that is about to run. Return whether it generates tokens."""
         self._evaluations.root_forward(module, self.steps.optimizer_steps > 0)
         self._work()
+        if self._evaluations.running:
+            self._names.setdefault(self.steps.number, "evaluation")
         self.loading.used(in_training=torch.is_grad_enabled())
         kwargs = keyword_arguments(module)
         if torch.is_grad_enabled():
@@ -646,6 +649,10 @@ class Training(GraphObserver):
     def samples_of(self, step: int) -> Samples:
         """The samples that the model was trained on in a step."""
         return self._samples[step].samples if step in self._samples else Samples(0, "")
+
+    def name_of(self, step: int) -> str:
+        """The name that the script gave a step; "evaluation" if one ran in it; else empty."""
+        return self._names.get(step, "")
 
     def size_of(self, step: int) -> StepSize:
         """The inputs that the model was trained on in a step."""
@@ -669,8 +676,10 @@ class Training(GraphObserver):
         else:
             self._graphs.capturing.optimizers.append(weakref.ref(optimizer))
 
-    def step(self, shape: Sequence[int] = ()) -> None:
-        """End a step here, at the script's request, which may tell the shape of a sample."""
+    def step(self, shape: Sequence[int] = (), name: str = "") -> None:
+        """End a step here, at the script's request, which may tell the shape of a sample and the step's name."""
+        if name:
+            self._names[self.steps.number] = name
         if shape:
             step = self._samples.setdefault(self.steps.number, _Samples(0))
             step.samples = Samples(max(step.samples.number, 1), "x".join(map(str, shape)))
@@ -712,6 +721,8 @@ class Training(GraphObserver):
             self.steps.optimizer_ended(optimizer)
 
     def _step_went_on(self, step: int) -> None:
+        if (name := self._names.pop(step + 1, "")) and step:
+            self._names.setdefault(step, name)
         self._samples.pop(step + 1, None)  # what the first model was trained on is in the step already
         if step == 0:
             self._evaluations = Evaluations()  # a probe without grad is not how the model trains

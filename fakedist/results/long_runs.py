@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,40 @@ def _read_lengths(path: Path) -> list[int]:
     return [int(word[:9]) for word in words]
 
 
+def parse_every(texts: Sequence[str], names: Sequence[str]) -> dict[str, int]:
+    """Names of steps and how often each comes, from texts such as ``evaluation=100``.
+
+    Raises:
+        JobError: It is something else, or no step that can be played has the name.
+    """
+    found: dict[str, int] = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        if not name or not number.isdecimal() or int(number) < 2:
+            raise JobError(f"{text!r} is not NAME=N, with N of 2 or more", "--every evaluation=100")
+        if name not in names:
+            known = ", ".join(sorted(set(filter(None, names)))) or "none of them has a name"
+            raise JobError(
+                f"no recorded step that can be played is called {name!r} (names: {known})",
+                'fakedist.step(name="evaluation") at its end names a step',
+            )
+        found[name] = int(number)
+    return found
+
+
+def name_sequence(recorded: Sequence[str], every: Mapping[str, int], number: int) -> list[str]:
+    """The names of so many steps: those of ``every`` in each so many-th one, and the recorded cycle of the others.
+
+    A cycle is what comes twice in a row. Without one, all are called what most recorded steps are.
+    """
+    others = [name for name in recorded if name not in every] or [""]
+    periods = (n for n in range(1, len(others) // 2 + 1) if others[n:] == others[:-n])
+    period = next(periods, 0)
+    repeated = cycle(others[:period] if period else [max(others, key=others.count)])
+    special = [[name for name, often in every.items() if not step % often] for step in range(1, number + 1)]
+    return [found[0] if found else next(repeated) for found in special]
+
+
 @dataclass(frozen=True)
 class PlayableSteps:
     """A recorded run whose steps can be played in any order.
@@ -105,17 +140,17 @@ class PlayableSteps:
         arrays |= {"stream": self.kinds.stream, "is_shared": self.kinds.is_shared}
         np.savez(path, sizes=sizes, gpu=np.array(self.gpu), **arrays)
 
-    def steps(self, lengths: Ints, every: int = 0) -> Ints:
-        """The rows that the player takes for steps of these lengths; the cache is emptied after each ``every``-th."""
-        known, counts = {}, {}
-        for length in np.unique(lengths).tolist():
-            known[length] = self.kinds.nearest(length)
-            samples = self.kinds.steps[known[length] - 1].input.samples
-            counts[length] = StepInput(samples, length).counts()
-        played = lengths.tolist()
+    def steps(self, names: Sequence[str], lengths: Ints, every: int = 0) -> Ints:
+        """The rows that the player takes for these steps; the cache is emptied after each ``every``-th."""
+        played = list(zip(names, lengths.tolist(), strict=True))
+        known = {(name, length): self.kinds.nearest(length, name) for name, length in set(played)}
+        counts = {
+            (name, length): StepInput(self.kinds.steps[kind - 1].input.samples, length).counts()
+            for (name, length), kind in known.items()
+        }
         rows = [
-            [known[length], int(every > 0 and not number % every), *counts[length], *counts[later]]
-            for number, (length, later) in enumerate(zip(played, [*played[1:], played[-1]], strict=True), 1)
+            [known[step], int(every > 0 and not number % every), *counts[step], *counts[later]]
+            for number, (step, later) in enumerate(zip(played, [*played[1:], played[-1]], strict=True), 1)
         ]
         return np.array(rows, np.int64)
 
@@ -128,6 +163,12 @@ class PlayableSteps:
     def recorded_lengths(self) -> list[int]:
         """The length of each step that can be played."""
         return [kind.length for kind in self.kinds.steps]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the steps that can be played, in their recorded sequence."""
+        known = {kind.name for kind in self.kinds.steps}
+        return [name for name in self.kinds.sequence if name in known]
 
 
 def open_playable_steps(path: Path) -> PlayableSteps:
@@ -164,6 +205,7 @@ class FailedRequest:
 
     seed: int
     step: int
+    name: str
     length: int
     operation: str
     line: str
@@ -193,18 +235,34 @@ class PlayedSteps:
     """Many played steps.
 
     Attributes:
-        steps: A row a step of each seed: seed, step, length, peak_allocated_bytes, peak_reserved_bytes, num_mallocs (so
-            far). Those after a failure are missing.
+        names: Of each played step, its name.
+        steps: A row a step of each seed: seed, step, name, length, peak_allocated_bytes, peak_reserved_bytes,
+            num_mallocs (so far). Those after a failure are missing.
         settings: The recorded settings first.
         failure: The first failure of the first seed that has one; None without any.
     """
 
     playable: PlayableSteps
     lengths: str
-    num_steps: int
+    names: list[str]
     steps: pd.DataFrame
     settings: list[PlayedSetting]
     failure: FailedRequest | None
+
+    @property
+    def num_steps(self) -> int:
+        """Of each seed."""
+        return len(self.names)
+
+    @property
+    def sequence_texts(self) -> list[str]:
+        """How often each name that some recorded step has comes among the played steps."""
+        texts = []
+        for name in sorted(set(filter(None, self.playable.kinds.sequence))):
+            at = [kind.number for kind in self.playable.kinds.steps if kind.name == name]
+            recorded = f"recorded in {', '.join(map(str, at))}" if at else "cannot be played"
+            texts.append(f"{name}, {self.names.count(name):,} of {self.num_steps:,} steps ({recorded})")
+        return texts
 
     @property
     def without_memory(self) -> tuple[float, float, float]:
@@ -223,21 +281,19 @@ def check_steps(playable: PlayableSteps, whole: dict[str, int], steps: Ints) -> 
     """
     check_recorded(playable.run, whole)
     if playable.kinds.is_whole and whole["failed_event"] < 0:
-        table = playable.run.table("steps").set_index("step")
-        recorded = table.loc[[kind.number for kind in playable.kinds.steps]]
-        for column, name in enumerate(("peak_allocated_bytes", "peak_reserved_bytes")):
-            if steps[:, column].tolist() != recorded[name].tolist():
-                raise JobError(
-                    f"played step by step, the run has {name} {steps[:, column].tolist()} instead of "
-                    f"{recorded[name].tolist()}",
-                    "this is a bug in fakedist",
-                )
+        recorded = playable.kinds.peaks.tolist()
+        if steps[:, :2].tolist() != recorded:
+            raise JobError(
+                f"played step by step, the run has the peaks {steps[:, :2].tolist()} instead of {recorded}",
+                "this is a bug in fakedist",
+            )
 
 
 def play_long(
-    playable: PlayableSteps, text: str | None, num_steps: int, seeds: Sequence[int], play: PlaySteps
+    playable: PlayableSteps, text: str | None, names: list[str], seeds: Sequence[int], play: PlaySteps
 ) -> PlayedSteps:
-    """Play so many steps with each seed, under the recorded settings of the allocator and under others."""
+    """Play steps of these names with each seed, under the recorded settings of the allocator and under others."""
+    num_steps = len(names)
     draw = parse_lengths(text, playable.recorded_lengths)
     drawn = {seed: draw(np.random.default_rng(seed), num_steps) for seed in seeds}
     is_alike = len({lengths.tobytes() for lengths in drawn.values()}) == 1
@@ -246,18 +302,18 @@ def play_long(
     frames: list[pd.DataFrame] = []
     failure = None
     for name, conf, every in _settings(playable.alloc_conf):
-        plays = list(play((playable.steps(lengths, every) for lengths in distinct), conf))
+        plays = list(play((playable.steps(names, lengths, every) for lengths in distinct), conf))
         plays = plays if len(distinct) == len(drawn) else plays * len(drawn)
         settings.append(_setting(name, plays, num_steps))
         if not frames:
-            frames = [_frame(*both) for both in zip(drawn.items(), plays, strict=True)]
+            frames = [_frame(names, *both) for both in zip(drawn.items(), plays, strict=True)]
             failures = (
-                _failure(playable, seed, lengths, outcome)
+                _failure(playable, names, (seed, lengths), outcome)
                 for (seed, lengths), (outcome, _) in zip(drawn.items(), plays, strict=True)
                 if outcome["failed_event"] >= 0
             )
             failure = next(failures, None)
-    return PlayedSteps(playable, text or "the recorded ones", num_steps, pd.concat(frames), settings, failure)
+    return PlayedSteps(playable, text or "the recorded ones", names, pd.concat(frames), settings, failure)
 
 
 def _settings(conf: str) -> list[tuple[str, str, int]]:
@@ -280,13 +336,14 @@ def _setting(name: str, plays: Sequence[tuple[dict[str, int], Ints]], num_steps:
     return PlayedSetting(name, len(plays), failed, reserved, mallocs / max(sum(played), 1))
 
 
-def _frame(drawn: tuple[int, Ints], play: tuple[dict[str, int], Ints]) -> pd.DataFrame:
+def _frame(names: list[str], drawn: tuple[int, Ints], play: tuple[dict[str, int], Ints]) -> pd.DataFrame:
     (seed, lengths), (outcome, steps) = drawn, play
     number = len(steps) if outcome["failed_event"] < 0 else max(outcome["failed_step"], 0)
     return pd.DataFrame(
         {
             "seed": seed,
             "step": np.arange(1, number + 1),
+            "name": names[:number],
             "length": lengths[:number],
             "peak_allocated_bytes": steps[:number, 0],
             "peak_reserved_bytes": steps[:number, 1],
@@ -295,7 +352,10 @@ def _frame(drawn: tuple[int, Ints], play: tuple[dict[str, int], Ints]) -> pd.Dat
     )
 
 
-def _failure(playable: PlayableSteps, seed: int, lengths: Ints, outcome: dict[str, int]) -> FailedRequest:
+def _failure(
+    playable: PlayableSteps, names: list[str], drawn: tuple[int, Ints], outcome: dict[str, int]
+) -> FailedRequest:
+    seed, lengths = drawn
     kinds = [playable.kinds.before, *playable.kinds.steps]
     step, event = outcome["failed_step"], outcome["failed_event"]
     first = np.cumsum([0, *(len(kind.events) for kind in kinds)])
@@ -306,6 +366,7 @@ def _failure(playable: PlayableSteps, seed: int, lengths: Ints, outcome: dict[st
     return FailedRequest(
         seed,
         step + 1,
+        names[step] if step >= 0 else "",
         int(lengths[step]) if step >= 0 else 0,
         str(row["operation"]),
         str(lines.iloc[stack]) if stack >= 0 else "",

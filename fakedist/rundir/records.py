@@ -209,6 +209,7 @@ class StepRecord(Record):
         end_us: When it ended.
         samples: First dimension of the model's input, summed over its forwards with gradients; 0 if not known.
         sample_shape: The other dimensions of that input, such as "3x224x224"; empty if not known.
+        name: What the script calls it; "evaluation" if one ran before its training; else empty.
     """
 
     step: int
@@ -216,6 +217,7 @@ class StepRecord(Record):
     end_us: int
     samples: int = 0
     sample_shape: str = ""
+    name: str = ""
 
     @property
     def wall_us(self) -> int:

@@ -407,6 +407,9 @@ TABLES: dict[str, Table] = {
                 "First dimension of the model's input, summed over its forwards with gradients; 0 if not known.",
             ),
             Column("sample_shape", "string", "The input's other dimensions: 3x224x224; empty if not known."),
+            Column(
+                "name", "string", "What the script calls it; evaluation if one ran before its training; else empty."
+            ),
         ),
     ),
     "largest": Table(

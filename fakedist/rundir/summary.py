@@ -291,6 +291,7 @@ class StepPeak:
         peak_reserved_bytes: Most that was reserved during it.
         samples: First dimension of the model's input, summed over its forwards with gradients; 0 if not known.
         sample_shape: The input's other dimensions, such as "3x224x224"; empty if not known.
+        name: What the script calls it; "evaluation" if one ran before its training; else empty.
     """
 
     step: int
@@ -299,6 +300,7 @@ class StepPeak:
     peak_reserved_bytes: int
     samples: int = 0
     sample_shape: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True)

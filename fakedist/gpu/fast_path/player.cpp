@@ -17,10 +17,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <exception>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 // libtorch_cuda, which is not loaded, would call it. No header of torch's declares it.
@@ -32,7 +32,6 @@ namespace {
 using namespace c10::cuda;
 constexpr int32_t EMPTY_CACHE = INT32_MIN, FREE_CARRIED = -(1 << 30);
 constexpr int LOG_ERROR = 2; // c10/util/logging_is_not_google_glog.h
-constexpr size_t MOST_STATES = 200;
 
 // gpu/player.py has the same fields.
 struct Program {
@@ -53,9 +52,10 @@ struct Kinds {
     const int64_t *base, *per;
     const int32_t *follows, *stream;
     const uint8_t *is_shared;
+    const int32_t *group; // of each kind: it counts with the steps of this group
     const int32_t *carried; // which carried block it is: one that a later step frees; -1: none
-    const int32_t *generation; // so many steps before the last one of what comes before
-    const int32_t *age; // of each carried block: so many steps later it is freed
+    const int32_t *generation; // so many steps of its group before the last one of what comes before
+    const int32_t *age, *maker; // of each carried block: so many steps of its group later it is freed
 };
 struct Step {
     int64_t allocated_peak, reserved, num_retries, num_mallocs;
@@ -109,102 +109,163 @@ struct Outcome {
     int64_t is_whole;
 };
 
-// After how many steps the same ones follow, up to the end; 0: they do not repeat. A multiple of the generations.
-int64_t period_of(const int64_t *steps, int64_t num_steps, int64_t width, int64_t num_generations) {
-    for (int64_t period = num_generations; period <= 20 * num_generations && period < num_steps;
-         period += num_generations)
-        if (std::equal(steps + period * width, steps + num_steps * width, steps)) return period;
-    return 0;
+// The allocator merges free neighbours at once, so that its answers follow from its segments and the blocks in use. Steps
+// that make and release no segment lead from one state to another, which is known when the same step comes again.
+struct State {
+    int64_t made, released; // bytes of segments, so far
+    uint64_t in_use; // the blocks that steps leave to later ones, and those that wait for another stream
+    bool operator==(const State &) const = default;
+};
+struct Known {
+    Step step;
+    State after;
+};
+
+uint64_t mixed(uint64_t one, uint64_t other) { // splitmix64
+    uint64_t value = one + 0x9e3779b97f4a7c15 * (other + 1);
+    value = (value ^ value >> 30) * 0xbf58476d1ce4e5b9;
+    value = (value ^ value >> 27) * 0x94d049bb133111eb;
+    return value ^ value >> 31;
 }
 
-// What the allocator's next answers follow from: all blocks, and where the carried ones are.
-std::vector<uint64_t> state_of(const std::vector<c10::DataPtr> &carried) {
-    std::vector<uint64_t> state;
-    for (const auto &segment : CUDACachingAllocator::snapshot().segments) {
-        state.push_back(segment.address);
-        for (const auto &block : segment.blocks) state.push_back(2 * block.size + block.allocated);
+// Plays steps one after the other: of each, its kind, whether the cache is emptied after it, and the counts of its columns.
+class Player {
+  public:
+    Player(const Kinds &of, Outcome &outcome)
+        : of(of), outcome(outcome), other(getStreamFromExternal(streams.back(), 0)), follows(of.num_kinds),
+          carried(static_cast<size_t>(of.num_carried * of.num_generations)) {
+        for (int64_t kind = 0; kind < of.num_kinds; kind++) {
+            follows[kind].assign(static_cast<size_t>(of.num_columns), false);
+            for (int64_t n = of.first_block[kind]; n < of.first_block[kind + 1]; n++)
+                if (of.follows[n] >= 0) follows[kind][static_cast<size_t>(of.follows[n])] = true;
+        }
+        turns.assign(static_cast<size_t>(1 + *std::max_element(of.group, of.group + of.num_kinds)), -1);
+        outcome = {-1, -1, 0, 0, 0, 1};
     }
-    for (const auto &block : carried) state.push_back(reinterpret_cast<uint64_t>(block.get()));
-    return state;
-}
 
-// The garbage collector also counts how long blocks are free.
-bool collects_garbage() {
-    for (const char *name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}) {
-        const char *settings = std::getenv(name);
-        if (settings && std::strstr(settings, "garbage_collection_threshold")) return true;
+    // Play what comes before the first step, then the steps. A step in a known state is not played again: it gives what
+    // it gave. Only when one must be played, those since the allocator was in this state are.
+    void play(const int64_t *steps, int64_t num_steps, Step *played) {
+        if (!play(nullptr, -1)) return;
+        const auto width = 2 + of.num_columns;
+        State state = physical;
+        std::vector<std::pair<int64_t, State>> skipped; // steps, each with the state before it
+        for (int64_t step = 0; step < num_steps; step++) {
+            const int64_t *row = steps + step * width;
+            const uint64_t key = key_of(state, row);
+            if (const auto found = known.find(key); found != known.end()) {
+                played[step] = found->second.step;
+                played[step].num_retries = last.num_retries;
+                played[step].num_mallocs = last.num_mallocs;
+                skipped.emplace_back(step, state);
+                state = found->second.after;
+                const auto back =
+                    std::find_if(skipped.begin(), skipped.end(), [&](auto &one) { return one.second == state; });
+                skipped.erase(back, skipped.end());
+                continue;
+            }
+            for (const auto &[before, _] : skipped)
+                if (!play(steps + before * width, before)) return;
+            skipped.clear();
+            const State before = physical;
+            if (!play(row, step)) return;
+            played[step] = last;
+            state = physical;
+            if (!row[1] && state.made == before.made && state.released == before.released) known[key] = {last, state};
+        }
     }
-    return false;
-}
 
-// Plays the steps: of each, its kind, whether the cache is emptied after it, and the counts of its columns.
-void play_steps(const Kinds &of, const int64_t *steps, int64_t num_steps, Step *played, Outcome &outcome) {
-    auto *allocator = CUDACachingAllocator::get();
-    const CUDAStream other = getStreamFromExternal(streams.back(), 0);
-    std::vector<c10::DataPtr> kept, local, carried(static_cast<size_t>(of.num_carried * of.num_generations));
-    int32_t current = -1;
-    outcome = {-1, -1, 0, 0, 0, 1};
-    const auto slot = [&](int64_t which, int64_t step) -> c10::DataPtr & {
-        return carried[static_cast<size_t>(which * of.num_generations +
-                                           (step + of.num_generations) % of.num_generations)];
+  private:
+    struct Carried {
+        c10::DataPtr data;
+        uint64_t bytes; // of the block, which may be more than was asked for
     };
-    const int64_t width = 2 + of.num_columns, period = period_of(steps, num_steps, width, of.num_generations);
-    std::deque<std::vector<uint64_t>> states;
-    for (int64_t step = -1; step < num_steps; step++) {
-        const int64_t *row = step < 0 ? nullptr : steps + step * width;
+
+    const Kinds &of;
+    Outcome &outcome;
+    const CUDAStream other;
+    std::vector<std::vector<bool>> follows; // which columns the sizes of each kind follow
+    std::vector<Carried> carried;
+    std::vector<c10::DataPtr> kept, local;
+    std::unordered_map<uint64_t, Known> known;
+    State physical{};
+    Step last{};
+    int32_t current = -1;
+    std::vector<int64_t> turns; // of the steps of each group that were played
+
+    Carried &slot(int64_t which, int64_t age) {
+        const int64_t turn = turns[static_cast<size_t>(of.maker[which])] - age + of.num_generations;
+        return carried[static_cast<size_t>(which * of.num_generations + turn % of.num_generations)];
+    }
+
+    uint64_t key_of(const State &state, const int64_t *row) const {
+        uint64_t key =
+            mixed(mixed(static_cast<uint64_t>(state.made), static_cast<uint64_t>(state.released)), state.in_use);
+        key = mixed(key, static_cast<uint64_t>(2 * row[0] + row[1]));
+        for (int64_t n = 0; n < of.num_columns; n++)
+            if (follows[static_cast<size_t>(row[0])][static_cast<size_t>(n)])
+                key = mixed(key, static_cast<uint64_t>(row[2 + n]));
+        return key;
+    }
+
+    // Play a step, or what comes before the first one. Returns whether there was memory for all of it.
+    bool play(const int64_t *row, int64_t step) {
+        auto *allocator = CUDACachingAllocator::get();
         const int64_t kind = row ? row[0] : 0, first = of.first_block[kind];
         auto &blocks = row ? local : kept;
         blocks.resize(static_cast<size_t>(of.first_block[kind + 1] - first));
         CUDACachingAllocator::resetPeakStats(0);
+        uint64_t waiting = 0;
+        if (row) turns[static_cast<size_t>(of.group[kind])]++;
         for (int64_t event = of.first_event[kind]; event < of.first_event[kind + 1]; event++) {
             const int32_t what = of.events[event];
             if (what == EMPTY_CACHE) {
                 CUDACachingAllocator::emptyCache();
             } else if (what <= FREE_CARRIED) {
-                slot(FREE_CARRIED - what, step - of.age[FREE_CARRIED - what]).clear();
+                auto &data = slot(FREE_CARRIED - what, of.age[FREE_CARRIED - what]).data;
+                waiting = mixed(waiting, reinterpret_cast<uint64_t>(data.get()));
+                data.clear();
             } else if (what < 0) {
-                blocks[static_cast<size_t>(~what)].clear();
+                auto &data = blocks[static_cast<size_t>(~what)];
+                if (of.is_shared[first + ~what]) waiting = mixed(waiting, reinterpret_cast<uint64_t>(data.get()));
+                data.clear();
             } else {
                 const auto n = static_cast<size_t>(first + what);
                 if (of.stream[n] != current)
                     setCurrentCUDAStream(
                         getStreamFromExternal(streams[static_cast<size_t>(current = of.stream[n])], 0));
                 const int64_t bytes = of.base[n] + (of.follows[n] < 0 || !row ? 0 : of.per[n] * row[2 + of.follows[n]]);
-                auto &to = of.carried[n] < 0 ? blocks[static_cast<size_t>(what)]
-                                             : slot(of.carried[n], step - of.generation[n]);
+                auto *to = of.carried[n] < 0 ? nullptr : &slot(of.carried[n], of.generation[n]);
+                auto &data = to ? to->data : blocks[static_cast<size_t>(what)];
+                const int64_t before = to ? CUDACachingAllocator::getDeviceStats(0).allocated_bytes[0].current : 0;
                 try {
-                    to = allocator->allocate(static_cast<size_t>(bytes));
+                    data = allocator->allocate(static_cast<size_t>(bytes));
                 } catch (const c10::OutOfMemoryError &) {
                     const auto stats = CUDACachingAllocator::getDeviceStats(0);
                     outcome = {step, event, bytes, stats.allocated_bytes[0].current, stats.reserved_bytes[0].current,
                                1};
-                    return;
+                    return false;
                 }
-                if (of.is_shared[n]) allocator->recordStream(to, other);
+                if (to)
+                    to->bytes = static_cast<uint64_t>(
+                        CUDACachingAllocator::getDeviceStats(0).allocated_bytes[0].current - before);
+                waiting = 0; // the allocator has looked at what waits
+                if (of.is_shared[n]) allocator->recordStream(data, other);
             }
         }
-        if (!row) continue;
-        if (row[1]) CUDACachingAllocator::emptyCache();
+        if (row && row[1]) CUDACachingAllocator::emptyCache();
         const auto stats = CUDACachingAllocator::getDeviceStats(0);
-        played[step] = {stats.allocated_bytes[0].peak, stats.reserved_bytes[0].peak, stats.num_alloc_retries,
-                        stats.num_device_alloc};
-        if (!period) continue;
-        states.push_back(state_of(carried));
-        if (states.size() > MOST_STATES) states.pop_front();
-        int64_t length = period; // of the cycle in which the allocator's states are, too
-        const auto num_states = static_cast<int64_t>(states.size());
-        while (length < num_states && states[static_cast<size_t>(num_states - 1 - length)] != states.back())
-            length += period;
-        if (length >= num_states) continue;
-        const int64_t mallocs = played[step].num_mallocs - played[step - length].num_mallocs;
-        if (mallocs && collects_garbage()) continue;
-        for (int64_t next = step + 1; next < num_steps; next++) { // as in the cycle before
-            const Step &before = played[next - length];
-            played[next] = {before.allocated_peak, before.reserved, before.num_retries, before.num_mallocs + mallocs};
-        }
-        return;
+        last = {stats.allocated_bytes[0].peak, stats.reserved_bytes[0].peak, stats.num_alloc_retries,
+                stats.num_device_alloc};
+        for (int64_t which = 0; which < of.num_carried; which++)
+            for (int64_t age = 0; age < std::max(of.age[which], 1); age++) {
+                const auto &[data, bytes] = slot(which, age);
+                waiting = mixed(mixed(waiting, reinterpret_cast<uint64_t>(data.get())), data ? bytes : 0);
+            }
+        physical = {stats.reserved_bytes[0].allocated, stats.reserved_bytes[0].freed, waiting};
+        return true;
     }
-}
+};
 
 // Run something in a fork, which writes to shared memory of this size. Returns whether it came to its end.
 template <typename Run> bool in_fork(Run run, void *to, size_t size) {
@@ -260,7 +321,7 @@ API int fakedist_player_play_steps(const Kinds *of, const int64_t *steps, int64_
     const size_t size = sizeof *to + static_cast<size_t>(num_steps) * sizeof(Step);
     const auto run = [&](void *shared) {
         auto *outcome = static_cast<Outcome *>(shared);
-        play_steps(*of, steps, num_steps, reinterpret_cast<Step *>(outcome + 1), *outcome);
+        Player(*of, *outcome).play(steps, num_steps, reinterpret_cast<Step *>(outcome + 1));
     };
     return in_fork(run, to, size) && to->is_whole == 1;
 }

@@ -11,14 +11,8 @@ from fakedist.report.figures.look import STYLE_NAMES
 from fakedist.report.page.bars import Bar, BarChart, Part
 from fakedist.report.page.drawings import Pack
 from fakedist.report.page.run_page import template_text
-from fakedist.report.text.long_run_sheets import long_run_facts, settings_sheet, steps_sheet, verdict_text
-from fakedist.report.text.play_sheets import (
-    draws_sheet,
-    play_facts,
-    probability_text,
-    remedies_sheet,
-    sizes_sheet,
-)
+from fakedist.report.text.long_run_sheets import long_run_facts, long_run_tables, verdict_text
+from fakedist.report.text.play_sheets import play_facts, play_tables, probability_text
 from fakedist.results.long_runs import PlayedSteps
 from fakedist.results.router_draws import Played
 from fakedist.units import format_bytes
@@ -52,7 +46,7 @@ def play_page(played: Played) -> str:
     context: dict[str, object] = {
         "probability": probability_text(played),
         "facts": play_facts(played),
-        "sheets": [draws_sheet(played), remedies_sheet(played), sizes_sheet(played)],
+        "sheets": play_tables(played),
         "charts": charts,
         "load": _load(played),
         "numbers": pack.text(),
@@ -67,7 +61,7 @@ def long_run_page(played: PlayedSteps) -> str:
     context: dict[str, object] = {
         "probability": verdict_text(played),
         "facts": long_run_facts(played),
-        "sheets": [steps_sheet(played), settings_sheet(played)],
+        "sheets": long_run_tables(played),
         "charts": [("Memory of the steps", "simulated: the most of any seed in these steps", _steps(played))],
         "load": None,
         "numbers": pack.text(),

@@ -5,16 +5,7 @@ from __future__ import annotations
 import numpy as np
 from rich.console import Console
 
-from fakedist.report.text.sheet import (
-    Sheet,
-    SheetColumn,
-    bytes_column,
-    escaped,
-    print_facts,
-    print_heading,
-    print_sheets,
-    sheet_markdown,
-)
+from fakedist.report.text.sheet import Sheet, SheetColumn, bytes_column, print_verdict, verdict_markdown
 from fakedist.report.text.wording import short_line
 from fakedist.results.long_runs import PlayedSteps
 from fakedist.rundir.notes import counted
@@ -36,6 +27,7 @@ def long_run_facts(played: PlayedSteps) -> list[tuple[str, str]]:
     if kinds.left_out:
         text = f"step {', '.join(map(str, kinds.left_out))}: its blocks are not those of the steps around it"
         facts.append(("without", text))
+    facts += [("with", text) for text in played.sequence_texts]
     part, outside = kinds.fitted_part(), ~played.steps["length"].between(recorded[0], recorded[-1])
     if part < 1:
         facts.append(
@@ -111,18 +103,17 @@ def settings_sheet(played: PlayedSteps) -> Sheet:
 
 def render_long_run(played: PlayedSteps, console: Console) -> None:
     """Print the played steps."""
-    print_facts(console, long_run_facts(played))
-    print_heading(console, verdict_text(played))
-    print_sheets(console, [steps_sheet(played), settings_sheet(played)])
+    print_verdict(console, long_run_facts(played), verdict_text(played), long_run_tables(played))
 
 
 def long_run_markdown(played: PlayedSteps) -> str:
     """The same as Markdown."""
-    lines = [f"- {name}: {escaped(value)}" for name, value in long_run_facts(played)]
-    lines += ["", f"**{verdict_text(played)}**"]
-    for sheet in (steps_sheet(played), settings_sheet(played)):
-        lines += ["", *sheet_markdown(sheet)]
-    return "\n".join(lines) + "\n"
+    return verdict_markdown(long_run_facts(played), verdict_text(played), long_run_tables(played))
+
+
+def long_run_tables(played: PlayedSteps) -> list[Sheet]:
+    """All tables of played steps."""
+    return [steps_sheet(played), settings_sheet(played)]
 
 
 def long_run_object(played: PlayedSteps) -> dict[str, object]:
@@ -134,7 +125,8 @@ def long_run_object(played: PlayedSteps) -> dict[str, object]:
         "lengths": played.lengths,
         "num_steps": played.num_steps,
         "room_bytes": played.playable.room_bytes,
-        "recorded_steps": [{"step": kind.number, "length": kind.length} for kind in kinds.steps],
+        "recorded_steps": [{"step": kind.number, "name": kind.name, "length": kind.length} for kind in kinds.steps],
+        "sequence": played.sequence_texts,
         "left_out": kinds.left_out,
         "fitted_part": kinds.fitted_part(),
         "out_of_memory": {"part": part, "low": low, "high": high},

@@ -12,12 +12,11 @@ from fakedist.report.text.sheet import (
     Sheet,
     SheetColumn,
     bytes_column,
-    escaped,
-    print_facts,
-    print_heading,
     print_sheets,
+    print_verdict,
     sheet_markdown,
     us_column,
+    verdict_markdown,
 )
 from fakedist.results.router_draws import Playable, Played
 from fakedist.rundir.plain import to_plain
@@ -149,18 +148,17 @@ def ranks_object(playable: Playable, load: str, table: pd.DataFrame) -> dict[str
 
 def render_play(played: Played, console: Console) -> None:
     """Print the draws."""
-    print_facts(console, play_facts(played))
-    print_heading(console, probability_text(played))
-    print_sheets(console, [draws_sheet(played), remedies_sheet(played), sizes_sheet(played)])
+    print_verdict(console, play_facts(played), probability_text(played), play_tables(played))
 
 
 def play_markdown(played: Played) -> str:
     """The same as Markdown."""
-    lines = [f"- {name}: {escaped(value)}" for name, value in play_facts(played)]
-    lines += ["", f"**{probability_text(played)}**"]
-    for sheet in (draws_sheet(played), remedies_sheet(played), sizes_sheet(played)):
-        lines += ["", *sheet_markdown(sheet)]
-    return "\n".join(lines) + "\n"
+    return verdict_markdown(play_facts(played), probability_text(played), play_tables(played))
+
+
+def play_tables(played: Played) -> list[Sheet]:
+    """All tables of draws."""
+    return [draws_sheet(played), remedies_sheet(played), sizes_sheet(played)]
 
 
 def play_object(played: Played) -> dict[str, object]:

@@ -336,6 +336,19 @@ def print_sheets(console: Console, sheets: Sequence[Sheet]) -> None:
             print_remark(console, remark)
 
 
+def print_verdict(console: Console, facts: Sequence[tuple[str, str]], verdict: str, sheets: Sequence[Sheet]) -> None:
+    """Print what was played: facts, a verdict and the tables behind it."""
+    print_facts(console, facts)
+    print_heading(console, verdict)
+    print_sheets(console, sheets)
+
+
+def verdict_markdown(facts: Sequence[tuple[str, str]], verdict: str, sheets: Sequence[Sheet]) -> str:
+    """The same as Markdown."""
+    lines = [*(f"- {name}: {escaped(value)}" for name, value in facts), "", f"**{verdict}**"]
+    return "\n".join([*lines, *(line for sheet in sheets for line in ("", *sheet_markdown(sheet)))]) + "\n"
+
+
 _MAX_ROWS = 200
 _OPEN = ("By category at the peak",)  # what a reader sees without opening anything
 

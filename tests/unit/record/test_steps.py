@@ -384,6 +384,19 @@ def test_a_script_tells_the_shape_of_a_sample() -> None:
     assert job.ended == [(1, 8, "3x7"), (2, 8, "4"), (3, 1, "5")]
 
 
+def test_a_step_has_the_name_that_the_script_says_or_that_of_an_evaluation_before_its_training() -> None:
+    job = Job()
+    for evaluates in (False, True, False):
+        if evaluates:
+            with torch.no_grad():
+                job.training.root_forward(MODEL, (torch.zeros(100, 4),))
+        job.forward(MODEL, torch.zeros(8, 4))
+        job.step()
+    assert [job.training.name_of(step) for step in (1, 2, 3)] == ["", "evaluation", ""]
+    job.training.step(name="rollout")
+    assert job.training.name_of(3) == "rollout"
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_rows_of_a_nested_input_are_samples_without_a_shape_and_without_a_tensor_none_are_known() -> None:
     rows = [torch.zeros(each, 4) for each in (3, 5)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fakedist.errors import JobError
-from fakedist.results.long_runs import _setting, _settings, parse_lengths
+from fakedist.results.long_runs import _setting, _settings, name_sequence, parse_every, parse_lengths
 
 
 def drawn(text: str | None, recorded: list[int], number: int = 10_000, seed: int = 0) -> list[int]:
@@ -72,3 +72,18 @@ def test_a_setting_counts_its_failures_and_calls() -> None:
     found = _setting("as recorded", [(none, whole), (failed, part)], 4)
     assert (found.failed_steps, found.peak_reserved_bytes) == ([3], 90)
     assert found.num_mallocs == (16 + 24) / (4 + 2)
+
+
+def test_steps_are_named_in_the_recorded_cycle_or_as_often_as_is_said() -> None:
+    recorded = ["", "", "evaluation", "", "", "evaluation", "", ""]
+    assert name_sequence(recorded, {}, 7) == ["", "", "evaluation", "", "", "evaluation", ""]
+    assert name_sequence(recorded, {"evaluation": 5}, 7) == ["", "", "", "", "evaluation", "", ""]
+    assert name_sequence(["rollout", "", "rollout", ""], {"rollout": 3}, 4) == ["", "", "rollout", ""]
+    assert name_sequence(["", "evaluation", "", "", ""], {}, 5) == [""] * 5  # once: no one knows how often
+
+
+@pytest.mark.parametrize("text", ["evaluation", "=3", "evaluation=1", "evaluation=x", "save=3"])
+def test_other_cycles_are_refused(text: str) -> None:
+    assert parse_every(["evaluation=3"], ["", "evaluation"]) == {"evaluation": 3}
+    with pytest.raises(JobError, match=r"NAME=N|is called 'save' \(names: evaluation\)"):
+        parse_every([text], ["", "evaluation"])
