@@ -29,7 +29,7 @@ class Column:
         may_end: Whether it may also be the number of rows there, for what never ended.
         is_earlier: Whether it is a row before its own.
         has_ranks: Whether its texts are lists of ranks, or empty.
-        is_newer: Whether tables of earlier versions lack it; it then reads as NaN, so it is a double.
+        is_newer: Whether tables of earlier versions lack it; it then reads as NaN, or as empty texts.
     """
 
     name: str
@@ -408,7 +408,10 @@ TABLES: dict[str, Table] = {
             ),
             Column("sample_shape", "string", "The input's other dimensions: 3x224x224; empty if not known."),
             Column(
-                "name", "string", "What the script calls it; evaluation if one ran before its training; else empty."
+                "name",
+                "string",
+                "What the script calls it; evaluation if one ran before its training; else empty.",
+                is_newer=True,
             ),
         ),
     ),

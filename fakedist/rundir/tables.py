@@ -124,7 +124,7 @@ def read_table(run_directory: Path, name: str, columns: Sequence[str] | None = N
         table = file.read(columns=[name for name in names if name in schema.names])
     for column in known:
         if column.name not in table.column_names:
-            table = table.append_column(column.name, _nothing(len(table)))
+            table = table.append_column(column.name, _nothing(column, len(table)))
         _check_values(run_directory, path, column, table.column(column.name))
     return table
 
@@ -174,10 +174,11 @@ def _damaged(path: Path, cause: str) -> RunDirectoryError:
     return RunDirectoryError(f"{path} cannot be read: {cause}", DAMAGED)
 
 
-def _nothing(num_rows: int) -> Any:
+def _nothing(column: Column, num_rows: int) -> Any:
     import pyarrow
 
-    return pyarrow.array([float("nan")], pyarrow.float64()).take(pyarrow.array([0] * num_rows, pyarrow.int64()))
+    value = "" if column.type == "string" else float("nan")
+    return pyarrow.array([value], _type(column)).take(pyarrow.array([0] * num_rows, pyarrow.int64()))
 
 
 def _type(column: Column) -> Any:
