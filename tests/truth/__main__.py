@@ -1,14 +1,14 @@
 """Rebuild published peaks and steps, and write docs/truth.md: ``make truth``.
 
-    python -m tests.truth [--only PATTERNS] [--again] [--record] [--jobs N] [--on WHERE] [--fast] [--page]
+    python -m tests.truth [--only PATTERNS] [--again] [--record] [--price] [--jobs N] [--on WHERE] [--fast] [--page]
 
-Runs the rows of catalogue.toml that have no result. A peak is the published rank's; a step's launches are recorded, kept
-in tests/data/steps and priced for the GPU that it was published for. Jobs run as ``fakedist sweep`` runs its points: on
-this machine, or on a Ray cluster with ``--on ray``. Results are written as they come, so an interrupted call goes on
+Runs the rows of catalogue.toml that have no result. A peak is the published rank's; a step's launches are recorded,
+kept in tests/data/steps and priced for the GPU that it was published for. Jobs run as ``fakedist sweep`` runs its
+points: on this machine, or on a Ray cluster with ``--on ray``. Results are written as they come, so an interrupted call goes on
 where it was. Rows whose packages are not installed are named and left out.
 
-Then every recorded step is priced again by today's model, and the page is made of the results. ``--fast`` runs no job
-and prices ten rows: it fails if the model's estimates are others than those that are kept.
+After a recording, or with ``--price``, every recorded step is priced by today's model; the page is made of the results.
+``--fast`` runs no job and prices ten rows: it fails if the model's estimates are others than those that are kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fakedist.check.running import RankToRun, run_ranks
 from fakedist.gpu.driver.build import torch_build
 from fakedist.launcher.executors.choosing import make_executor
 from fakedist.rundir.manifest import load_manifest
-from fakedist.rundir.records import Summary
+from fakedist.rundir.summary import PhasePeak
 from tests.truth import page, steps
 from tests.truth.catalogue import Made, Peak, Results, Row, catalogue, results
 from tests.truth.jobs import ROOT, Titan, prepare_titan
@@ -56,13 +56,10 @@ class Run:
         return RankToRun(self.name, job, directory / self.name)
 
 
-def peak_of(summary: Summary, made: Made) -> Peak:
+def peak_of(phases: Sequence[PhasePeak], reserved_bytes: int, made: Made) -> Peak:
     """The allocated peaks by the end of the first iteration and of the last, and the reserved one."""
-    peaks: dict[int, int] = {}
-    for phase in summary.by_phase:
-        peaks[phase.step] = max(peaks.get(phase.step, 0), phase.peak_allocated_bytes)
-    first = max(peak for step, peak in peaks.items() if step <= 1)
-    return Peak((first, max(peaks.values())), summary.peak_reserved_bytes, made)
+    first = max(phase.peak_allocated_bytes for phase in phases if phase.step <= 1)
+    return Peak((first, max(phase.peak_allocated_bytes for phase in phases)), reserved_bytes, made)
 
 
 def needed(rows: Sequence[Row], found: Results, *, again: bool, record: bool) -> list[Run]:
@@ -93,7 +90,9 @@ def rebuild(runs: Sequence[Run], found: Results, jobs: int | None, on: str) -> i
         if run.is_timed:
             steps.keep(run.row, run.rank, directory, made)
         else:
-            found.peaks[run.row.name] = peak = peak_of(manifest.summary, made)
+            found.peaks[run.row.name] = peak = peak_of(
+                manifest.summary.by_phase, manifest.summary.peak_reserved_bytes, made
+            )
             found.write()
             print(f"{run.row.name}: {peak.allocated_bytes[1]:,} bytes allocated, {wall_s:.0f} s", flush=True)
         shutil.rmtree(directory)
@@ -113,6 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="names or patterns of rows, separated by spaces")
     parser.add_argument("--again", action="store_true", help="also rows that have a peak")
     parser.add_argument("--record", action="store_true", help="also steps that were recorded")
+    parser.add_argument("--price", action="store_true", help="price every recorded step again")
     parser.add_argument("--jobs", type=int, help="how many run at once; by cores and memory if not given")
     parser.add_argument("--on", default="local", help="local, ray or ray://HOST:PORT")
     parser.add_argument("--fast", action="store_true", help="price ten recorded steps and compare, write nothing")
@@ -128,8 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs = needed(catalogue().chosen(chosen.only), found, again=chosen.again, record=chosen.record)
         print(f"{len(runs)} ranks to run", flush=True)
         failed = rebuild(runs, found, chosen.jobs, chosen.on) if runs else 0
-        steps.price(found)
-        found.write()
+        if chosen.price or any(run.is_timed for run in runs):
+            steps.price(found)
+            found.write()
     page.write(found)
     return bool(failed)
 

@@ -1,4 +1,4 @@
-"""The rows of catalogue.toml, and their results in results.json. A row is a published job: its peak, its step or both."""
+"""The rows of catalogue.toml, and their results in results.json. A row is a published job: its peak, step or both."""
 
 from __future__ import annotations
 
@@ -124,6 +124,38 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """Two jobs that differ in one thing, of which the ratio was published or is that of two rows.
+
+    Attributes:
+        name: Of the pair.
+        change: What changes.
+        figure: "step" or "peak".
+        rows: Names of the rows, before and after; empty for a ratio with a result of its own.
+        published: The figure after the change over that before it, where ``rows`` are empty.
+        source: Who published it, likewise.
+        is_fitted: Whether something was chosen for it.
+    """
+
+    name: str
+    change: str
+    figure: str
+    rows: list[str] = field(default_factory=list)
+    published: float = 0.0
+    source: str = ""
+    is_fitted: bool = False
+
+
+@dataclass(frozen=True)
+class NotRebuilt:
+    """Published jobs without a row: which, who published them, and why not."""
+
+    jobs: str
+    source: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Made:
     """How a result was made: ``seconds`` on two cores, None if nobody timed it."""
 
@@ -160,19 +192,30 @@ class Step:
     made: Made
 
 
+@dataclass(frozen=True)
+class Ratio:
+    """What fakedist says of a pair without rows: the mean, least and most of several draws."""
+
+    ratio: float
+    low: float
+    high: float
+    made: Made
+
+
 @dataclass
 class Results:
-    """Every result, by the row's name, and the power model's parameter as fitted on the rows that count."""
+    """Every result by name, and the power model's parameter as fitted on the rows that count."""
 
     heat: float
     peaks: dict[str, Peak]
     steps: dict[str, Step]
+    pairs: dict[str, Ratio] = field(default_factory=dict)
 
     def write(self, path: Path = RESULTS) -> None:
         """Write one line for each result, in the catalogue's order."""
-        order = [row.name for row in catalogue().rows]
+        order = [each.name for each in (*catalogue().rows, *catalogue().pairs)]
         parts = [f'"heat": {self.heat}']
-        for name, found in (("peaks", self.peaks), ("steps", self.steps)):
+        for name, found in (("peaks", self.peaks), ("steps", self.steps), ("pairs", self.pairs)):
             lines = [f'"{key}": {json.dumps(to_plain(found[key]))}' for key in order if key in found]
             parts.append(f'"{name}": {{\n' + ",\n".join(lines) + "\n}")
         path.write_text("{" + ",\n".join(parts) + "}\n")
@@ -186,6 +229,12 @@ class Catalogue:
     flags: dict[str, str]
     environments: dict[str, dict[str, str]]
     rows: list[Row]
+    pairs: list[Pair]
+    not_rebuilt: list[NotRebuilt]
+
+    def row(self, name: str) -> Row:
+        """A row by its name."""
+        return next(row for row in self.rows if row.name == name)
 
     def script(self, row: Row) -> Script:
         """The command of a row."""
@@ -225,9 +274,11 @@ def results(path: Path = RESULTS) -> Results:
     return from_plain(Results, json.loads(path.read_text()))
 
 
-def peak_ratio(row: Row, peak: Peak) -> float:
-    """Ours over the published peak, with the workspaces that today's torch no longer keeps."""
-    if row.peak_bytes:
-        return (peak.allocated_bytes[1] + row.num_workspaces[1] * WORKSPACE_BYTES) / row.peak_bytes[-1]
-    assert row.reserved_gib is not None
-    return peak.reserved_bytes / (row.reserved_gib * GIB)
+def published_bytes(row: Row) -> float:
+    """The published peak, from the second iteration on."""
+    return row.peak_bytes[-1] if row.peak_bytes else (row.reserved_gib or 0.0) * GIB
+
+
+def our_bytes(row: Row, peak: Peak) -> int:
+    """Ours of the same kind, with the workspaces that today's torch no longer keeps."""
+    return peak.allocated_bytes[1] + row.num_workspaces[1] * WORKSPACE_BYTES if row.peak_bytes else peak.reserved_bytes

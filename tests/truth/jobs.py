@@ -1,7 +1,7 @@
 """Jobs whose step or peak others published, as fakedist runs them: torchtitan's and Megatron-LM's.
 
-torchtitan's run with its release 0.1.0, the one next to the published tables of December 2024 and of early 2025, its own
-entry point and its own configuration; its other requirements are those of today's torchtitan (``pip install
+torchtitan's run with its release 0.1.0, the one next to the published tables of December 2024 and of early 2025, its
+own entry point and its own configuration; its other requirements are those of today's torchtitan (``pip install
 'fakedist[clients]'``). ``december_2024`` next to this file takes back what changed since then in torchtitan and torch.
 Tokens are made up: a tokenizer with as many words as Llama's, and a text of them.
 
