@@ -4,8 +4,8 @@
 
 Runs the rows of catalogue.toml that have no result. A peak is the published rank's; a step's launches are recorded,
 kept in tests/data/steps and priced for the GPU that it was published for. Jobs run as ``fakedist sweep`` runs its
-points: on this machine, or on a Ray cluster with ``--on ray``. Results are written as they come, so an interrupted call goes on
-where it was. Rows whose packages are not installed are named and left out.
+points: on this machine, or on a Ray cluster with ``--on ray``. Results are written as they come, so an interrupted call
+goes on where it was. Rows whose packages are not installed are named and left out.
 
 After a recording, or with ``--price``, every recorded step is priced by today's model; the page is made of the results.
 ``--fast`` runs no job and prices ten rows: it fails if the model's estimates are others than those that are kept.

@@ -38,8 +38,7 @@ PAGE, PICTURE = ROOT / "docs" / "truth.md", ROOT / "docs" / "images" / "truth.sv
 BYTES_WITHIN, BYTES_SHARE = 0.002, 0.9
 STEP_MEDIAN, STEP_WITHIN, STEP_SHARE, INSIDE = 0.06, 0.15, 0.9, (0.85, 0.95)
 PAIR_MEDIAN, PAIR_WITHIN = 0.03, 0.1
-#: A result of more than this needs a reason, in seconds.
-LONG_S = 600
+NOT_KNOWN = "**not known**"
 _HEAD = """\
 <!-- Made of tests/truth/catalogue.toml and tests/truth/results.json by `make truth`: edit those. -->
 # Published peaks and steps, rebuilt
@@ -130,13 +129,9 @@ def verdicts(found: Results) -> list[str]:
     """A line for each kind and figure: how the rows that nothing was fitted on meet the goals."""
     rows = catalogue().rows
     lines = [
-        _bytes_verdict(kind, errors)
+        _bytes_verdict(kind, peaks)
         for kind in dict.fromkeys(row.kind for row in rows)
-        if (
-            errors := [
-                bytes_error(row, found.peaks[row.name]) for row in rows if row.kind == kind and row.name in found.peaks
-            ]
-        )
+        if (peaks := [(row, found.peaks[row.name]) for row in rows if row.kind == kind and row.name in found.peaks])
     ]
     for kind, is_bound in dict.fromkeys((row.kind, row.is_host_bound) for row in rows if row.published_s):
         name = f"{kind}, limited by the host" if is_bound else kind
@@ -154,11 +149,13 @@ def verdicts(found: Results) -> list[str]:
     return [head, "", *sorted(lines, key=lambda line: "missed" not in line)]
 
 
-def _bytes_verdict(kind: str, errors: Sequence[float]) -> str:
+def _bytes_verdict(kind: str, pairs: Sequence[tuple[Row, Peak]]) -> str:
+    errors = [bytes_error(*pair) for pair in pairs]
+    unknown = sum(_cause(*pair) == NOT_KNOWN for pair in pairs)
     near, share = sum(abs(error) <= BYTES_WITHIN for error in errors), BYTES_SHARE if kind == "dense" else None
     goal = "no goal" if share is None else f"goal {share:.0%}"
     figures = f"{near} of {len(errors)} rows within {BYTES_WITHIN:.1%} ({near / len(errors):.0%}, {goal})"
-    spread = f"median {median(map(abs, errors)):.3%}, most {max(map(abs, errors)):.1%}"
+    spread = f"median {median(map(abs, errors)):.3%}, most {max(map(abs, errors)):.1%}, {unknown} without a known cause"
     return _verdict(f"{kind}, peak bytes: {figures}, {spread}", share is None or near >= share * len(errors))
 
 
@@ -228,7 +225,7 @@ def _peak_line(row: Row, peak: Peak) -> Sequence[str]:
 
 
 def _cause(row: Row, peak: Peak) -> str:
-    return row.why_bytes or ("**not known**" if abs(bytes_error(row, peak)) > BYTES_NEED_CAUSE else "")
+    return row.why_bytes or (NOT_KNOWN if abs(bytes_error(row, peak)) > BYTES_NEED_CAUSE else "")
 
 
 def _reserved_line(row: Row, peak: Peak) -> Sequence[str]:
@@ -247,7 +244,7 @@ def _step_line(row: Row, step: Step) -> Sequence[str]:
     left_out = "" if step.left_out_s is None else f"{step.left_out_s:.3f} s ({step.left_out_s / published - 1:+.1%})"
     without = "" if step.kernels_s is None else f"{step.kernels_s / published - 1:+.1%}"
     others = f"{' and '.join(f'{other:.2f}' for other in row.others_s)} s in other versions" if row.others_s else ""
-    why = row.why_time or ("**not known**" if abs(time_error(row, step)) > TIME_NEEDS_CAUSE else "")
+    why = row.why_time or (NOT_KNOWN if abs(time_error(row, step)) > TIME_NEEDS_CAUSE else "")
     return (f"`{row.name}`", row.job, _gpus(row), f"{published:.3f} s",
             f"{step.step_s:.3f} s ({step.low_s:.2f} to {step.high_s:.2f})", f"{time_error(row, step):+.1%}",
             "yes" if _is_inside(row, step) else "no", left_out, without,

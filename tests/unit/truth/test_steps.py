@@ -105,7 +105,7 @@ def test_the_kept_estimates_are_those_of_the_model_today(is_chosen: Callable[[Ro
 def test_an_estimate_that_is_not_kept_is_named() -> None:
     kept, row = results(), catalogue().row("eager-8")
     kept.heat += 0.5
-    assert steps.change(row, kept).startswith("eager-8: the model says 2.9")
+    assert steps.change(row, kept).startswith("eager-8: the model says 3.07")
 
 
 def test_a_host_without_a_clock_is_constant_and_one_of_several_ranks_has_the_mean_score_and_the_worst_clock(
