@@ -8,7 +8,7 @@ points: on this machine, or on a Ray cluster with ``--on ray``. Results are writ
 goes on where it was. Rows whose packages are not installed are named and left out.
 
 After a recording, or with ``--price``, every recorded step is priced by today's model; the page is made of the results.
-``--fast`` runs no job and prices ten rows: it fails if the model's estimates are others than those that are kept.
+``--fast`` runs no job and prices some recorded steps: it fails if the estimates are others than those that are kept.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--price", action="store_true", help="price every recorded step again")
     parser.add_argument("--jobs", type=int, help="how many run at once; by cores and memory if not given")
     parser.add_argument("--on", default="local", help="local, ray or ray://HOST:PORT")
-    parser.add_argument("--fast", action="store_true", help="price ten recorded steps and compare, write nothing")
+    parser.add_argument("--fast", action="store_true", help="price some recorded steps and compare, write nothing")
     parser.add_argument("--page", action="store_true", help="only make the page of the results")
     chosen = parser.parse_args(arguments)
     found = results()
