@@ -157,7 +157,7 @@ accuracy-kinds: setup ## what is known of the kernels of 250 operations: 1 minut
 	$(BIN)/python -m tests.accuracy.kernel_kinds
 
 # Rows of Megatron-LM need Transformer Engine (tests/clients/build_transformer_engine.sh), and are left out without it.
-truth: $(if $(FAST),setup,frameworks) ## rebuild published peaks and steps that have no result, into docs/truth.md; ONLY= names some, FAST=1 runs none
+truth: $(if $(FAST),setup,frameworks) ## rebuild published peaks and steps, into docs/truth.md; ONLY= names rows, FAST=1 runs none
 	$(BIN)/python -m tests.truth --only '$(ONLY)' $(if $(FAST),--fast) $(ARGS)
 
 gallery: setup ## make the pages of reports/ and the pictures of the docs again; ARGS= names some

@@ -118,7 +118,7 @@ class Row:
 
     @property
     def gpu_model(self) -> str:
-        """What ``find_gpu`` takes."""
+        """The argument of ``find_gpu``."""
         path = ROOT / "bench" / "jobs" / f"{self.gpu}.toml"
         return str(path) if path.exists() else self.gpu
 
@@ -157,7 +157,7 @@ class NotRebuilt:
 
 @dataclass(frozen=True)
 class Made:
-    """How a result was made: ``seconds`` on two cores, None if nobody timed it."""
+    """How a result was made: ``seconds`` on two cores, None if it was not timed."""
 
     commit: str
     date: str
@@ -167,7 +167,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Peak:
-    """What fakedist measured of a row's rank: allocated peaks by the end of the first iteration, and later."""
+    """Measured peaks of a row's rank: allocated peaks by the end of the first iteration, and later."""
 
     allocated_bytes: tuple[int, int]
     reserved_bytes: int
@@ -176,7 +176,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Step:
-    """What fakedist estimates of a row's step, in seconds.
+    """The estimate of a row's step, in seconds.
 
     Attributes:
         left_out_s: With the parameter fitted on the other rows; None for a row that is not fitted.
@@ -194,7 +194,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Ratio:
-    """What fakedist says of a pair without rows: the mean, least and most of several draws."""
+    """The ratio of a pair without rows, estimated: the mean, least and most of several draws."""
 
     ratio: float
     low: float
@@ -223,7 +223,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What catalogue.toml says."""
+    """The contents of catalogue.toml."""
 
     sources: dict[str, Source]
     flags: dict[str, str]
@@ -270,7 +270,7 @@ def catalogue() -> Catalogue:
 
 
 def results(path: Path = RESULTS) -> Results:
-    """What was found so far."""
+    """Every result so far."""
     return from_plain(Results, json.loads(path.read_text()))
 
 

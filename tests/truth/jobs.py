@@ -155,7 +155,7 @@ class Titan(Script):
 
 
 def prepare_titan(directory: Path) -> None:
-    """Install torchtitan 0.1.0 unless it is there, and write its job's files into a directory.
+    """Install torchtitan 0.1.0 unless it is installed, and write its job's files into a directory.
 
     Raises:
         subprocess.CalledProcessError: pip failed.

@@ -72,7 +72,7 @@ recipes (see the last table).
 
 
 def write(found: Results) -> None:
-    """Write the page, and its picture if Chromium is there to draw it."""
+    """Write the page, and its picture if Chromium is installed, which draws it."""
     PAGE.write_text(text(found))
     figure = picture(found)
     if PICTURE.exists() and mark(figure) in PICTURE.read_text():

@@ -47,7 +47,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class WrongWorkError(Exception):
-    """What was recorded is not the work that the model asks for."""
+    """The recorded work is not that which the model asks for."""
 
 
 class Recording:
