@@ -33,7 +33,7 @@ PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --ma
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-rest test-all mutants nightly lint types budgets check format bench accuracy accuracy-times accuracy-kinds accuracy-steps measured gallery site gpu calibrate oldest torch python matrix dist clean
+.PHONY: help setup demo test test-rest test-all mutants nightly lint types budgets check format bench accuracy accuracy-times accuracy-kinds truth measured gallery site gpu calibrate oldest torch python matrix dist clean
 .PHONY: frameworks recipes clients clients-new clients-recipes clients-fast test-page plotly
 
 help: ## list the targets
@@ -156,8 +156,9 @@ accuracy-times: setup ## estimated kernel times against left-out measured ones; 
 accuracy-kinds: setup ## what is known of the kernels of 250 operations: 1 minute; into docs/accuracy
 	$(BIN)/python -m tests.accuracy.kernel_kinds
 
-accuracy-steps: frameworks ## estimated steps against published ones: 20 minutes, into docs/accuracy; ARGS=--recorded runs no job
-	$(BIN)/python bench/accuracy_steps.py $(ARGS)
+# Rows of Megatron-LM need Transformer Engine (tests/clients/build_transformer_engine.sh), and are left out without it.
+truth: $(if $(FAST),setup,frameworks) ## rebuild published peaks and steps, into docs/truth.md; ONLY= names rows, FAST=1 runs none
+	$(BIN)/python -m tests.truth --only '$(ONLY)' $(if $(FAST),--fast) $(ARGS)
 
 gallery: setup ## make the pages of reports/ and the pictures of the docs again; ARGS= names some
 	$(BIN)/python -m reports.make $(ARGS)

@@ -54,6 +54,7 @@ th, td {{ padding: .25rem .5rem; border: 1px solid #8886; text-align: left; vert
 _NAVIGATION = {
     "README.md": "fakedist",
     "reports/README.md": "Gallery",
+    "docs/truth.md": "Published figures",
     "docs/accuracy/results.md": "Accuracy",
     "docs/README.md": "Documentation",
 }

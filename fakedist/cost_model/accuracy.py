@@ -1,6 +1,6 @@
 """Errors of estimates against measurements that were left out, and the 90 % intervals that follow.
 
-Written by ``make accuracy-times`` (bench/accuracy_times.py) and ``make accuracy-steps`` (bench/accuracy_steps.py).
+Written by ``make accuracy-times`` (bench/accuracy_times.py).
 """
 
 from __future__ import annotations
@@ -71,81 +71,6 @@ def closest(gpu: GpuSpec, families: Iterable[str]) -> list[AccuracyRow]:
         own = [row for row in rows if row.gpu == name]
         closest_rows += own or rows[:1]
     return closest_rows
-
-
-@dataclass(frozen=True)
-class StepRow:
-    """A published step, and the estimate of the same job. Times are in seconds.
-
-    Attributes:
-        gpu: The GPU model, or the name of the GPU file in bench/jobs.
-        source: Who published the step.
-        note: What the source leaves open, or differs in ours.
-        others_s: What the same job took in other versions of the same source.
-        is_fitted: The power model's parameter was fitted on this row among others.
-        left_out_s: The estimate with the parameter fitted on the other rows; None for a row that is not fitted.
-        kernels_s: The estimate without communication; None for stages of a pipeline, which wait for each other.
-    """
-
-    name: str
-    job: str
-    gpu: str
-    watts: float
-    source: str
-    note: str
-    is_fitted: bool
-    is_host_bound: bool
-    published_s: float
-    others_s: list[float]
-    step_s: float
-    low_s: float
-    high_s: float
-    left_out_s: float | None
-    kernels_s: float | None
-
-    @property
-    def error(self) -> float:
-        """The estimate's relative error."""
-        return self.step_s / self.published_s - 1
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether the published step is inside of the estimate's interval."""
-        return self.low_s <= self.published_s <= self.high_s
-
-    @property
-    def error_without_communication(self) -> float | None:
-        """The relative error if communication took no time."""
-        return None if self.kernels_s is None else self.kernels_s / self.published_s - 1
-
-
-@dataclass(frozen=True)
-class StepAccuracy:
-    """Every published step, and the power model's parameter as fitted on all rows that count."""
-
-    heat: float
-    rows: list[StepRow]
-
-    @property
-    def filled(self) -> list[StepRow]:
-        """The steps that GPUs fill, not the host."""
-        return [row for row in self.rows if not row.is_host_bound]
-
-    @property
-    def host_bound(self) -> list[StepRow]:
-        """The steps that the host limits."""
-        return [row for row in self.rows if row.is_host_bound]
-
-
-@cache
-def step_accuracy(path: Path = DATA / "accuracy_steps.json") -> StepAccuracy:
-    """The contents of the file; SetupError if it is missing or damaged."""
-    try:
-        return from_plain(StepAccuracy, json.loads(path.read_text()))
-    except FileNotFoundError:
-        raise SetupError(f"the accuracy of steps is missing: {path}", "make accuracy-steps writes it") from None
-    except (OSError, ValueError, PlainValueError) as error:
-        raise SetupError(f"the accuracy of steps is damaged: {path}: {error}", "make accuracy-steps") from error
 
 
 #: For a family whose errors are not known on any GPU.

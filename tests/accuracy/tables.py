@@ -36,17 +36,6 @@ def many_processes(data: Data) -> str:
     return _table(data, columns, lines)
 
 
-def published(data: Data) -> str:
-    """A line for each published figure."""
-    lines = []
-    for row in data["rows"]:
-        ours = row["reserved_bytes"] / GIB
-        difference = f"{100 * (ours / row['published_gib'] - 1):+.1f}%" if ours else "-"
-        size = f"{ours:.2f} GiB" if ours else "none"
-        lines.append((row["job"], f"{row['published_gib']:.1f} GiB", size, difference, row["why"]))
-    return _table(data, ("job", "published", "ours, peak reserved", "difference", "why"), lines)
-
-
 def golden_loads(data: Data) -> str:
     """A load a row: the last rank's peaks in its draws, without workspaces, less the golden one."""
     rows = [
@@ -60,20 +49,6 @@ def golden_loads(data: Data) -> str:
     ]
     columns = ("load", "tokens, x the mean", "left, least", "left, median", "left, most", "below the golden peak")
     return _table(data, columns, rows)
-
-
-def golden(data: Data) -> str:
-    """Two lines for each case of Megatron-LM's functional tests: the first iteration, and those after it."""
-    lines = []
-    for row in data["rows"]:
-        theirs, ours, workspaces = row["golden_bytes"], row["bytes"], row["workspaces_bytes"]
-        left = ours + workspaces - theirs
-        lines.append(
-            (f"`{row['case']}`, {row['commit'][:8]}", row["iteration"], f"{theirs:,}", f"{ours:,}",
-             f"{ours - theirs:+,} ({ours / theirs - 1:+.2%})", f"{-workspaces:+,}", f"{left:+,} ({left / theirs:+.4%})")
-        )  # fmt: skip
-    columns = ("case, commit", "iteration", "golden, bytes", "ours, bytes", "difference", "workspaces", "left")
-    return _table(data, columns, lines)
 
 
 def recordings(data: Data) -> str:
@@ -234,8 +209,6 @@ class GpuTable:
 #: Tables of the data that any machine can make.
 TABLES: dict[str, Callable[[Data], str]] = {
     "many-processes-virtual": many_processes,
-    "published": published,
-    "golden": golden,
     "golden-loads": golden_loads,
 }
 #: Tables that wait for a GPU until there are data.

@@ -356,7 +356,10 @@ def test_unit_tests_stand_where_the_modules_that_they_test_do() -> None:
     homes: dict[str, set[str]] = {}
     for path in MODULES:
         homes.setdefault(path.stem, set()).add(path.relative_to(PACKAGE).parent.as_posix())
-    unit, of_tests = ROOT / "tests" / "unit", ("accuracy", "gpu_recordings")  # programs of tests/ have tests too
+    unit, of_tests = (
+        ROOT / "tests" / "unit",
+        ("accuracy", "gpu_recordings", "truth"),
+    )  # programs of tests/ have tests too
     offenders = []
     for path in sorted(unit.rglob("test_*.py")):
         room, module = path.relative_to(unit).parent.as_posix(), path.stem.removeprefix("test_")

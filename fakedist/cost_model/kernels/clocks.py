@@ -7,7 +7,7 @@ that memory limits keep their time. f is the largest that keeps the step's mean 
 
 Products' power at full clock follows from measurements of long products at a GPU's own limit (:data:`LONG_PRODUCTS`).
 But their 10 ms are short, and a GPU in training is warmer than in a benchmark: :data:`HEAT`, the one fitted parameter
-(bench/accuracy_steps.py), says how much more they draw.
+(``make truth``), says how much more they draw.
 """
 
 from __future__ import annotations

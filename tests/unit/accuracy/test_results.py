@@ -133,15 +133,6 @@ def test_no_rehearsal_lies_in_docs() -> None:
     assert not list(results.DATA.glob(f"{results.REHEARSED}*"))
 
 
-def test_golden_values_stand_next_to_what_differs_from_them() -> None:
-    row = {
-        "name": "a", "case": "gpt/a", "commit": "0123456789", "iteration": "1", "golden_bytes": 1000, "bytes": 900,
-        "workspaces_bytes": 90,
-    }  # fmt: skip
-    line = tables.golden({"head": HEAD, "rows": [row]}).splitlines()[-1]
-    assert line == "| `gpt/a`, 01234567 | 1 | 1,000 | 900 | -100 (-10.00%) | -90 | -10 (-1.0000%) |"
-
-
 def test_where_a_job_fails_is_told_once_where_both_fail_alike() -> None:
     failed = {"step": 2, "phase": "backward", "num_allocations": 1200, "requested_bytes": 512, "peak_reserved_bytes": 1}
     fits = failed | {"phase": "", "requested_bytes": 0}

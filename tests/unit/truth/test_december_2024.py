@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.accuracy.december_2024.composite_norm import rms_norm
+from tests.truth.december_2024.composite_norm import rms_norm
 
 
 class _Names(TorchDispatchMode):

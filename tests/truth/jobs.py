@@ -1,0 +1,254 @@
+"""Jobs whose step or peak others published, as fakedist runs them: torchtitan's and Megatron-LM's.
+
+torchtitan's run with its release 0.1.0, the one next to the published tables of December 2024 and of early 2025, its
+own entry point and its own configuration; its other requirements are those of today's torchtitan (``pip install
+'fakedist[clients]'``). ``december_2024`` next to this file takes back what changed since then in torchtitan and torch.
+Tokens are made up: a tokenizer with as many words as Llama's, and a text of them.
+
+Megatron-LM's run with examples/megatron_gpt.py, which takes Megatron-LM's own flags, on megatron-core 0.16.1 and
+Transformer Engine. Its loop is not pretrain_gpt.py's: docs/accuracy/method.md has what it leaves out on the host.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import os
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from fakedist.options import Job
+from fakedist.units import GIB, UNLIMITED_BYTES
+
+ROOT = Path(__file__).parents[2]
+TITAN = "0.1.0"
+PACKAGES = (f"torchtitan=={TITAN}", "torchao==0.18.0", "tiktoken", "regex", "blobfile")
+INSTALLED = ROOT / "build" / "published"
+TIMEOUT_S = 1800
+WORDS = 128_000  # and 256 special ones, as Llama 3's
+CONFIG = """\
+[metrics]
+log_freq = 1
+[model]
+name = "llama3"
+flavor = "8B"
+norm_type = "rmsnorm"
+tokenizer_path = "tokenizer.model"
+[optimizer]
+name = "AdamW"
+lr = 3e-4
+[training]
+local_batch_size = 2
+seq_len = 8192
+max_norm = 1.0
+steps = 8
+dataset = "c4_test"
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+"""
+
+
+class Flops(NamedTuple):
+    """FLOPs of the recorded ranks of a step, by arithmetic.
+
+    Attributes:
+        products: Of matrix products.
+        attention: Of attention.
+    """
+
+    products: float
+    attention: float
+
+
+@dataclass(frozen=True)
+class Script(ABC):
+    """The command of a published job.
+
+    Attributes:
+        flags: The script's own.
+        environment: Variables of the published job.
+        world_size: Ranks.
+    """
+
+    flags: tuple[str, ...]
+    environment: Mapping[str, str]
+    world_size: int
+
+    #: Distributions that ``make frameworks`` does not install.
+    needs: ClassVar[tuple[str, ...]] = ("megatron-core", "transformer-engine-torch")
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """The flags by name without dashes; those that take no value have an empty one."""
+        words = [*self.flags, "--"]
+        return {
+            word[2:]: "" if after.startswith("--") else after
+            for word, after in itertools.pairwise(words)
+            if word.startswith("--")
+        }
+
+    @property
+    def nccl(self) -> Mapping[str, str]:
+        """NCCL's variables."""
+        return {name: value for name, value in self.environment.items() if name.startswith("NCCL_")}
+
+    @property
+    @abstractmethod
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that a step needs."""
+
+    @property
+    @abstractmethod
+    def peak_rank(self) -> int:
+        """The rank whose peak was published."""
+
+    @abstractmethod
+    def job(self, rank: int, gpu: str, *, is_timed: bool) -> Job:
+        """The rank as a job. A timed one records its launches on a GPU of any size."""
+
+    @abstractmethod
+    def flops(self) -> Flops:
+        """The FLOPs that the model asks for in a step."""
+
+
+class Titan(Script):
+    """torchtitan's Llama 3.1, FSDP, sequences of 8,192 tokens: 8B with every second product recomputed, or 70B."""
+
+    needs = ()
+    ranks = (0,)
+    peak_rank = 0
+
+    def job(self, rank: int, gpu: str, *, is_timed: bool) -> Job:
+        path = (ROOT, INSTALLED, Path(__file__).parent / "december_2024")
+        return Job(
+            world_size=self.world_size, rank=rank, target="torchtitan.train", is_module=True,
+            arguments=("--job.config_file", "config.toml", *self.flags), gpu_memory_bytes=95 * GIB, steps=3, page=False,
+            environment=(("PYTHONPATH", os.pathsep.join(map(str, path))),), timeout_s=TIMEOUT_S,
+        )  # fmt: skip
+
+    def flops(self) -> Flops:
+        options = self.options
+        tensor = int(options.get("parallelism.tensor_parallel_degree", 1))
+        tokens = int(options.get("training.local_batch_size", 2)) * (sequence := 8192)
+        kv, words = 1024, 128_256
+        if options.get("model.flavor") == "70B":
+            layers, width, inner = 80, 8192, 28_672
+            recomputed = 2 * width * (width + kv + inner)  # all products of a layer but the last
+            attentions = 2 + 2 + 5
+        else:
+            layers, width, inner = 32, 4096, 14_336
+            recomputed = width * kv + width * inner  # every second product: wk, wo, w3
+            attentions = 2 + 5
+            if tensor == 1:  # else the sum of wo's result over the ranks is kept
+                recomputed += width * width
+        layer = 2 * width * width + 2 * width * kv + 3 * width * inner
+        products = 2 * tokens * (3 * (layers * layer + width * words) + layers * recomputed)
+        attention = layers * attentions * 2 * tokens * (sequence + 1) / 2 * width
+        return Flops(products / tensor, attention / tensor)
+
+
+def prepare_titan(directory: Path) -> None:
+    """Install torchtitan 0.1.0 unless it is installed, and write its job's files into a directory.
+
+    Raises:
+        subprocess.CalledProcessError: pip failed.
+    """
+    if not (INSTALLED / "torchtitan").exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(INSTALLED)]
+        subprocess.run([*pip, *PACKAGES], check=True)
+    (directory / "config.toml").write_text(CONFIG)
+    lines = [f"{base64.b64encode(word).decode()} {number}" for number, word in enumerate(_words())]
+    (directory / "tokenizer.model").write_text("\n".join(lines) + "\n")
+    texts = directory / "tests" / "assets" / "c4_test"
+    texts.mkdir(parents=True, exist_ok=True)
+    text = " ".join(f"word{number} text" for number in range(3_000))
+    (texts / "data.json").write_text((json.dumps({"text": text}) + "\n") * 200)
+
+
+def _words() -> Iterator[bytes]:
+    letters = b"abcdefghijklmnopqrstuvwxyz"
+    single = (bytes([byte]) for byte in range(256))
+    longer = (bytes(word) for length in (2, 3, 4) for word in itertools.product(letters, repeat=length))
+    return itertools.islice(itertools.chain(single, longer), WORDS)
+
+
+class Megatron(Script):
+    """A GPT of Megatron-LM's functional tests or of NVIDIA's benchmarks, by Megatron-LM's own flags."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The first rank of each stage."""
+        return tuple(range(0, self.world_size, self.world_size // self._size("pipeline-model-parallel-size", 1)))
+
+    @property
+    def peak_rank(self) -> int:
+        """The last rank, which writes the log."""
+        return self.world_size - 1
+
+    def job(self, rank: int, gpu: str, *, is_timed: bool) -> Job:
+        path = os.pathsep.join([str(ROOT), str(Path(__file__).parent / "megatron_fusion")] if is_timed else [str(ROOT)])
+        environment = {**self.environment, "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONPATH": path}
+        return Job(
+            world_size=self.world_size, rank=rank, target=str(ROOT / "examples" / "megatron_gpt.py"),
+            arguments=("--max-microbatches", "0", *self.flags), gpu="h100-80g" if is_timed else gpu,
+            # Nemotron takes 80.3 GiB: today's fused cross entropy copies the logits, those of 2025 did not.
+            gpu_memory_bytes=UNLIMITED_BYTES if is_timed else None, steps=3, kernels=is_timed, page=False,
+            environment=tuple(environment.items()), timeout_s=TIMEOUT_S,
+        )  # fmt: skip
+
+    def flops(self) -> Flops:
+        """The FLOPs of all stages of a replica, on one of its tensor parallel ranks, without recomputation."""
+        size, options = self._size, self.options
+        layers, hidden, sequence = size("num-layers"), size("hidden-size"), size("seq-length")
+        tensor, inner = size("tensor-model-parallel-size", 1), size("ffn-hidden-size", 4 * hidden)
+        replicas = self.world_size // tensor // size("pipeline-model-parallel-size", 1)
+        tokens = size("global-batch-size") // replicas * sequence
+        if "multi-latent-attention" in options:
+            return self._latent_flops(tokens)
+        heads, experts = size("num-attention-heads"), size("num-experts", 0)
+        layer = 2 * hidden * hidden + 2 * hidden * hidden // heads * size("num-query-groups", heads)
+        if experts:
+            chosen = size("moe-router-topk") * 2 * size("moe-ffn-hidden-size", inner)
+            layer += hidden * (experts + chosen)
+        else:
+            layer += 2 * hidden * inner
+        products = 3 * 2 * tokens * (layers * layer + hidden * self._padded_words)
+        whole = layers * 2 * tokens * sequence * hidden  # a product of queries and all keys
+        if options.get("attention-backend") == "unfused":
+            return Flops((products + (2 + 4) * whole) / tensor, 0.0)
+        attention = (2 + 5) * whole * (sequence + 1) / (2 * sequence)
+        return Flops(products / tensor, attention / tensor)
+
+    def _latent_flops(self, tokens: int) -> Flops:
+        """The same with unfused latent attention, experts in all layers but one, and one more that predicts a token."""
+        size = self._size
+        layers, hidden, heads = size("num-layers"), size("hidden-size"), size("num-attention-heads")
+        queries, latent, position = size("q-lora-rank"), size("kv-lora-rank"), size("qk-pos-emb-head-dim")
+        keys, values = size("qk-head-dim") + position, size("v-head-dim")
+        attention = hidden * (queries + latent + position + heads * values)
+        attention += heads * (queries * keys + latent * (size("qk-head-dim") + values))
+        gated, router = 3 * hidden * size("moe-ffn-hidden-size"), hidden * size("num-experts")
+        with_experts = attention + router + (size("moe-router-topk") + 1) * gated  # and a shared one
+        block = attention + 3 * hidden * size("ffn-hidden-size") + layers * with_experts  # 15 and the one more
+        predicts = 2 * hidden * hidden + 2 * hidden * self._padded_words
+        scores = (layers + 1) * size("seq-length") * heads * (keys + values)
+        return Flops(3 * 2 * tokens * (block + predicts + scores) / size("tensor-model-parallel-size"), 0.0)
+
+    @property
+    def _padded_words(self) -> int:
+        """The tokenizer of Megatron-LM has a word more than --vocab-size, which is padded."""
+        divisor = self._size("make-vocab-size-divisible-by", 128) * self._size("tensor-model-parallel-size", 1)
+        return -(-(self._size("vocab-size") + 1) // divisor) * divisor
+
+    def _size(self, name: str, default: int | None = None) -> int:
+        text = self.options.get(name)
+        if text is None and default is None:
+            raise LookupError(f"the job lacks --{name}")
+        return int(text) if text is not None else default or 0

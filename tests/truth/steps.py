@@ -1,0 +1,198 @@
+"""Estimates of recorded steps, by today's model.
+
+The recorded work is checked against arithmetic, and each run is priced for the GPU that the step was published on. The
+power model's one parameter, ``fakedist.cost_model.kernels.clocks.HEAT``, is fitted on the rows marked so: the least
+squares of the logarithm of estimate over published step. Each of these rows is also estimated with the parameter of the
+others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fakedist.cost_model.busiest_rank import ExpertsLoad
+from fakedist.cost_model.collectives.communication import Communication
+from fakedist.cost_model.collectives.fabric import find_fabric
+from fakedist.cost_model.estimated import JobNetwork, communication_for
+from fakedist.cost_model.hosts import HostModel, host_model
+from fakedist.cost_model.job.job_times import Models, job_times
+from fakedist.cost_model.kernels.kernel_times import KernelTimes
+from fakedist.cost_model.nccl.settings import Nccl
+from fakedist.cost_model.step import PricedStep, Prices, StepPrices, price_step
+from fakedist.gpu.models.catalogue import find_gpu
+from fakedist.gpu.models.spec import GpuSpec
+from fakedist.rundir.manifest import load_manifest
+from fakedist.rundir.plain import from_plain
+from fakedist.rundir.step_time import ClockSteadiness, HostTime
+from tests.truth.catalogue import Made, Results, Row, Step, catalogue
+from tests.truth.jobs import ROOT
+
+RECORDED = ROOT / "tests" / "data" / "steps"
+TABLES = ("launches", "work", "calls", "groups")
+#: Where the host's time of these launches comes from, and how they were recorded.
+HOST, MADE = "host.json", "made.json"
+#: Values of the parameter that are tried.
+HEATS = np.round(np.arange(0.5, 4.0, 0.05), 2)
+Floats = npt.NDArray[np.float64]
+
+
+class WrongWorkError(Exception):
+    """The recorded work is not that which the model asks for."""
+
+
+class Recording:
+    """The recorded ranks of a row.
+
+    Args:
+        row: The row.
+
+    Attributes:
+        row: The row.
+        gpu: The GPU that it is priced for.
+        tables: The tables of each rank.
+    """
+
+    def __init__(self, row: Row) -> None:
+        self.row, self.gpu, self.script = row, find_gpu(row.gpu_model), catalogue().script(row)
+        kept = places(row)
+        self.tables = {
+            rank: {name: pd.read_parquet(place / f"{name}.parquet") for name in TABLES} for rank, place in kept.items()
+        }
+        self._host = host_of(kept.values(), self.gpu)
+
+    def estimate(self, heat: float) -> tuple[float, float, float]:
+        """Seconds of the step, and its interval."""
+        prices = KernelTimes(self.gpu, heat=heat)
+        network = JobNetwork(find_fabric(self.row.fabric), nccl=Nccl(self.script.nccl))
+        if len(self.tables) > 1:
+            models = Models(self.gpu, prices, network, self._host)
+            job = job_times(self.tables.items(), frozenset(self.tables), self.row.gpus, models)
+            found = (job.step_us, job.low_us, job.high_us)
+        else:
+            (tables,) = self.tables.values()
+            alone = self._alone(prices, communication_for(tables, self.gpu, network))
+            found = (alone.step_us or 0.0, alone.step_low_us, alone.step_high_us)
+        step_us, low_us, high_us = found
+        assert low_us is not None
+        assert high_us is not None
+        return step_us / 1e6, low_us / 1e6, high_us / 1e6
+
+    def error(self, heat: float) -> float:
+        """Logarithm of the estimate over the published step."""
+        assert self.row.published_s is not None
+        return math.log(self.estimate(heat)[0] / self.row.published_s)
+
+    def kernels(self, heat: float) -> float | None:
+        """Seconds of the step if communication took no time; None for several ranks, which wait for each other."""
+        if len(self.tables) > 1:
+            return None
+        return (self._alone(KernelTimes(self.gpu, heat=heat), None).step_us or 0.0) / 1e6
+
+    def flops(self, family: str) -> float:
+        """FLOPs of all kernels of a family, of all recorded ranks."""
+        found = 0.0
+        for tables in self.tables.values():
+            of_work, work = tables["launches"]["work"].to_numpy(), tables["work"]
+            counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
+            own = (work["family"] == family).to_numpy()
+            found += float((np.nan_to_num(work["flops"].to_numpy()) * counts)[own].sum())
+        return found
+
+    def check_work(self) -> None:
+        """Raise WrongWorkError if what was recorded is not the work that the model asks for."""
+        asked = self.script.flops()
+        for name, expected in (("gemm", asked.products), ("attention", asked.attention)):
+            recorded = self.flops(name)
+            if abs(recorded - expected) > 1e-3 * expected:
+                figures = f"{recorded / 1e12:.2f} TFLOP recorded, {expected / 1e12:.2f} expected"
+                raise WrongWorkError(f"{self.row.name}: {name}: {figures}")
+
+    def _alone(self, prices: Prices, communication: Communication | None) -> PricedStep:
+        (tables,) = self.tables.values()
+        prices = StepPrices(prices, ExpertsLoad(), self._host.costs)
+        return price_step(tables["launches"], tables["work"], prices, communication)
+
+
+def host_of(kept: Iterable[Path], gpu: GpuSpec) -> HostModel:
+    """The GPU's usual host, by the clock of all recorded ranks: of their machine's scores the mean."""
+    times = [from_plain(HostTime, json.loads(path.read_text())) for each in kept if (path := each / HOST).exists()]
+    clocks = [time.clock for time in times if time.clock is not None]
+    if not clocks:
+        return host_model(gpu)
+    worst = ClockSteadiness(
+        min(clock.num_repeats for clock in clocks),
+        max(clock.spread for clock in clocks),
+        max(clock.bound for clock in clocks),
+    )
+    return host_model(gpu, None, fmean(time.machine_us for time in times if time.machine_us is not None), worst)
+
+
+def places(row: Row) -> dict[int, Path]:
+    """Where the tables of each recorded rank are kept."""
+    kept = RECORDED / (row.like or row.name)
+    ranks = catalogue().script(row).ranks
+    return {rank: kept / f"rank{rank}" if len(ranks) > 1 else kept for rank in ranks}
+
+
+def is_recorded(row: Row) -> bool:
+    """Whether the tables of all ranks are kept."""
+    return all((place / "launches.parquet").exists() for place in places(row).values())
+
+
+def keep(row: Row, rank: int, run: Path, made: Made) -> None:
+    """Keep the tables of a rank that pricing needs."""
+    kept = places(row)[rank]
+    kept.mkdir(parents=True, exist_ok=True)
+    for name in TABLES:
+        shutil.copy(run / "tables" / f"{name}.parquet", kept)
+    summary = load_manifest(run).summary
+    if summary is not None and summary.kernels is not None and summary.kernels.host is not None:
+        (kept / HOST).write_text(json.dumps(asdict(summary.kernels.host), indent=1) + "\n")
+    (kept / MADE).write_text(json.dumps(asdict(made), indent=1) + "\n")
+
+
+def price(found: Results) -> None:
+    """Check the work of all recorded rows, fit the parameter and estimate every step, into the results."""
+    recordings = [Recording(row) for row in catalogue().rows if row.published_s and is_recorded(row)]
+    for recording in recordings:
+        recording.check_work()
+    fitted = [recording for recording in recordings if recording.row.is_fitted]
+    errors = {each.row.name: np.array([each.error(heat) for heat in HEATS]) for each in fitted}
+    found.heat = fit(list(errors.values()))
+    for recording in recordings:
+        name, left_out = recording.row.name, None
+        if recording.row.is_fitted:
+            others = fit([each for other, each in errors.items() if other != name])
+            left_out = recording.estimate(others)[0]
+        before = found.steps.get(recording.row.like or name)
+        kept = [place / MADE for place in places(recording.row).values() if (place / MADE).exists()]
+        ranks = [from_plain(Made, json.loads(path.read_text())) for path in kept]
+        seconds = sum(made.seconds or 0.0 for made in ranks)
+        made = replace(ranks[0], seconds=seconds) if ranks else before.made if before else Made("", "", "")
+        kernels_s = recording.kernels(found.heat)
+        found.steps[name] = Step(*recording.estimate(found.heat), left_out, kernels_s, made)
+
+
+def fit(errors: Sequence[Floats]) -> float:
+    """The parameter with the least squared error over some rows, each with its errors for all of ``HEATS``."""
+    return float(HEATS[int(np.argmin(sum(np.square(each) for each in errors)))])
+
+
+def change(row: Row, found: Results) -> str:
+    """How the estimate of a row differs from the kept one, in a line; empty if it does not."""
+    kept, recording = found.steps[row.name], Recording(row)
+    today = (*recording.estimate(found.heat), recording.kernels(found.heat))
+    pairs = zip(today, (kept.step_s, kept.low_s, kept.high_s, kept.kernels_s), strict=True)
+    if all(one == other or (one and other and math.isclose(one, other, rel_tol=1e-6)) for one, other in pairs):
+        return ""
+    return f"{row.name}: the model says {today[0]:.6f} s, kept is {kept.step_s:.6f} s: make truth"

@@ -1,0 +1,132 @@
+"""Published steps: what is kept is what the model says today, and it is as close as promised."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from fakedist.cost_model.kernels.clocks import HEAT
+from fakedist.gpu.models.catalogue import find_gpu
+from fakedist.rundir.step_time import ClockSteadiness, HostTime
+from tests.truth import __main__ as runner
+from tests.truth import steps
+from tests.truth.catalogue import Row, Step, catalogue, results
+from tests.truth.jobs import ROOT
+from tests.truth.page import time_error
+
+EIGHT_STAGES = "nemotron-340b"
+#: Their launches take seconds to price.
+LARGE = (EIGHT_STAGES, "compiled-256-70b-tp8", "compiled-256-70b-async-tp8")
+
+
+def _steps(is_host_bound: bool) -> dict[str, tuple[Row, Step]]:
+    kept = results().steps
+    return {
+        row.name: (row, kept[row.name])
+        for row in catalogue().rows
+        if row.name in kept and row.is_host_bound is is_host_bound
+    }
+
+
+def test_published_steps_are_met_and_held_by_their_intervals() -> None:
+    found = _steps(is_host_bound=False)
+    errors = {name: abs(time_error(*pair)) for name, pair in found.items()}
+    assert len(found) == 16
+    assert [name for name, error in errors.items() if error > 0.15] == []
+    assert median(errors.values()) <= 0.08
+    wide = [
+        name for name, (_, step) in found.items() if step.low_s < 0.88 * step.step_s or step.high_s > 1.12 * step.step_s
+    ]
+    assert wide == []
+    outside = {
+        name: (row.published_s or 0.0) / step.high_s
+        for name, (row, step) in found.items()
+        if not step.low_s <= (row.published_s or 0.0) <= step.high_s
+    }
+    assert outside == {"compiled-64-tp8": pytest.approx(1.0, abs=0.01)}
+
+
+def test_communication_matters_and_rows_left_out_of_the_fit_are_as_close() -> None:
+    found = _steps(is_host_bound=False)
+    assert [name for name, (_, step) in found.items() if step.kernels_s is None] == ["gpt-7b-pp4", EIGHT_STAGES]
+    assert all(step.kernels_s < step.step_s for _, step in found.values() if step.kernels_s is not None)
+    row, step = found["gpt-7b-tp4"]
+    assert (step.kernels_s or 0.0) / (row.published_s or 1.0) - 1 < -0.15
+    fitted = [pair for pair in found.values() if pair[0].is_fitted]
+    assert len(fitted) == 3
+    assert [
+        row.name for row, step in fitted if abs((step.left_out_s or 0.0) / (row.published_s or 1.0) - 1) > 0.15
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("gpu", "number", "middle", "most", "inside"), [("h100-80g", 12, 0.27, 0.37, 11), ("gb200", 10, 0.35, 0.7, 10)]
+)
+def test_steps_that_the_host_limits_are_as_close_as_the_docs_say(
+    gpu: str, number: int, middle: float, most: float, inside: int
+) -> None:
+    pairs = [pair for pair in _steps(is_host_bound=True).values() if pair[0].gpu == gpu]
+    assert len(pairs) == number
+    errors = sorted(abs(time_error(*pair)) for pair in pairs)
+    assert errors[number // 2] <= middle
+    assert errors[-1] <= most
+    held = [step for row, step in pairs if step.low_s <= (row.published_s or 0.0) <= step.high_s]
+    assert len(held) == inside
+    assert [step for step in held if step.high_s > 7 * step.low_s] == []
+
+
+def test_the_recorded_launches_have_the_work_of_the_model_of_the_job() -> None:
+    for row in catalogue().rows:
+        if row.published_s and not row.like:
+            steps.Recording(row).check_work()
+    recording = steps.Recording(catalogue().rows[0])
+    launches = recording.tables[0]["launches"]
+    recording.tables[0]["launches"] = launches[~launches["recompute"]]
+    with pytest.raises(steps.WrongWorkError, match=r"gemm: .* TFLOP recorded"):
+        recording.check_work()
+
+
+@pytest.mark.parametrize(
+    "is_chosen",
+    [
+        pytest.param(lambda row: row in catalogue().chosen(runner.FAST), id="fast"),
+        pytest.param(lambda row: row not in catalogue().chosen(runner.FAST), id="others", marks=pytest.mark.nightly),
+    ],
+)
+def test_the_kept_estimates_are_those_of_the_model_today(is_chosen: Callable[[Row], bool]) -> None:
+    kept = results()
+    rows = [row for row in catalogue().rows if row.name in kept.steps and is_chosen(row)]
+    assert [steps.change(row, kept) for row in rows] == [""] * len(rows)
+
+
+def test_an_estimate_that_is_not_kept_is_named() -> None:
+    kept, row = results(), catalogue().row("eager-8")
+    kept.heat += 0.5
+    assert steps.change(row, kept).startswith("eager-8: the model says 3.07")
+
+
+def test_a_host_without_a_clock_is_constant_and_one_of_several_ranks_has_the_mean_score_and_the_worst_clock(
+    tmp_path: Path,
+) -> None:
+    gpu, ranks = find_gpu("h100-80g"), [tmp_path / "0", tmp_path / "1"]
+    assert steps.host_of(ranks, gpu).time.source == "constant"
+    for rank, (machine_us, clock) in zip(
+        ranks, ((20.0, ClockSteadiness(3, 0.2, 0.0)), (15.0, ClockSteadiness(2, 0.1, 0.3))), strict=True
+    ):
+        rank.mkdir()
+        kept = HostTime("measured", "dgx-h100", 1.0, 0.5, 2.0, machine_us, 6.0, clock)
+        (rank / steps.HOST).write_text(json.dumps(asdict(kept)))
+    host = steps.host_of(ranks, gpu).time
+    assert (host.source, host.machine_us) == ("measured", 17.5)
+    assert host.clock == ClockSteadiness(2, 0.2, 0.3)
+
+
+def test_the_docs_have_the_parameter() -> None:
+    row = next(
+        line for line in (ROOT / "docs" / "estimates.md").read_text().splitlines() if line.startswith("| `HEAT`")
+    )
+    assert f"| {HEAT:g} |" in row
+    assert pytest.approx(results().heat, abs=0.02) == HEAT
