@@ -189,7 +189,7 @@ def _on_a_gpu() -> str:
 def _confirmed() -> str:
     path = DATA / "confirmed.json"
     if not path.exists():
-        return "*Empty: nobody has sent one yet.*"
+        return "*Empty: none has been sent yet.*"
     lines = []
     for row in json.loads(path.read_text())["rows"]:
         least, *_, most = errors = row["kernel_errors"]

@@ -46,7 +46,7 @@ SMALL_FOR_A_REASON = {
     **dict.fromkeys(("rank/__main__", "gpu/smi/__main__", "launcher/executors/__main__"), "the program of a process"),
     **dict.fromkeys(("cli/task_program", "launcher/count_gpus"), "the program of a process"),
     "rank/leaving": "ends the process; it must stay this short",
-    **dict.fromkeys(("cli/compare", "cli/confirm", "cli/doctor", "cli/lines", "cli/match"), "one module a command"),
+    **dict.fromkeys(("cli/compare", "cli/doctor", "cli/lines", "cli/match"), "one module a command"),
     **dict.fromkeys(("rank/frameworks/dynamo", "rank/frameworks/safetensors"), "one module a framework"),
     "gpu/smi/offer": "the rank's environment; the program next to it runs alone",
     "gpu/fast_path/event_tracker": "torch 2.8 and 2.9 alone need it: it goes with them",

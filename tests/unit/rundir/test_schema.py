@@ -2,6 +2,7 @@ import dataclasses
 import re
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from fakedist.errors import RunDirectoryError
@@ -49,6 +50,14 @@ def test_a_table_comes_back_with_the_schemas_columns_and_types(tmp_path: Path) -
 def test_a_column_that_the_schema_does_not_know_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no column surprise"):
         write_table(tmp_path, "unanswered", {"function": [], "num_calls": [], "surprise": []})
+
+
+def test_columns_that_came_later_are_empty_in_older_tables(tmp_path: Path) -> None:
+    columns = {column.name: [""] if column.type == "string" else [0] for column in TABLES["steps"].columns}
+    write_table(tmp_path, "steps", columns | {"name": ["rollout"]})
+    path = tmp_path / "tables" / "steps.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["name"]), path)
+    assert read_table(tmp_path, "steps").column("name").to_pylist() == [""]
 
 
 def test_a_missing_or_damaged_table_is_told(tmp_path: Path) -> None:
