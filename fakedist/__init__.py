@@ -1,9 +1,10 @@
 """fakedist: profile one rank of a thousand-GPU PyTorch job on the one GPU you have, or on none.
 
 The command line is the main door (``fakedist profile --help``). A training script needs nothing from here; one whose
-steps cannot be seen from outside (a loop without an optimizer) may call :func:`step`. From a test or a notebook,
-:func:`profile` runs a rank in a child process and returns its :class:`Run`; :func:`open` reads an existing one, and
-:func:`time_job` prices runs of several ranks together. :func:`open_sweep` reads the directory of a sweep.
+steps cannot be seen from outside (a loop without an optimizer) may call :func:`step`, and :func:`phase` names its
+parts. From a test or a notebook, :func:`profile` runs a rank in a child process and returns its :class:`Run`;
+:func:`open` reads an existing one, and :func:`time_job` prices runs of several ranks together. :func:`open_sweep` reads
+the directory of a sweep.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from fakedist._version import __version__
@@ -53,6 +55,7 @@ __all__ = [
     "__version__",
     "open",
     "open_sweep",
+    "phase",
     "profile",
     "step",
     "time_job",
@@ -87,3 +90,14 @@ def step(shape: Sequence[int] = (), *, name: str = "") -> None:
     recorder = sys.modules.get("fakedist.record.recorder")
     if recorder is not None and (active := recorder.active()) is not None:
         active.step(shape, name)
+
+
+def phase(name: str) -> AbstractContextManager[None]:
+    """Name what runs in this ``with`` block in the report: its peaks, and what is in use of the GPU at its end.
+
+    ``with fakedist.phase("rollout"): ...`` does nothing when the script does not run under ``fakedist profile``.
+    Blocks may be nested, and a name may come again.
+    """
+    recorder = sys.modules.get("fakedist.record.recorder")
+    active = None if recorder is None else recorder.active()
+    return nullcontext() if active is None else active.phase(name)

@@ -13,6 +13,7 @@ from fakedist.analysis.recording import Recording
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.schema import CATEGORIES
+from fakedist.rundir.summary import NamedPhase
 
 LARGEST = 20
 
@@ -63,6 +64,29 @@ def _without_events(recording: Recording, blocks: Blocks, table: pd.DataFrame) -
     return pd.DataFrame([row[:-1] for row in rows], columns=list(table.columns)).astype(
         dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "end_allocated_bytes"), "int64")
     )
+
+
+def named_phases(recording: Recording, events: pd.DataFrame) -> list[NamedPhase]:
+    """The phases that the script named, with the most that was held in each; ``events`` is the table."""
+    event_op = events["op"].to_numpy()
+    event_op = np.maximum.accumulate(event_op) if len(event_op) else event_op
+    rows = []
+    for row in recording.named_phases:
+        first, end = np.searchsorted(event_op, (row.first_op, row.end_op))  # the event before holds when it begins
+        held = events.iloc[max(first - 1, 0) : end]
+        rows.append(
+            NamedPhase(
+                phase=row.name,
+                step=row.step,
+                peak_allocated_bytes=int(held["allocated_bytes"].max()) if len(held) else 0,
+                peak_reserved_bytes=int(held["reserved_bytes"].max()) if len(held) else 0,
+                peak_used_bytes=row.peak_used_bytes,
+                end_backed_bytes=row.backed_bytes,
+                end_outside_bytes=row.outside_bytes,
+                end_others_bytes=row.others_bytes,
+            )
+        )
+    return rows
 
 
 def span_table(positions: pd.DataFrame) -> pd.DataFrame:

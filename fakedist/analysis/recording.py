@@ -47,6 +47,7 @@ from fakedist.rundir.records import (
     GroupsRecord,
     InventedRecord,
     LayersRecord,
+    NamedPhaseRecord,
     NcclRecord,
     NoteRecord,
     NotSentRecord,
@@ -188,6 +189,7 @@ class Recording:
     made_by: dict[str, Array] = field(default_factory=lambda: {"op": np.zeros(0, "i8"), "forward": np.zeros(0, "i8")})
     timed_step: int = -1
     steps: list[StepRecord] = field(default_factory=list)
+    named_phases: list[NamedPhaseRecord] = field(default_factory=list)
     statistics: dict[int, StatisticsRecord] = field(default_factory=dict)
     failed_request: FailedRequestRecord | None = None
     beyond: BeyondCapacityRecord | None = None
@@ -269,6 +271,7 @@ _LISTED: dict[type[Record], str] = {
     StepRecord: "steps",
     HostLookRecord: "host_looks",
     SaveRecord: "saves",
+    NamedPhaseRecord: "named_phases",
 }
 #: The list of a recording that has the rows of all records of a kind.
 _ROWS: dict[type[Record], str] = {

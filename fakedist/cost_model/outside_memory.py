@@ -12,19 +12,13 @@ from fakedist.analysis.topology import ProcessGroup, ranks_of, read_groups
 from fakedist.cost_model.collectives.fabric import FABRICS, default_fabric
 from fakedist.cost_model.nccl.communicators import CommunicatorMemory, Usage, communicator_memory
 from fakedist.cost_model.nccl.interconnect import GroupShape, Span, exactly, find_interconnect, total
-from fakedist.cost_model.nccl.settings import MIB, THROUGH_SHARED_MEMORY, Nccl, collective_of, read_settings
+from fakedist.cost_model.nccl.settings import THROUGH_SHARED_MEMORY, Nccl, collective_of, read_settings
 from fakedist.cost_model.nccl.tuner import Network
-from fakedist.gpu.models.catalogue import GPUS
+from fakedist.gpu.models.catalogue import CONTEXT_BYTES, GPUS
 from fakedist.rundir import summary
 from fakedist.rundir.records import TakenRecord
 from fakedist.rundir.summary import Outside
 
-#: A process's CUDA context with PyTorch, as measured and published. No figure was found for any other GPU.
-CONTEXT_BYTES = {
-    "NVIDIA GeForce RTX 3060": (114 * MIB, "sgl-project/sglang#35538"),
-    "NVIDIA GeForce RTX 3090": (256 * MIB, "invoke-ai/InvokeAI#9413"),
-    "NVIDIA H200": (552_402_944, "driver 580.159, docs/accuracy/results.md"),
-}
 _LIBRARIES = "libraries: handles of cuBLAS and cuDNN, and kernels as they are loaded, are not known"
 
 

@@ -20,6 +20,8 @@ from fakedist.rundir.notes import Note
 if TYPE_CHECKING:
     from fakedist.gpu.models.spec import GpuSpec
 
+#: Where the processes of a rank find what they hold of each device.
+LEDGER_VARIABLE = "FAKEDIST_LEDGER"
 MAX_DEVICES = 128  # MAX_DEVICES in driver/virtual_gpu.h
 _loaded: list[
     ctypes.CDLL
@@ -69,7 +71,7 @@ class VirtualGpu:
         library.fakedist_refused.restype = ctypes.c_char_p
         library.fakedist_constant.restype = ctypes.c_char_p
         library.fakedist_work_area.restype = ctypes.c_char_p
-        for counted in ("traced", "managed_bytes", "outside"):
+        for counted in ("traced", "managed_bytes", "outside", "backed"):
             getattr(library, f"fakedist_{counted}").restype = ctypes.c_uint64
         library.fakedist_name_crashes()
         self._decide: object = None  # what the driver calls must live
@@ -90,6 +92,19 @@ class VirtualGpu:
         )
         self._library.fakedist_poison(os.environ.get("FAKEDIST_POISON") == "1")
         self._library.fakedist_configure(ctypes.byref(model))
+
+    def share(self, context_bytes: int = 0) -> None:
+        """Share the devices' memory with the processes started from here on that call this too, until they end.
+
+        Each holds ``context_bytes`` of a device as soon as it holds any memory of it; 0: not known.
+        """
+        if path := os.environ.get(LEDGER_VARIABLE):
+            file, is_first = os.open(path, os.O_RDWR | os.O_CLOEXEC), False
+        else:
+            file, is_first = os.memfd_create("fakedist-ledger", os.MFD_CLOEXEC), True
+            os.environ[LEDGER_VARIABLE] = f"/proc/{os.getpid()}/fd/{file}"
+        if not self._library.fakedist_share(file, ctypes.c_uint64(context_bytes), is_first):
+            raise RecordingError("the ledger of the virtual GPU's memory cannot be mapped", "start the rank anew")
 
     def go_beyond(self, decide: Callable[[int, int, int, int], bool] | None) -> None:
         """Ask ``decide(device, bytes, limit_bytes, thread)`` whether to grant a request beyond a device's memory.
@@ -185,6 +200,19 @@ class VirtualGpu:
     def outside_peak(self, device: int) -> int:
         """The most bytes that were taken outside the caching allocator at one time."""
         return int(self._library.fakedist_outside(device, 0))
+
+    def backed_peak(self, device: int) -> int:
+        """The most bytes that were behind the caching allocator's segments. Those that sleep have none."""
+        return int(self._library.fakedist_backed(device))
+
+    def in_use(self, device: int) -> tuple[int, int, int, int]:
+        """Bytes of a shared device: the most that all processes used since this was called before, and what is used now
+        behind the caching allocator's segments, outside of it, and by other processes. Contexts are left out.
+        """
+        used = (ctypes.c_uint64 * 4)()
+        self._library.fakedist_in_use(device, 1, used)
+        most, backed, outside, others = used
+        return most, backed, outside, others
 
     def traced(self) -> int:
         """Launches reported to a profiler through CUPTI, so far."""

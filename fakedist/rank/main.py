@@ -21,8 +21,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 from fakedist.errors import ExitCode, FakedistError
-from fakedist.gpu.models.catalogue import find_gpu
-from fakedist.gpu.virtual import VirtualGpu, virtual_gpu
+from fakedist.gpu.models.catalogue import CONTEXT_BYTES, find_gpu
+from fakedist.gpu.virtual import LEDGER_VARIABLE, VirtualGpu, virtual_gpu
 from fakedist.importing import imported_within, when_imported
 from fakedist.options import Job
 from fakedist.rank.ending import (
@@ -139,6 +139,8 @@ class Rank:
         if job.device == "virtual":
             gpu = virtual_gpu(find_gpu(job.gpu), devices=job.gpus_per_node, memory_bytes=job.gpu_memory_bytes)
             self._gpu = enter(gpu)
+            os.environ.pop(LEDGER_VARIABLE, None)  # of another rank
+            self._gpu.share(CONTEXT_BYTES.get(find_gpu(job.gpu).product, (0, ""))[0])
         self._own_ranks = enter(own_ranks(job))
         self._sources = enter(listed_sources(self._run_directory / SOURCES_NAME))
         enter(watched_exit(self._exits_at_once))

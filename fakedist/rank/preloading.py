@@ -25,7 +25,7 @@ from typing import Any
 
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.smi.nvidia_smi import VARIABLE
-from fakedist.gpu.virtual import virtual_gpu
+from fakedist.gpu.virtual import LEDGER_VARIABLE, virtual_gpu
 from fakedist.importing import when_imported
 from fakedist.options import Job
 from fakedist.patch import replacements
@@ -56,7 +56,7 @@ _UNREAD = frozenset(
         *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
         *("OMPI_COMM_WORLD_NODE_RANK", "OMPI_UNIVERSE_SIZE", "PMI_RANK", "PMI_SIZE"),
         *("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-        *("CUDA_VISIBLE_DEVICES", VARIABLE),
+        *("CUDA_VISIBLE_DEVICES", VARIABLE, LEDGER_VARIABLE),
         "TORCHINDUCTOR_CACHE_DIR",  # torch._dynamo sets it to its default
         "LC_CTYPE",  # Python may set it
     }

@@ -299,7 +299,11 @@ class Surroundings:
             why_not_bare=self._why_not_bare,
             all_collectives=bool(self._process.lag_rows),
             own_bytes=lambda: self._process.journal.num_bytes + self._process.tape.num_bytes - saved.holes_bytes,
+            in_use=None if self._gpu is None else partial(self._in_use, self._gpu),
         )
+
+    def _in_use(self, gpu: VirtualGpu) -> tuple[int, int, int, int]:
+        return gpu.in_use(self._device_index())
 
     def _cuda_begins(self) -> None:
         self._process.cuda_begins()
@@ -468,8 +472,11 @@ class Surroundings:
             and (found := outside_record(self._device_index())) is not None
         ):
             self._journal.append(found)
-        if self._gpu is not None and (peak := self._gpu.outside_peak(self._device_index())):
-            self._journal.append(TakenRecord(self._device_index(), peak, self._gpu.outside(self._device_index())))
+        if self._gpu is not None:
+            device = self._device_index()
+            peak, backed = self._gpu.outside_peak(device), self._gpu.backed_peak(device)
+            if peak or backed < torch.cuda.max_memory_reserved(device):
+                self._journal.append(TakenRecord(device, peak, self._gpu.outside(device), backed))
 
 
 def _unless_on_device(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import _ops
+from torch import _ops, empty
 from torch._C import DispatchKey
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -211,7 +211,8 @@ def every_operation(
             if _is_excluded(_PYTHON):  # torch runs a kernel for its shapes
                 return func(*args, **kwargs)
             try:
-                return run(func, args, kwargs)
+                result = run(func, args, kwargs)
+                return _all_defined(result) if type(result) is list else result
             except torch.OutOfMemoryError as error:
                 # Without us no frame would hold the arguments, and a script that catches this may need their memory.
                 args, kwargs = (), {}
@@ -234,6 +235,11 @@ def every_operation(
             yield interception
     finally:
         interception.end()
+
+
+def _all_defined(tensors: list[object]) -> list[object]:
+    """The list, with an empty tensor for each undefined one: torch takes no None in a list of tensors from Python."""
+    return [empty(0) if tensor is None else tensor for tensor in tensors]
 
 
 @contextmanager

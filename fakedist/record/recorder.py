@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Literal
 
@@ -34,7 +34,7 @@ from fakedist.record.tracer import OperationTracer, Tracer
 from fakedist.record.unseen import Unseen
 from fakedist.rundir import notes
 from fakedist.rundir.outcome import Ending
-from fakedist.rundir.records import NoteRecord, OutcomeRecord, StepRecord, StepWentOnRecord
+from fakedist.rundir.records import NamedPhaseRecord, NoteRecord, OutcomeRecord, StepRecord, StepWentOnRecord
 
 _active: Recorder | None = None
 
@@ -71,6 +71,8 @@ class Recorder(StepListener):
         go_bare: Writes everything that is recorded, when the bare steps begin; ``why_not_bare`` says why they cannot.
         own_bytes: What the recording itself has written to files.
         capacity: The virtual GPUs whose memory the run may exceed. None lets torch raise its error.
+        in_use: What is in use of the virtual GPU: the most since it was called before, behind the allocator's segments,
+            outside of it, by other processes.
         make_tracker: Numbers the allocator's events if :func:`~fakedist.record.device_memory.keeps_metadata` is false.
     """
 
@@ -93,9 +95,9 @@ class Recorder(StepListener):
         why_not_bare: Callable[[], str] = lambda: "",
         all_collectives: bool = False,
         own_bytes: Callable[[], int] = lambda: 0,
+        in_use: Callable[[], tuple[int, int, int, int]] | None = None,
     ) -> None:
-        self._append = append
-        self._capacity = capacity
+        self._append, self._capacity = append, capacity
         self._layers = LayerTable()
         self._position = Position(self._phase_changed, self._layers.owners.owner_of_node)
         self._memory = MemoryRecording(
@@ -132,8 +134,8 @@ class Recorder(StepListener):
             all_collectives=all_collectives,
         )
         self._exit = self._until_bare = ExitStack()
-        self._is_closed = False
-        self._names_again = False  # what ran first was not the model that trains
+        self._in_use, self._most_of_phases = in_use, list[int]()
+        self._is_closed = self._names_again = False  # the latter: what ran first was not the model that trains
 
     def __enter__(self) -> Recorder:
         global _active
@@ -196,6 +198,32 @@ class Recorder(StepListener):
         """End a training step here, at the script's request (``fakedist.step``)."""
         if not self.host_clock.is_on:
             self._training.step(shape, name)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Record what runs inside as a phase of this name, with what is in use of the device meanwhile."""
+        if self._is_closed:
+            yield
+            return
+        step, first_op = self._position.step, self._position.op
+        self._restart_most()
+        self._most_of_phases.append(0)
+        try:
+            yield
+        finally:
+            most, *now = self._restart_most()
+            self._most_of_phases.pop()
+            if not self._is_closed:
+                self._append(NamedPhaseRecord(name, step, first_op, self._position.op, most, *now))
+
+    def _restart_most(self) -> tuple[int, int, int, int]:
+        """Begin to look for the most anew. Return what is in use, with the most of the innermost phase that is open.
+
+        The most so far counts for every phase that is open, whichever began within it.
+        """
+        used = (0, 0, 0, 0) if self._in_use is None else self._in_use()
+        self._most_of_phases = [max(most, used[0]) for most in self._most_of_phases]
+        return (self._most_of_phases[-1] if self._most_of_phases else 0, *used[1:])
 
     def _finish(self) -> None:
         """Write everything, then remove all hooks but those that follow optimizers and DataLoaders."""

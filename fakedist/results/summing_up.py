@@ -16,7 +16,7 @@ from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.evidence import Room, Setup
 from fakedist.analysis.host_blocks import host_memory
 from fakedist.analysis.layer_table import Fold, fold_table, rows_of
-from fakedist.analysis.memory_tables import Peak, described_blocks, differences
+from fakedist.analysis.memory_tables import Peak, described_blocks, differences, named_phases
 from fakedist.analysis.recording import Recording
 from fakedist.cost_model.estimated import StepTimes, recorded_gpu
 from fakedist.cost_model.outside_memory import estimate_outside
@@ -28,7 +28,7 @@ from fakedist.rundir.host_memory import HostMemory
 from fakedist.rundir.memory_records import BeyondCapacityRecord
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import BEYOND_CAPACITY, Ending, Outcome
-from fakedist.rundir.records import GpuRecord
+from fakedist.rundir.records import GpuRecord, TakenRecord
 from fakedist.rundir.rows import InventedRow
 from fakedist.rundir.schema import ACTIONS, CATEGORIES, MOMENTS, SEGMENT_STATES
 from fakedist.rundir.sources import EVENT_TIME, ROUTED
@@ -134,15 +134,13 @@ def summarize(
     """The figures of a run.
 
     Args:
-        job: None for a snapshot or an imported report.
-        times: None for a snapshot.
+        job, times: None for a snapshot; an imported report has no job.
         notes: Everything that limits what the figures mean. An estimate that fails adds a note.
         has_steps: Steps, phases and layers are known, as they are not in a snapshot.
     """
-    gpu = recording.gpu or GpuRecord()
-    capacity = _capacity(gpu, job)
-    notes, in_use = list(notes), (peak.reserved_bytes, capacity)
-    outside = _outside(recording, tables, job, in_use, notes) if has_steps else None
+    gpu, notes = recording.gpu or GpuRecord(), list(notes)
+    held, capacity = _held(peak.reserved_bytes, recording.taken), _capacity(gpu, job)
+    outside = _outside(recording, tables, job, (held, capacity), notes) if has_steps else None
     out_of_memory = _out_of_memory(recording, ending, tables, capacity)
     room = room_of(ending, out_of_memory, capacity, outside, None if times is None else times.summary)
     advice, remedy = _advised(tables, folds, room, _setup(recording, job), notes)
@@ -177,6 +175,8 @@ def summarize(
         notes=notes,
         router_load=None if recording.routers is None else recording.routers.facts,
         host_memory=_host_memory(recording, job, tables, notes),
+        named_phases=named_phases(recording, tables["events"]) if has_steps else [],
+        asleep_bytes=peak.reserved_bytes - held,
     )
 
 
@@ -281,6 +281,11 @@ def left_during_init(recording: Recording, ending: Ending) -> LeftDuringInit | N
     if not read:
         return LeftDuringInit(outcome.line)
     return LeftDuringInit(outcome.line, read[0].text, read[0].command)
+
+
+def _held(reserved_bytes: int, taken: TakenRecord | None) -> int:
+    """Reserved memory, at most, that had memory behind it at one time: all of it if that is not recorded."""
+    return min(reserved_bytes, taken.backed_bytes) if taken is not None and taken.backed_bytes else reserved_bytes
 
 
 def _outside(

@@ -94,12 +94,14 @@ class OutsideRecord(Record):
 @record_kind("taken")
 class TakenRecord(Record):
     """The most memory of a virtual GPU that was taken outside the caching allocator at one time, and the most that each
-    owner took: user buffers, managed memory, extensions.
+    owner took: user buffers, managed memory, extensions. ``backed_bytes`` is the most that was behind the segments of
+    the caching allocator; less than it reserved if some of them slept.
     """
 
     device: int
     peak_bytes: int
     by_owner: dict[str, int]
+    backed_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,31 @@ class UnansweredRecord(Record):
 
 
 # ---- steps, layers and operations
+
+
+@record_kind("named_phase")
+class NamedPhaseRecord(Record):
+    """A phase that the script named (``fakedist.phase``), and the virtual GPU then; 0 bytes without one.
+
+    Attributes:
+        name: The script's name.
+        step: Step in which it began.
+        first_op: Number of its first operation.
+        end_op: Number of the first operation after it.
+        peak_used_bytes: Most that was in use of the device during it, by all processes, without their contexts.
+        backed_bytes: At its end, memory behind the caching allocator's segments. Segments that sleep have none.
+        outside_bytes: At its end, this process's memory outside the caching allocator.
+        others_bytes: At its end, memory of other processes.
+    """
+
+    name: str
+    step: int
+    first_op: int
+    end_op: int
+    peak_used_bytes: int = 0
+    backed_bytes: int = 0
+    outside_bytes: int = 0
+    others_bytes: int = 0
 
 
 @record_kind("step")

@@ -149,6 +149,31 @@ class PhasePeak:
 
 
 @dataclass(frozen=True)
+class NamedPhase:
+    """A phase that the script named (``fakedist.phase``).
+
+    Attributes:
+        phase: The script's name.
+        step: Step in which it began.
+        peak_allocated_bytes: Most that was allocated during it.
+        peak_reserved_bytes: Most that was reserved during it.
+        peak_used_bytes: Most that was in use of the virtual GPU, by all processes, without their contexts; 0: unknown.
+        end_backed_bytes: In use at its end: memory behind the caching allocator's segments. Those that sleep have none.
+        end_outside_bytes: In use at its end: this process's memory outside the caching allocator.
+        end_others_bytes: In use at its end: memory of other processes.
+    """
+
+    phase: str
+    step: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_used_bytes: int
+    end_backed_bytes: int
+    end_outside_bytes: int
+    end_others_bytes: int
+
+
+@dataclass(frozen=True)
 class LayerMemory:
     """A layer, or several alike that are folded into one row.
 
@@ -449,6 +474,8 @@ class Summary:
         invented_values: Values that the virtual GPU made up.
         reserved: Why more was reserved than allocated, at both peaks.
         notes: What limits what these figures mean.
+        named_phases: The phases that the script named, in the order in which they ended.
+        asleep_bytes: Reserved at the reserved peak, at least, without memory behind it: an inference engine slept.
         router_load: How many tokens experts got; None if no router picked by made-up values.
         host_memory: The host's memory of the rank and of its node; None if it was not recorded.
         schema_version: Version of this layout.
@@ -485,6 +512,8 @@ class Summary:
     remedy: Remedy | None = None
     router_load: RouterLoadFacts | None = None
     host_memory: HostMemory | None = None
+    named_phases: list[NamedPhase] = field(default_factory=list)
+    asleep_bytes: int = 0
 
     @property
     def timed(self) -> tuple[StepTime, KernelSource] | None:

@@ -9,6 +9,7 @@ call of the group on both sides, counted from its beginning.
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -158,6 +159,7 @@ class Writer:
         self._known = known
         self._numbers: dict[Channel, int] = {}
         self._waiting: deque[tuple[Record, list[_Listed]]] = deque()
+        self._flushing = threading.RLock()
         self._num_bytes = self._num_moved = 0
         self._sites: set[tuple[str, int, str]] = set()
         self.num_cut = 0
@@ -214,19 +216,20 @@ class Writer:
 
     def flush(self, wait: bool = False) -> None:
         """Write in order what has arrived from the device; with ``wait``, wait until everything has."""
-        while self._waiting:
-            record, listed = self._waiting[0]
-            sent: list[TensorSent] = []
-            for dtype, shape, values in listed:
-                kept = None if isinstance(values, _Later) else values
-                if isinstance(values, _Later):
-                    with suppress(RuntimeError):  # a failed device returns no values
-                        kept = values.bytes(wait)
-                    if kept is None and not wait:
-                        return
-                sent.append((dtype, shape, kept))
-            self._append(replace(record, tensors=sent) if isinstance(record, SentRecord) else record)
-            self._waiting.popleft()
+        with self._flushing:  # threads of the script move files, too
+            while self._waiting:
+                record, listed = self._waiting[0]
+                sent: list[TensorSent] = []
+                for dtype, shape, values in listed:
+                    kept = None if isinstance(values, _Later) else values
+                    if isinstance(values, _Later):
+                        with suppress(RuntimeError):  # a failed device returns no values
+                            kept = values.bytes(wait)
+                        if kept is None and not wait:
+                            return
+                    sent.append((dtype, shape, kept))
+                self._append(replace(record, tensors=sent) if isinstance(record, SentRecord) else record)
+                self._waiting.popleft()
 
     def _has_room(self) -> bool:
         if self._num_bytes <= MAX_TAPE_BYTES:

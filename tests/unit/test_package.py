@@ -19,8 +19,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 def test_the_public_names_are_these() -> None:
     names = """CheckError FakedistError InventedValueError JobError JobTime RecordingError ReportError Run
-        RunDirectoryError ScriptError SetupError Sweep SweepError WorldError __version__ open open_sweep profile step
-        time_job"""
+        RunDirectoryError ScriptError SetupError Sweep SweepError WorldError __version__ open open_sweep phase profile
+        step time_job"""
     assert fakedist.__all__ == names.split()
     assert all(hasattr(fakedist, name) for name in fakedist.__all__)
 

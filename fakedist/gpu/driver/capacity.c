@@ -7,6 +7,9 @@
 #define _GNU_SOURCE /* dladdr */
 #include "capacity.h"
 
+#include "devices.h"
+#include "ledger.h"
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <execinfo.h>
@@ -23,6 +26,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t used_bytes[MAX_DEVICES];
 static uint64_t outside_bytes[MAX_DEVICES][NUM_OWNERS], outside_peaks[MAX_DEVICES][NUM_OWNERS];
 static uint64_t all_outside[MAX_DEVICES], all_outside_peaks[MAX_DEVICES];
+static uint64_t allocator_peaks[MAX_DEVICES]; /* what backs its segments: less than it reserved where some sleep */
 static uint64_t limits[MAX_DEVICES]; /* set_per_process_memory_fraction(); 0: none */
 static int is_beyond[MAX_DEVICES];
 static decide_function decide;
@@ -33,9 +37,17 @@ static __thread struct {
     int was_refused, is_granted; /* is_granted: an expandable segment takes its memory in many pieces */
 } request;
 
+/* How much this process may hold while others hold so many bytes. */
+static uint64_t limit_beside(int device, uint64_t others) {
+    uint64_t limit = limits[device], left = model.memory_bytes > others ? model.memory_bytes - others : 0;
+    return limit && limit < left ? limit : left;
+}
 static uint64_t limit_of(int device) {
-    uint64_t limit = limits[device];
-    return limit && limit < model.memory_bytes ? limit : model.memory_bytes;
+    pthread_mutex_lock(&lock);
+    uint64_t limit = limit_beside(device, ledger_enter(device_installed(device)));
+    ledger_leave(device_installed(device), used_bytes[device]);
+    pthread_mutex_unlock(&lock);
+    return limit;
 }
 
 /* ---- what is outside of the caching allocator ---- */
@@ -50,6 +62,8 @@ static void raise_peaks(int device) {
 }
 static void count_outside(int device, uint64_t bytes, enum owner owner) {
     assert(IS_HELD(&lock));
+    uint64_t of_allocator = used_bytes[device] - all_outside[device];
+    if (owner == ALLOCATOR && of_allocator > allocator_peaks[device]) allocator_peaks[device] = of_allocator;
     if (owner == ALLOCATOR) return;
     raise_peaks(device);
     outside_bytes[device][owner] += bytes;
@@ -57,9 +71,10 @@ static void count_outside(int device, uint64_t bytes, enum owner owner) {
 }
 void capacity_now_of(int device, uint64_t bytes, enum owner before, enum owner after) {
     pthread_mutex_lock(&lock);
-    assert(before != ALLOCATOR && after != ALLOCATOR && outside_bytes[device][before] >= bytes);
+    assert(before != ALLOCATOR && outside_bytes[device][before] >= bytes);
     outside_bytes[device][before] -= bytes;
-    outside_bytes[device][after] += bytes;
+    all_outside[device] -= bytes;
+    count_outside(device, bytes, after);
     pthread_mutex_unlock(&lock);
 }
 
@@ -88,13 +103,33 @@ API uint64_t fakedist_outside(int device, int owner) {
     return most;
 }
 
+/* The most that backed segments of the caching allocator at any time. */
+API uint64_t fakedist_backed(int device) { return device < 0 || device >= MAX_DEVICES ? 0 : allocator_peaks[device]; }
+
+/* What is in use of a device: the most since it was restarted, and now what backs the allocator's segments, what is outside
+ * of it, and what other processes hold. */
+struct in_use {
+    uint64_t most, allocator, outside, others;
+};
+API int fakedist_in_use(int device, int restarts, struct in_use *out) {
+    if (device < 0 || device >= MAX_DEVICES) return INVALID_DEVICE;
+    pthread_mutex_lock(&lock);
+    out->most = ledger_most(device_installed(device), restarts, &out->others);
+    out->outside = all_outside[device];
+    out->allocator = used_bytes[device] - all_outside[device];
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+
 static int take(int device, uint64_t bytes, enum owner owner, int even_beyond) {
     pthread_mutex_lock(&lock);
-    int fits = used_bytes[device] + bytes <= limit_of(device);
+    uint64_t others = ledger_enter(device_installed(device));
+    int fits = used_bytes[device] + bytes <= limit_beside(device, others);
     if (fits || even_beyond) {
         used_bytes[device] += bytes;
         count_outside(device, bytes, owner);
     }
+    ledger_leave(device_installed(device), used_bytes[device]);
     if (!fits && even_beyond) is_beyond[device] = 1;
     pthread_mutex_unlock(&lock);
     return fits || even_beyond;
@@ -194,7 +229,9 @@ void capacity_served(void) {
 void capacity_give_back(int device, uint64_t bytes, enum owner owner) {
     pthread_mutex_lock(&lock);
     assert(used_bytes[device] >= bytes);
+    ledger_enter(device_installed(device));
     used_bytes[device] -= bytes;
+    ledger_leave(device_installed(device), used_bytes[device]);
     if (owner != ALLOCATOR) {
         assert(outside_bytes[device][owner] >= bytes);
         raise_peaks(device);
@@ -206,7 +243,8 @@ void capacity_give_back(int device, uint64_t bytes, enum owner owner) {
 
 void capacity_left(int device, size_t *free_bytes, size_t *total_bytes) {
     pthread_mutex_lock(&lock);
-    uint64_t used = used_bytes[device];
+    uint64_t used = used_bytes[device] + ledger_enter(device_installed(device));
+    ledger_leave(device_installed(device), used_bytes[device]);
     *total_bytes = model.memory_bytes;
     *free_bytes = is_beyond[device] || used > model.memory_bytes ? 0 : model.memory_bytes - used;
     pthread_mutex_unlock(&lock);

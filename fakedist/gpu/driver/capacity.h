@@ -8,8 +8,7 @@ enum owner { ALLOCATOR, USER_BUFFERS, NVSHMEM_HEAP, MANAGED, MEMORY_POOLS, EXTEN
 LOCAL enum owner capacity_owner(enum owner otherwise); /* the allocator, if it is what calls; else as given */
 LOCAL int capacity_take(int device, uint64_t bytes, enum owner owner); /* 0: the GPU does not have that much left */
 LOCAL void capacity_give_back(int device, uint64_t bytes, enum owner owner);
-LOCAL void capacity_now_of(int device, uint64_t bytes, enum owner before,
-                           enum owner after); /* outside of the allocator */
+LOCAL void capacity_now_of(int device, uint64_t bytes, enum owner before, enum owner after); /* before: outside */
 LOCAL void capacity_gives_up(int (*give_up)(int device)); /* what is asked for memory that nothing uses; 0: had none */
 LOCAL void capacity_served(void); /* this thread got all that it asked for */
 LOCAL void capacity_left(int device, size_t *free_bytes, size_t *total_bytes);

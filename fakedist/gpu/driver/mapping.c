@@ -54,8 +54,17 @@ struct mapping {
     struct mapping *next;
 };
 
+/* Addresses that the caching allocator reserved, itself or through the functions of a pool. Its segments are there, whoever
+ * takes memory away from beneath them and brings it back: an inference engine that sleeps and wakes. */
+struct reservation {
+    char *address;
+    uint64_t size;
+    struct reservation *next;
+};
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct mapping *mappings[4096]; /* by address */
+static struct reservation *of_allocator;
 static struct physical *exported;
 static uint64_t num_exported;
 
@@ -101,12 +110,31 @@ API int cuMemAddressReserve(void **out, size_t size, size_t alignment, void *wan
     (void)alignment, (void)wanted, (void)flags;
     if (!size || size % GRANULE) return INVALID_VALUE;
     *out = memory_reserve(device_current(), reserved_span(size));
-    return *out ? OK : OUT_OF_MEMORY;
+    if (!*out) return OUT_OF_MEMORY;
+    if (capacity_owner(EXTENSIONS) != ALLOCATOR) return OK;
+    struct reservation *r = gpu_new_handle(sizeof *r);
+    pthread_mutex_lock(&lock);
+    *r = (struct reservation){*out, size, of_allocator};
+    of_allocator = r;
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+static int is_of_allocator(const char *address) {
+    assert(IS_HELD(&lock));
+    for (struct reservation *r = of_allocator; r; r = r->next)
+        if (address >= r->address && address < r->address + r->size) return 1;
+    return 0;
 }
 API int cuMemAddressFree(void *address, size_t size) {
     CLOCK_STANDS_STILL;
     int device = memory_device_of(address);
     if (device < 0) return INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    struct reservation **at = &of_allocator, *r;
+    while ((r = *at) && r->address != address) at = &r->next;
+    if (r) *at = r->next;
+    free(r);
+    pthread_mutex_unlock(&lock);
     return memory_release(device, address, reserved_span(size)), OK;
 }
 
@@ -166,6 +194,10 @@ API int cuMemMap(void *address, size_t size, size_t offset, void *handle, unsign
     *bucket(address) = m;
     memory->uses++;
     if (!offset && !memory->mapped_at) memory->mapped_at = address;
+    if (memory->owner != ALLOCATOR && !memory->is_import && !memory->num_devices && is_of_allocator(address)) {
+        capacity_now_of(memory->properties.device, memory->bytes, memory->owner, ALLOCATOR);
+        memory->owner = ALLOCATOR;
+    }
     pthread_mutex_unlock(&lock);
     return OK;
 }

@@ -48,9 +48,17 @@ API int nvmlDeviceGetName(void *handle, char *text, unsigned size) {
 }
 API int nvmlDeviceGetIndex(void *handle, unsigned *index) { return *index = (unsigned)nvml_device(handle), OK; }
 
+static uint64_t held_by_others(int installed) {
+    struct holder others[MAX_HOLDERS];
+    uint64_t bytes = 0;
+    for (int i = ledger_holders(installed, others); i--;) bytes += others[i].bytes;
+    return bytes < model.memory_bytes ? bytes : model.memory_bytes;
+}
 void nvml_memory_left(void *handle, size_t *free_bytes, size_t *total_bytes) {
     int device = device_visible(nvml_device(handle));
-    *free_bytes = *total_bytes = model.memory_bytes; /* a device that CUDA does not show is unused */
+    *total_bytes = model.memory_bytes;
+    *free_bytes =
+        *total_bytes - held_by_others(nvml_device(handle)); /* CUDA does not show it: this process uses none */
     if (device >= 0) capacity_left(device, free_bytes, total_bytes);
 }
 
@@ -65,17 +73,25 @@ API int nvmlDeviceGetMemoryInfo(void *handle, struct nvml_memory *out) {
     return OK;
 }
 
-/* Only this process, with the device memory it took: the allocator puts it in its out-of-memory message. */
+/* This process first, with the device memory it took: the allocator puts it in its out-of-memory message. */
 struct nvml_process {
     unsigned pid;
     unsigned long long used;
 };
+int nvml_holders(void *handle, struct holder out[MAX_HOLDERS + 1]) {
+    size_t free_bytes, total_bytes;
+    nvml_memory_left(handle, &free_bytes, &total_bytes);
+    *out = (struct holder){(int)getpid(), total_bytes - free_bytes - held_by_others(nvml_device(handle))};
+    return 1 + ledger_holders(nvml_device(handle), out + 1);
+}
 API int nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, struct nvml_process *out) {
-    if (*count < 1) return *count = 1, NVML_INSUFFICIENT_SIZE;
-    struct nvml_memory memory;
-    nvmlDeviceGetMemoryInfo(handle, &memory);
-    *out = (struct nvml_process){(unsigned)getpid(), memory.used};
-    return *count = 1, OK;
+    struct holder holders[MAX_HOLDERS + 1];
+    unsigned room = *count;
+    *count = (unsigned)nvml_holders(handle, holders);
+    if (room < *count) return NVML_INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < *count; i++)
+        out[i] = (struct nvml_process){(unsigned)holders[i].process, holders[i].bytes};
+    return OK;
 }
 
 /* No NVLink fabric spans machines, so handles of expandable segments are file descriptors. */

@@ -1,7 +1,7 @@
 /* NVML's handles. Numbers are those of NVIDIA's nvml.h, which no wheel contains. */
 #ifndef FAKEDIST_NVML_H
 #define FAKEDIST_NVML_H
-#include "virtual_gpu.h"
+#include "ledger.h"
 
 enum {
     NVML_INVALID_ARGUMENT = 2,
@@ -11,6 +11,7 @@ enum {
 };
 LOCAL int nvml_device(void *handle); /* the machine's number of it */
 LOCAL void nvml_memory_left(void *handle, size_t *free_bytes, size_t *total_bytes);
+LOCAL int nvml_holders(void *handle, struct holder out[MAX_HOLDERS + 1]); /* this process first; their number */
 
 API int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out);
 API int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, void **out);

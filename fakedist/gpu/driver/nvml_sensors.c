@@ -4,7 +4,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { IDLE_MILLIWATTS = 70000, LIMIT_MILLIWATTS = 700000, IDLE_CELSIUS = 35, IDLE_MHZ = 345 };
 enum { CLOCK_GRAPHICS, CLOCK_SM, CLOCK_MEMORY, CLOCK_VIDEO };
@@ -166,11 +165,13 @@ struct process_v2 { /* nvmlProcessInfo_v2_t; later versions are the same */
     unsigned gpu_instance, compute_instance;
 };
 API int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, struct process_v2 *out) {
-    if (*count < 1) return *count = 1, NVML_INSUFFICIENT_SIZE;
-    struct memory_v2 memory = {0};
-    nvmlDeviceGetMemoryInfo_v2(handle, &memory);
-    *out = (struct process_v2){(unsigned)getpid(), memory.used, ~0u, ~0u};
-    return *count = 1, OK;
+    struct holder holders[MAX_HOLDERS + 1];
+    unsigned room = *count;
+    *count = (unsigned)nvml_holders(handle, holders);
+    if (room < *count) return NVML_INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < *count; i++)
+        out[i] = (struct process_v2){(unsigned)holders[i].process, holders[i].bytes, ~0u, ~0u};
+    return OK;
 }
 API int nvmlDeviceGetComputeRunningProcesses_v2(void *handle, unsigned *count, struct process_v2 *out) {
     return nvmlDeviceGetComputeRunningProcesses_v3(handle, count, out);

@@ -1,7 +1,7 @@
 /* The virtual GPU: a stand-in for the CUDA libraries, so that PyTorch's CUDA build runs without a GPU.
  *
- * It serves one process, with a configured number of devices and memory per device. Device memory is address space of
- * the host. Small segments keep their data (the values of small tensors are really computed). Large ones are never
+ * It serves the processes of a rank, with a configured number of devices and memory per device. Device memory is address
+ * space of the host. Small segments keep their data (the values of small tensors are really computed). Large ones are never
  * touched, so they cost nothing. Kernels are counted and not run. Calls that the library does not implement are refused
  * by name (refuse.c; build.py generates the list of names).
  *
@@ -23,9 +23,10 @@
  *    6 cupti kernels                       what a profiler receives; kernels by their handles
  *    5 cupti_records images                its records; compiled images of any kind
  *    4 launches nvrtc attributes export_tables   the log of launches
- *    3 devices memory pinned cubin refuse work_areas digests  devices, bytes, single images; calls not implemented, sizes estimated
+ *    3 memory pinned cubin refuse work_areas digests  devices, bytes, single images; calls not implemented, sizes estimated
  *    2 capacity lag                        how much each device has left, and what happens beyond it; how late it is
- *    1 virtual_gpu                         the model, counters, errors, handles
+ *    1 devices ledger                      their numbers; what the processes of a rank hold of each
+ *    0 virtual_gpu                         the model, counters, errors, handles
  */
 #ifndef FAKEDIST_VIRTUAL_GPU_H
 #define FAKEDIST_VIRTUAL_GPU_H

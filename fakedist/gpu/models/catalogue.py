@@ -31,6 +31,14 @@ from fakedist.units import GIB, KIB, TIB, format_bytes, parse_bytes
 _Kind = TypeVar("_Kind")
 
 
+#: A process's CUDA context with PyTorch, as measured and published. No figure was found for any other GPU.
+CONTEXT_BYTES = {
+    "NVIDIA GeForce RTX 3060": (114 << 20, "sgl-project/sglang#35538"),
+    "NVIDIA GeForce RTX 3090": (256 << 20, "invoke-ai/InvokeAI#9413"),
+    "NVIDIA H200": (552_402_944, "driver 580.159, docs/accuracy/results.md"),
+}
+
+
 @dataclass(frozen=True)
 class _Range:
     """The bounds of a number, which only catch slips of the pen and of the unit."""

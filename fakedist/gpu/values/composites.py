@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
+from torch import empty
 from torch import tensor as new_tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -91,7 +92,10 @@ class Inside(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         if any(kind.__torch_dispatch__ is not PLAIN for kind in types):
             return NotImplemented
-        return self._execute(func, args, kwargs or {})
+        result = self._execute(func, args, kwargs or {})
+        if type(result) is list:  # torch takes no undefined tensor in a list from Python
+            return [empty(0) if value is None else value for value in result]
+        return result
 
 
 _MADE_OF_READS = {"argwhere", "combinations", "corrcoef", "cov", "cross_entropy_loss", "istft", "linalg_matrix_exp"}

@@ -225,6 +225,8 @@ def run_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
     sheets = []
     if summary.peak_reserved_bytes and run.by_category is not None:
         sheets.append(phase_sheet(summary))
+    if summary.named_phases:
+        sheets.append(named_phase_sheet(summary))
     if summary.peak_allocated_bytes:
         if run.by_category is not None:
             sheets.append(category_sheet(summary))
@@ -263,6 +265,29 @@ def phase_sheet(summary: Summary) -> Sheet:
     if times := [f"{row.step}: {format_us(row.wall_us)}" for row in summary.steps if row.step in shown]:
         remarks.append(f"wall time of steps on this machine, recording included: {', '.join(times)}")
     return Sheet("By phase", [step, SheetColumn("phase", phases, is_text=True), *figures], remarks)
+
+
+def named_phase_sheet(summary: Summary) -> Sheet:
+    """The phases that the script named, each with its peaks and with what is in use of the GPU at its end."""
+    rows = summary.named_phases
+    figures = [
+        SheetColumn(name, [or_dash(getattr(row, key)) for row in rows], rank=rank)
+        for name, key, rank in (
+            ("peak in use", "peak_used_bytes", KEY),
+            ("peak allocated", "peak_allocated_bytes", 2),
+            ("peak reserved", "peak_reserved_bytes", 1),
+            ("end: allocator", "end_backed_bytes", 5),
+            ("end: outside", "end_outside_bytes", 4),
+            ("end: others", "end_others_bytes", 3),
+        )
+    ]
+    where = [SheetColumn("phase", [row.phase for row in rows], is_text=True)]
+    where.append(SheetColumn("step", [str(row.step) for row in rows]))
+    remarks = [
+        "in use: by all processes, without their contexts; what sleeps is allocated and reserved, but not in use",
+        "end: in use when the phase ended, behind the allocator's segments, outside of it and by other processes",
+    ]
+    return Sheet("By the script's phases", [*where, *figures], remarks)
 
 
 def category_sheet(summary: Summary) -> Sheet:

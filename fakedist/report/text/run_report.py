@@ -237,6 +237,8 @@ def _peak(console: Console, summary: Summary, cwd: str, *, is_short: bool = Fals
     capacity = summary.capacity_bytes
     print_heading(console, "Peak memory, measured")
     of = f"{reserved / capacity:.1%} of the GPU's {format_bytes(capacity)}" if capacity else ""
+    if summary.asleep_bytes:
+        of += f"; {format_bytes(summary.asleep_bytes)} of it without memory behind it (asleep)"
     of = "".join((of, *(text for note in summary.notes if (text := _BOUNDS.get(note.code)))))
     rows = [("allocated", format_bytes(allocated), peak_moment(summary)), ("reserved", format_bytes(reserved), of)]
     if is_short and summary.host_memory:

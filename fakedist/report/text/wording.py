@@ -53,7 +53,7 @@ class Verdict:
 
 def verdict(summary: Summary, cwd: str) -> Verdict | None:
     """The verdict on whether the rank fits the GPU; None if it never used one."""
-    reserved, capacity = summary.peak_reserved_bytes, summary.capacity_bytes
+    reserved, capacity = summary.peak_reserved_bytes - summary.asleep_bytes, summary.capacity_bytes
     if summary.out_of_memory is not None:
         return Verdict(False, "does not fit", f": {need_text(summary)}; {_refusal(summary.out_of_memory, cwd)}")
     if capacity and reserved > capacity:
@@ -98,7 +98,8 @@ def refusal_stack(summary: Summary, cwd: str) -> list[str]:
 
 def _beside_outside(summary: Summary) -> Verdict:
     """The verdict on reserved memory together with what PyTorch does not see, and the rest of the GPU."""
-    left, outside = summary.capacity_bytes - summary.peak_reserved_bytes, summary.estimated_outside
+    held, outside = summary.peak_reserved_bytes - summary.asleep_bytes, summary.estimated_outside
+    left = summary.capacity_bytes - held
     low, high, name = (outside.low_bytes, outside.high_bytes, _outside_name(outside)) if outside else (0, 0, "")
     source = "measured" if outside and high == outside.taken_bytes else "estimated"
     if not summary.fits or high > left:

@@ -14,7 +14,7 @@ PREFIXES = {"virtual_gpu": "gpu"}
 
 
 def heights() -> dict[str, int]:
-    """Each module's layer, as drawn at the head of virtual_gpu.h; 1 is the lowest."""
+    """Each module's layer, as drawn at the head of virtual_gpu.h; 0 is the lowest."""
     drawing = (SOURCE_DIRECTORY / "virtual_gpu.h").read_text().split("*/", 1)[0]
     rows = re.findall(r"^ \* +(\d+) ((?:\w+ )*\w+)", drawing, re.MULTILINE)
     return {module: int(number) for number, modules in rows for module in modules.split()}

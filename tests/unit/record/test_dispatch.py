@@ -301,3 +301,15 @@ def test_a_warning_of_the_recorder_names_the_scripts_line(
         warnings.showwarning("text", UserWarning, file, 7)
     ((name, line),) = shown
     assert (name, line == 7) == (__file__ if is_ours else file, not is_ours)
+
+
+def test_an_undefined_tensor_in_a_list_is_an_empty_one() -> None:
+    """As FlashAttention 3 returns them: torch takes no None there from Python."""
+
+    def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        return [result[0], None] if isinstance(result, list) else result
+
+    with every_operation(run):
+        first, undefined = torch._foreach_exp([torch.zeros(2), torch.zeros(2)])
+    assert (first.tolist(), undefined.numel()) == ([1.0, 1.0], 0)

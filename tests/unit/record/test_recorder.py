@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import fakedist
 from fakedist.errors import RecordingError, StopRun
 from fakedist.record.marker import Cells
 from fakedist.record.numbering import PythonNumbering
@@ -20,6 +22,7 @@ from fakedist.rundir.memory_records import EventsRecord, FailedRequestRecord, Ma
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.records import (
     LayersRecord,
+    NamedPhaseRecord,
     NoteRecord,
     OperationNamesRecord,
     OperationsRecord,
@@ -93,7 +96,14 @@ def recorded() -> Iterator[Recorded]:
                 cuda.alloc("alloc", WORKSPACE, 4096, cuda.numbers[-1])
             return func(*args, **kwargs)
 
-        recorder = Recorder(made.records.append, 2, run, lambda *told: made.phases.append(told))
+        most = iter([100, 30, 70, 50, 20, 90, 10, 10])  # since each was asked
+        recorder = Recorder(
+            made.records.append,
+            2,
+            run,
+            lambda *told: made.phases.append(told),
+            in_use=lambda: ((number := next(most)), number - 1, number - 2, number - 3),
+        )
         with recorder:
             assert active() is recorder
             with pytest.raises(RecordingError, match="already running"), Recorder(made.records.append, 2, None):
@@ -104,7 +114,10 @@ def recorded() -> Iterator[Recorded]:
             def train() -> None:
                 for step in range(9):
                     cuda.alloc("segment_alloc", FREED + step, 64, -1)
-                    model(torch.ones(3, 4)).sum().backward()
+                    with fakedist.phase("outer"):
+                        loss = model(torch.ones(3, 4)).sum()
+                        with fakedist.phase("inner") if step == 0 else nullcontext():
+                            loss.backward()
                     optimizer.step()
                     optimizer.zero_grad()
 
@@ -121,6 +134,21 @@ def recorded() -> Iterator[Recorded]:
         made.numbers = cuda.numbers
         assert isinstance(average, Net)
         yield made
+
+
+def test_a_named_phase_has_the_most_in_use_also_of_phases_within(recorded: Recorded) -> None:
+    inner, outer, second, _ = recorded.of(NamedPhaseRecord)
+    assert (inner.name, inner.step, inner.peak_used_bytes) == ("inner", 1, 70)
+    assert (outer.name, outer.step, outer.peak_used_bytes) == ("outer", 0, 70), "not the 100 from before it"
+    assert (outer.backed_bytes, outer.outside_bytes, outer.others_bytes) == (49, 48, 47), "as it ended"
+    assert (second.name, second.step, second.peak_used_bytes) == ("outer", 1, 90), "step 2 begins within it"
+    names = recorded.operations()
+    assert "aten.addmm.default" in names[outer.first_op : inner.first_op]
+    assert "aten.addmm.default" not in names[: outer.first_op]
+    assert inner.first_op < inner.end_op == outer.end_op < second.first_op
+    assert active() is None
+    with fakedist.phase("outside of a run, it does nothing"):
+        pass
 
 
 def test_each_piece_of_memory_has_its_category_and_layer(recorded: Recorded) -> None:

@@ -5,6 +5,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from fakedist.errors import RunDirectoryError, WorldError
 from fakedist.options import Job
 from fakedist.rundir.directory import TAPE_NAME, create_run_directory
+from fakedist.rundir.encoding import Record
 from fakedist.rundir.journal import JournalWriter, read_journal
 from fakedist.rundir.manifest import load_manifest, new_manifest, write_manifest
 from fakedist.rundir.outcome import Ending, Outcome
@@ -24,6 +26,7 @@ from fakedist.rundir.tape import (
     MAX_TENSOR_BYTES,
     TAPE_RECORDS,
     GroupRecord,
+    MovedFile,
     SentRecord,
     StoredRecord,
     Tape,
@@ -31,7 +34,7 @@ from fakedist.rundir.tape import (
     script_identity,
 )
 from fakedist.world.reroute import fake_world
-from fakedist.world.tapes import Reader, Tapes, Where
+from fakedist.world.tapes import Reader, Tapes, Where, Writer
 from tests.unit.analysis.recorded import write_plain
 
 
@@ -405,3 +408,16 @@ def test_whether_a_rank_sends_is_known_when_it_does_or_has_ended(
     assert len(meanwhile) == 2
     assert not reader.has(CALL._replace(operation="scatter"))
     assert meanwhile == []
+
+
+def test_threads_of_the_script_may_write_at_the_same_time() -> None:
+    written: list[Record] = []
+
+    def append(record: Record) -> None:
+        time.sleep(0.001)  # another thread runs
+        written.append(record)
+
+    writer = Writer(append, None)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: writer.moved(MovedFile(str(number), "", "")), range(40)))
+    assert sorted(int(record.path) for record in written if isinstance(record, MovedFile)) == list(range(40))

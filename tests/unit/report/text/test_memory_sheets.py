@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from fakedist.report.text.memory_sheets import line_sheet
+from fakedist.report.text.memory_sheets import line_sheet, named_phase_sheet
 from fakedist.results.opening import open_run
 from fakedist.rundir.schema import CATEGORIES
-from tests.unit.analysis.recorded import MIB, HandMade
+from tests.unit.analysis.recorded import GIB, MIB, HandMade
 from tests.unit.report.handmade import built
 
 LLAMA, LOSS = "/usr/lib/python3/dist-packages/transformers/llama.py", "/usr/lib/python3/dist-packages/fused/loss.py"
@@ -39,6 +39,41 @@ def test_a_line_has_its_backward_and_the_lines_of_libraries_that_it_calls(tmp_pa
         ["fused/loss.py:3 (loss), from train.py:45 (step)", "32.00 MiB", "38.1%", "24.00 MiB", "2"],
         ["add.Tensor", "4.00 MiB", "4.8%", "-", "1"],
     ]
+
+
+def _named(made: HandMade, name: str, first_op: int, *in_use: int) -> None:
+    keys = ("peak_used_bytes", "backed_bytes", "outside_bytes", "others_bytes")
+    used = {key: size * MIB for key, size in zip(keys, in_use, strict=False)}
+    made.record("named_phase", name=name, step=1, first_op=first_op, end_op=len(made.ops), **used)
+
+
+def test_the_scripts_phases_have_what_was_held_and_what_was_in_use(tmp_path: Path) -> None:
+    made = HandMade()
+    _named(made, "before", 0)
+    made.op()
+    made.alloc(0, 64 * MIB)
+    _named(made, "rollout", 0, 300, 100, 20, 40)
+    made.op()
+    made.alloc(64 * MIB, 32 * MIB)
+    made.op()
+    made.free(64 * MIB, 32 * MIB)
+    _named(made, "train", 1, 250, 90)
+    made.op()
+    _named(made, "sync", 3)
+    made.record("taken", device=0, peak_bytes=0, by_owner={}, backed_bytes=GIB - 200 * MIB)
+    made.ended()
+    run = open_run(built(made, tmp_path / "run"))
+    sheet = named_phase_sheet(run.summary)
+    cells = [list(row) for row in zip(*(column.cells for column in sheet.columns), strict=True)]
+    names = ["phase", "step", "peak in use", "peak allocated", "peak reserved", "end: allocator", "end: outside"]
+    assert [column.name for column in sheet.columns] == [*names, "end: others"]
+    assert cells == [
+        ["before", "1", "-", "-", "-", "-", "-", "-"],
+        ["rollout", "1", "300.00 MiB", "64.00 MiB", "1.00 GiB", "100.00 MiB", "20.00 MiB", "40.00 MiB"],
+        ["train", "1", "250.00 MiB", "96.00 MiB", "1.00 GiB", "90.00 MiB", "-", "-"],
+        ["sync", "1", "-", "64.00 MiB", "1.00 GiB", "-", "-", "-"],
+    ]
+    assert run.summary.asleep_bytes == 200 * MIB
 
 
 def _q(number: int) -> bytes:

@@ -1,0 +1,66 @@
+"""An engine of vLLM without weights: starts, decodes tokens that it makes up, sleeps, wakes, and says what it holds."""
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+os.environ |= {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+
+import torch
+from vllm import LLM, SamplingParams
+
+import fakedist
+
+#: The shapes of Llama 3.2 1B.
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "vocab_size": 128256,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+}
+
+
+def say(what: str, **more: int) -> None:
+    free, total = torch.cuda.mem_get_info()
+    held = {"used": total - free, "reserved": torch.cuda.memory_reserved(), "allocated": torch.cuda.memory_allocated()}
+    print("HELD", json.dumps({"at": what, **held, **more}), flush=True)
+
+
+directory = Path(tempfile.mkdtemp())
+(directory / "config.json").write_text(json.dumps(MODEL))
+with fakedist.phase("start"):
+    engine = LLM(
+        str(directory),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        enable_sleep_mode=True,
+        enforce_eager="--graphs" not in sys.argv,
+        gpu_memory_utilization=0.5,
+        max_model_len=4096,
+    )
+cache = engine.llm_engine.vllm_config.cache_config
+say("started", blocks=cache.num_gpu_blocks, block_size=cache.block_size, total=torch.cuda.mem_get_info()[1])
+with fakedist.phase("rollout"):
+    prompts = [{"prompt_token_ids": list(range(100, 164))}] * 4
+    answers = engine.generate(prompts, SamplingParams(max_tokens=4, ignore_eos=True, detokenize=False), use_tqdm=False)
+say("decoded", tokens=sum(len(answer.outputs[0].token_ids) for answer in answers))
+for level in (1, 2):
+    with fakedist.phase(f"sleep {level}"):
+        engine.sleep(level=level)
+    say(f"asleep {level}")
+    with fakedist.phase("wake"):
+        engine.wake_up()
+    say(f"awake {level}")

@@ -1,0 +1,191 @@
+"""Processes share the memory of one virtual GPU, and what sleeps takes none of it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.virtual import on_virtual_gpu
+from tests.unit.gpu.driver import on_driver
+
+_SCRIPT = '''
+import os, signal, subprocess, sys, textwrap, time
+gpu.share(500 * MIB)
+
+def malloc(size):
+    return make("cudaMalloc", c_size_t(size))
+
+def left(device=0):
+    driver.cudaSetDevice(device)
+    free, total = c_size_t(), c_size_t()
+    driver.cudaMemGetInfo(byref(free), byref(total))
+    return free.value // MIB
+
+class Process(ctypes.Structure):
+    _fields_ = [("pid", c_uint), ("used", c_uint64), ("instances", c_uint64)]
+
+def processes(room=8):
+    "Of the first GPU: the status of NVML's call, their number, and the memory of each in GiB."
+    found, count = (Process * 8)(), c_uint(room)
+    status = driver.nvmlDeviceGetComputeRunningProcesses_v3(c_void_p(1), byref(count), found)
+    return status, count.value, {found[i].pid: found[i].used >> 30 for i in range(count.value) if not status}
+
+CODE = """
+import ctypes, os, sys
+from ctypes import byref, c_size_t, c_void_p
+from fakedist.gpu.models.catalogue import find_gpu
+from fakedist.gpu.virtual import virtual_gpu
+with virtual_gpu(find_gpu("h100-80g"), 2, 100 << 30) as gpu:
+    gpu.share()
+    driver = ctypes.CDLL("libcuda.so.1")
+    for line in sys.stdin:
+        print(driver.cudaMalloc(byref(c_void_p()), c_size_t(int(line) << 30)), flush=True)
+    os._exit(0)
+"""
+
+def start():
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(CODE)], **pipes)
+
+def takes(process, gib):
+    process.stdin.write(f"{gib}\\n")
+    process.stdin.flush()
+    return int(process.stdout.readline())
+
+found["alone"] = left(0), processes()[1]
+other, killed = start(), start()
+found["others take"] = takes(other, 20), takes(killed, 40), takes(other, 50)
+found["with them"] = left(0), left(1)
+driver.cudaSetDevice(0)
+found["too much"] = malloc(50 * GIB)
+first = malloc(10 * GIB)
+status, count, held = processes()
+found["processes"] = status, count, [held[pid] for pid in (os.getpid(), other.pid, killed.pid)]
+found["no room for them"] = processes(1)[:2]
+found["most"] = [size >> 30 for size in gpu.in_use(0)]
+killed.send_signal(signal.SIGKILL)
+killed.wait()
+found["after a death"] = left(0), processes()[1]
+found["now it fits"] = isinstance(malloc(50 * GIB), int)
+driver.cudaFree(c_void_p(first))
+found["most later"] = [size >> 30 for size in gpu.in_use(0)]
+ends, told = os.pipe()
+if not (forked := os.fork()):
+    malloc(5 * GIB)
+    os.write(told, b"x")
+    time.sleep(60)
+os.read(ends, 1)
+found["with a fork"] = gpu.in_use(0)[3] >> 30, processes()[1]
+os.kill(forked, signal.SIGKILL)
+os.waitpid(forked, 0)
+other.stdin.close()
+other.wait()
+found["alone again"] = left(0)
+'''
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    return on_driver(_SCRIPT, memory_bytes=100 << 30)
+
+
+def test_each_sees_what_the_others_took(found: dict[str, Any]) -> None:
+    gib = 1024
+    assert found["alone"] == [100 * gib, 1]
+    assert found["others take"] == [0, 0, 2], "60 of 100 GiB, and 50 more do not fit"
+    assert found["with them"] == [40 * gib - 2 * 500, 100 * gib], "each other process has a context, on that GPU alone"
+    assert found["too much"] == "status 2"
+    assert found["processes"] == [0, 3, [10, 20, 40]]
+    assert found["no room for them"] == [7, 3]
+
+
+def test_a_process_that_dies_holds_nothing(found: dict[str, Any]) -> None:
+    gib = 1024
+    assert found["after a death"] == [70 * gib - 500, 2]
+    assert found["now it fits"] is True
+    assert found["alone again"] == 50 * gib
+
+
+def test_the_most_in_use_counts_all_processes(found: dict[str, Any]) -> None:
+    assert found["most"] == [70, 0, 10, 60], "the most; this process outside of the allocator; the others"
+    assert found["most later"] == [80, 0, 50, 20], "since it was asked before"
+
+
+def test_a_fork_of_a_process_with_memory_holds_none(found: dict[str, Any]) -> None:
+    """CUDA does not survive a fork: what the child believes it holds is its parent's."""
+    assert found["with a fork"] == [20, 2]
+
+
+#: As vLLM's and torch_memory_saver's pools allocate.
+_POOL = """
+#include <stddef.h>
+#include <stdint.h>
+struct properties { int type, handle_types, location_type, device; void *win32; uint64_t flags; };
+struct access { int location_type, device, flags; };
+int cuMemAddressReserve(void **, size_t, size_t, void *, unsigned long long);
+int cuMemAddressFree(void *, size_t);
+int cuMemCreate(void **, size_t, const struct properties *, unsigned long long);
+int cuMemMap(void *, size_t, size_t, void *, unsigned long long);
+int cuMemSetAccess(void *, size_t, const struct access *, size_t);
+int cuMemUnmap(void *, size_t);
+int cuMemRelease(void *);
+static void *memory, *address;
+static size_t bytes;
+int wake(void) {
+    struct properties properties = {1, 0, 1, 0, NULL, 0};
+    struct access access = {1, 0, 3};
+    int status = cuMemCreate(&memory, bytes, &properties, 0);
+    return status ? status : cuMemMap(address, bytes, 0, memory, 0) | cuMemSetAccess(address, bytes, &access, 1);
+}
+int sleeps(void) { return cuMemUnmap(address, bytes) | cuMemRelease(memory); }
+void *pool_malloc(size_t size, int device, void *stream) {
+    (void)device, (void)stream;
+    bytes = size;
+    return cuMemAddressReserve(&address, size, 0, NULL, 0) || wake() ? NULL : address;
+}
+void pool_free(void *at, size_t size, int device, void *stream) {
+    (void)device, (void)stream, sleeps(), cuMemAddressFree(at, size);
+}
+"""
+_SLEEPS = """
+import ctypes
+gpu.share()
+pool_library = ctypes.CDLL({path!r})
+allocator = torch.cuda.memory.CUDAPluggableAllocator({path!r}, "pool_malloc", "pool_free")
+pool = torch.cuda.MemPool(allocator.allocator())
+MIB = 1 << 20
+
+def held():
+    free, total = torch.cuda.mem_get_info()
+    _, backed, outside, _ = gpu.in_use(0)
+    return [size // MIB for size in (total - free, torch.cuda.memory_reserved(), backed, outside)]
+
+with torch.cuda.use_mem_pool(pool):
+    cache = torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
+found["awake"] = held()
+found["slept"] = pool_library.sleeps()
+found["asleep"] = held()
+training = torch.empty(80 * MIB, dtype=torch.uint8, device="cuda")
+found["trains"] = held()
+found["cannot wake"] = pool_library.wake()
+del training
+torch.cuda.empty_cache()
+found["woken"] = pool_library.wake()
+found["awake again"] = held()
+found["peaks"] = gpu.backed_peak(0) // MIB, torch.cuda.max_memory_reserved() // MIB, gpu.outside_peak(0)
+"""
+
+
+def test_memory_that_sleeps_is_reserved_but_not_in_use(tmp_path: Path) -> None:
+    source, library = tmp_path / "pool.c", tmp_path / "pool.so"
+    source.write_text(_POOL)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
+    found = on_virtual_gpu(_SLEEPS.format(path=str(library)), devices=1, memory_bytes=100 << 20)
+    assert found["awake"] == [40, 40, 40, 0]
+    assert (found["slept"], found["asleep"]) == (0, [0, 40, 0, 0])
+    assert (found["trains"], found["cannot wake"]) == ([80, 120, 80, 0], 2)
+    assert (found["woken"], found["awake again"]) == (0, [40, 40, 40, 0]), "woken memory is the allocator's again"
+    assert found["peaks"] == [80, 120, 0]
