@@ -21,10 +21,10 @@
  *    8 streams                             and their captures
  *    7 graphs effects                      what is captured; what launches do to memory
  *    6 cupti kernels                       what a profiler receives; kernels by their handles
- *    5 cupti_records images                its records; compiled images of any kind
+ *    5 cupti_records images lag            its records; compiled images of any kind; how late the device is
  *    4 launches nvrtc attributes export_tables   the log of launches
  *    3 memory pinned cubin refuse work_areas digests  devices, bytes, single images; calls not implemented, sizes estimated
- *    2 capacity lag                        how much each device has left, and what happens beyond it; how late it is
+ *    2 capacity                            how much each device has left, and what happens beyond it
  *    1 devices ledger                      their numbers; what the processes of a rank hold of each
  *    0 virtual_gpu                         the model, counters, errors, handles
  */
