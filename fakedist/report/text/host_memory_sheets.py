@@ -26,10 +26,10 @@ def node_text(node: NodeMemory) -> str:
     if not others:
         return f"{at}: its ranks, all of which ran"
     as_one = f"if the other {others} hold" if others > 1 else "if the other one holds"
-    text = f"{at}: {as_one} what rank {node.recorded[-1]} holds"
-    if node.low_bytes < node.high_bytes:
-        text += f"; {format_bytes(node.low_bytes)} if they hold what it holds in training (it may save alone)"
-    return text
+    most = f"{as_one} what rank {node.recorded[-1]} holds"
+    if node.low_bytes == node.high_bytes:
+        return f"{at}: {most}"
+    return f"{at}: at most, {most}; {format_bytes(node.low_bytes)} at least, as it may save alone"
 
 
 def short_figures(node: NodeMemory) -> list[tuple[str, str, str]]:
@@ -80,7 +80,7 @@ def host_figures(memory: HostMemory) -> list[tuple[str, str, str]]:
         rows.append(("files in memory", format_bytes(most.mapped_bytes), f"pages that the kernel can drop{own}"))
     if most.other_bytes is not None:
         what = "of a rank: smaller tensors, Python's and NumPy's objects, libraries and this recording"
-        rows.append(("other, at most", format_bytes(most.other_bytes), what))
+        rows.append(("untracked, at most", format_bytes(most.other_bytes), what))
     return rows
 
 
@@ -157,16 +157,16 @@ def save_sheet(memory: HostMemory, cwd: str) -> Sheet:
     ]
     remarks = []
     if rate:
-        columns.insert(3, SheetColumn("takes", [_takes(row, rate, memory.node.num_ranks) for row in rows], rank=KEY))
+        columns.insert(3, SheetColumn("takes, estimated", [_takes(row, rate, memory.node.num_ranks) for row in rows], rank=KEY))
         remarks.append(
-            f"takes: estimated, at {rate / 1e9:g} GB/s of the node: from this rank's bytes alone to those of all "
-            f"{memory.node.num_ranks}"
+            f"takes: at {rate / 1e9:g} GB/s of the node, from this rank's bytes alone to those of all "
+            f"{memory.node.num_ranks} ranks"
         )
     if any(row.written_bytes < 0 for row in rows):
         remarks.append("not known: another process writes it, or it was not done when the run ended")
     if len(memory.saves) > len(rows):
         remarks.append(f"{len(memory.saves) - len(rows)} more: table saves")
-    return Sheet("Checkpoints written by this rank, measured", columns, remarks)
+    return Sheet("Checkpoints written by this rank: bytes, measured", columns, remarks)
 
 
 def _function(save: Save) -> str:

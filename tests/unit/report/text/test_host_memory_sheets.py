@@ -18,7 +18,6 @@ SAVES = [
     Save("torch.distributed.checkpoint.async_save", "/job/train.py:88 (save)", 2, 0, 9, 5 * 10**9, True),
     Save("torch.save", "/job/train.py:90 (save)", 2, 0, 9, -1, False),
 ]
-ELSE = "they hold what it holds in training (it may save alone)"
 LINES = [HostLine("/job/train.py:40 (main)", "pageable", 64 * GIB, 12), HostLine("", "pinned", 16 * GIB, 1)]
 MEMORY = HostMemory(PEAK, [replace(PEAK, phase="forward", peak_bytes=GIB), PEAK], LINES, 12 * GIB, NODE, SAVES, 10**9)
 
@@ -30,13 +29,13 @@ def test_figures_tell_the_rank_its_node_and_what_is_besides() -> None:
         (
             "a node of 8",
             "648.00 GiB",
-            f"step 2, save: if the other 7 hold what rank 0 holds; 200.00 GiB if {ELSE}",
+            "step 2, save: at most, if the other 7 hold what rank 0 holds; 200.00 GiB at least, as it may save alone",
         ),
         ("the node has", "480.00 GiB", "may be too little: up to 168.00 GiB are missing"),
         ("ahead, at most", "512.00 MiB", "batches that workers have in /dev/shm"),
         ("files in memory", "8.00 GiB", "pages that the kernel can drop"),
         (
-            "other, at most",
+            "untracked, at most",
             "200.00 MiB",
             "of a rank: smaller tensors, Python's and NumPy's objects, libraries and this recording",
         ),
@@ -65,10 +64,10 @@ def test_a_save_takes_its_bytes_at_the_rate_of_the_node_for_one_rank_to_all() ->
         ("checkpoint", ["dcp.async_save (goes on)", "torch.save"]),
         ("step", ["2", "2"]),
         ("written", ["4.66 GiB", "not known"]),
-        ("takes", ["5.00 s to 40.0 s", "not known"]),
+        ("takes, estimated", ["5.00 s to 40.0 s", "not known"]),
         ("line", ["train.py:88 (save)", "train.py:90 (save)"]),
     ]
-    assert [text[:17] for text in saves.remarks] == ["takes: estimated,", "not known: anothe"]
+    assert [text[:17] for text in saves.remarks] == ["takes: at 1 GB/s ", "not known: anothe"]
     assert len(host_memory_sheets(replace(MEMORY, storage_bytes_per_s=None), "/job")[-1].columns) == 4
 
 
