@@ -44,6 +44,9 @@ class Gpu(VirtualGpu):
     def outside_peak(self, device: int) -> int:
         return 0
 
+    def backed_peak(self, device: int) -> int:
+        return 0
+
     def refused(self) -> list[tuple[str, int]]:
         return [("cuFoo", 2), ("cuBar", 1)]
 
