@@ -23,6 +23,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from mmap import mmap
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -175,12 +176,22 @@ _PLAIN_FILES = (io.BufferedWriter, io.BufferedRandom, io.FileIO)
 
 
 class Saved:
-    """Counts bytes of zeros saved as holes, which the virtual GPU turns on."""
+    """Counts zeros saved as holes, which the virtual GPU turns on; also those of processes that fork from this one."""
 
     def __init__(self) -> None:
         self.is_on = False
-        self.holes_bytes = 0
         self._has_announced = False
+        # Shared memory, each process at a place by its number: Megatron Core writes a checkpoint in several at once.
+        self._holes = memoryview(mmap(-1, 4096)).cast("q")
+
+    @property
+    def holes_bytes(self) -> int:
+        """Their sum, of all processes."""
+        return sum(self._holes)
+
+    def add_hole(self, num_bytes: int) -> None:
+        """Count a hole."""
+        self._holes[os.getpid() % len(self._holes)] += num_bytes
 
     def announce(self, bytes_: int) -> None:
         """Print the size of the first large checkpoint before it is written."""
@@ -228,7 +239,7 @@ class SparseFile:
         if piece != _ZEROS or self._file.tell() < os.fstat(self._file.fileno()).st_size:
             self._file.write(piece)
         else:
-            saved.holes_bytes += len(piece)
+            saved.add_hole(len(piece))
             self._file.seek(len(piece), os.SEEK_CUR)
 
     def __getattr__(self, name: str) -> object:

@@ -44,13 +44,14 @@ _HEAD = """\
 # Published peaks and steps, rebuilt
 
 Every row is a job whose memory or step others published, of real GPUs, and what fakedist says of it without one.
-`make truth ONLY="gpt-7b-*" ARGS="--again --record"` reruns rows by name ([how](accuracy/method.md#published-peaks-and-steps)).
-Peaks are *measured* by the allocator, steps *estimated* with a 90 % interval.
+`make truth ONLY="gpt-7b-*" ARGS="--again --record"` reruns rows by name
+([how](accuracy/method.md#published-peaks-and-steps)). Peaks are *measured* by the allocator, steps *estimated* with a
+90 % interval.
 """
 _PEAKS = """\
-The allocated peak on one rank, from the second iteration on. {workspaces} MiB are added to "ours" for the cuBLAS workspaces
-that older releases keep and torch 2.15 does not. "Left" is ours less the published peak. "Other" is the same test's peak in
-another version of its source or on another system, less the published one.
+The allocated peak on one rank, from the second iteration on. {workspaces} MiB are added to "ours" for the cuBLAS
+workspaces that older releases keep and torch 2.15 does not. "Left" is ours less the published peak. "Other" is the
+same test's peak in another version of its source or on another system, less the published one.
 """
 _RESERVED = "What torchtitan's monitor read, the allocator's reserved peak, on H100s with 95 GiB.\n"
 _FIRST = "The same tests' peaks by the end of the first iteration, which has no optimizer state.\n"
@@ -66,9 +67,9 @@ fitted on these rows. [Why they are off](accuracy/results.md#steps-that-the-host
 """
 _PAIRS = "One thing changed: the figure after the change over that before it, in which a machine's speed cancels.\n"
 _LABELS = """\
-One job that was published as "out of memory" has been rebuilt, by hand and without Megatron-Bridge's recipe: Llama 3 70B
-SFT on 32 H100s. **fakedist says that it fits** ([details](long-runs.md)). The others of Megatron-Bridge's pages need its
-recipes (see the last table).
+One job that was published as "out of memory" has been rebuilt, by hand and without Megatron-Bridge's recipe: Llama 3
+70B SFT on 32 H100s. **fakedist says that it fits** ([details](long-runs.md)). The others of Megatron-Bridge's pages
+need its recipes (see the last table).
 """
 
 

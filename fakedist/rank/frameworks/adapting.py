@@ -7,6 +7,7 @@ module                                   adapter
 ``torch.distributed.pipelining``         :mod:`fakedist.rank.frameworks.pipelining`
 ``torch._dynamo.trace_rules``            :mod:`fakedist.rank.frameworks.dynamo`
 ``megatron.training.training``           :mod:`fakedist.rank.frameworks.megatron`
+``megatron...dist_checkpointing``        :mod:`fakedist.rank.frameworks.megatron`
 ``megatron_fsdp.uneven_dtensor``         :mod:`fakedist.rank.frameworks.megatron`
 ``deepspeed.runtime.zero.utils``         :mod:`fakedist.rank.frameworks.deepspeed`
 ``safetensors.torch``                    :mod:`fakedist.rank.frameworks.safetensors`
@@ -29,7 +30,7 @@ from fakedist.patch import patched
 from fakedist.rank.frameworks.checkpoints import parts_of_one, parts_of_others, plans_of_one, states_of_others
 from fakedist.rank.frameworks.deepspeed import lists_of_rank_0
 from fakedist.rank.frameworks.dynamo import nothing_of_ours
-from fakedist.rank.frameworks.megatron import flags_of_rank_0, uneven_parts
+from fakedist.rank.frameworks.megatron import flags_of_rank_0, shards_of_one, uneven_parts
 from fakedist.rank.frameworks.pipelining import stages_alone
 from fakedist.rank.frameworks.safetensors import sparse_safetensors
 from fakedist.rank.frameworks.sharding import (
@@ -48,6 +49,7 @@ Adapter = Callable[[ModuleType], dict[str, object]]
 _ADAPTERS: dict[str, Adapter] = {
     "torch._dynamo.trace_rules": nothing_of_ours,
     "megatron.training.training": flags_of_rank_0,
+    "megatron.core.dist_checkpointing.validation": shards_of_one,
     "megatron_fsdp.uneven_dtensor": uneven_parts,
     "torch.distributed.checkpoint.utils": plans_of_one,
     "torch.distributed.checkpoint.default_planner": parts_of_one,

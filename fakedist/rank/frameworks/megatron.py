@@ -1,6 +1,6 @@
 """Megatron-LM and Megatron Core: attributes that they set on a parameter, and what rank 0 says about the data.
 
-It asks all ranks for their parts, and fails unless they make up the whole (0.6.1 skips that on torch's fake backend).
+Megatron-FSDP and Megatron Core's checkpoints ask all ranks for their parts, and fail unless they make up the whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 GRADIENT = "main_grad"
 #: The fp32 tensor, or this rank's part of it, that the optimizer updates in the parameter's place.
 MASTER = "main_param"
-_LOADERS = "build_train_valid_test_data_loaders"
+_LOADERS, _VALIDATE = "build_train_valid_test_data_loaders", "validate_sharding_integrity"
 
 
 def flags_of_rank_0(module: ModuleType) -> dict[str, object]:
@@ -42,6 +42,20 @@ def flags_of_rank_0(module: ModuleType) -> dict[str, object]:
             return build(*args, **kwargs)
 
     return {_LOADERS: build_with_flags}
+
+
+def shards_of_one(module: ModuleType) -> dict[str, object]:
+    """For ``megatron.core.dist_checkpointing.validation``: the shards of identical ranks do not make up the whole."""
+    validate = getattr(module, _VALIDATE, None)
+    if validate is None:
+        return {}
+
+    @functools.wraps(validate)
+    def asked_but_not_compared(*args: object, **kwargs: object) -> None:
+        with suppress(module.CheckpointingException):
+            validate(*args, **kwargs)
+
+    return {_VALIDATE: asked_but_not_compared}
 
 
 def uneven_parts(module: ModuleType) -> dict[str, object]:

@@ -157,7 +157,9 @@ def save_sheet(memory: HostMemory, cwd: str) -> Sheet:
     ]
     remarks = []
     if rate:
-        columns.insert(3, SheetColumn("takes, estimated", [_takes(row, rate, memory.node.num_ranks) for row in rows], rank=KEY))
+        columns.insert(
+            3, SheetColumn("takes, estimated", [_takes(row, rate, memory.node.num_ranks) for row in rows], rank=KEY)
+        )
         remarks.append(
             f"takes: at {rate / 1e9:g} GB/s of the node, from this rank's bytes alone to those of all "
             f"{memory.node.num_ranks} ranks"

@@ -39,6 +39,19 @@ def same(found: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(found[name], value) for name, value in model().items())
 
 
+def test_holes_of_processes_that_fork_count_too(saved: Saved) -> None:
+    """Megatron Core writes a checkpoint in several processes at once."""
+    children = []
+    for number in range(2):
+        if (child := os.fork()) == 0:
+            saved.add_hole(3 * MIB)
+            os._exit(number)
+        children.append(child)
+    saved.add_hole(MIB)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 1]
+    assert saved.holes_bytes == 7 * MIB
+
+
 def test_a_saved_model_takes_next_to_no_room_and_is_read_back(tmp_path: Path, saved: Saved) -> None:
     path = tmp_path / "model.pt"
     torch.save(model(), path)

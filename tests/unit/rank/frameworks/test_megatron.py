@@ -59,3 +59,21 @@ def test_a_rank_without_data_gets_the_flags_that_follow_from_the_arguments(
         module.build_train_valid_test_data_loaders(None)
     assert module.get_args().do == (expected, [0, 0])
     assert [record.call for record in tapes.not_sent()] == ["broadcast"]  # of the sizes
+
+
+def test_shards_that_do_not_make_up_the_whole_are_no_error_and_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("megatron.core.dist_checkpointing.validation")
+    error = type("CheckpointingException", (Exception,), {})
+    asked: list[object] = []
+
+    def validate_sharding_integrity(shards: list[object]) -> None:
+        asked.append(shards)
+        raise {"wrong": error("Invalid access pattern"), "broken": ValueError("a shard without a key")}[shards[0]]
+
+    vars(module).update(CheckpointingException=error, validate_sharding_integrity=validate_sharding_integrity)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with adapted_frameworks():
+        module.validate_sharding_integrity(["wrong"])
+        with pytest.raises(ValueError, match="without a key"):
+            module.validate_sharding_integrity(["broken"])
+    assert asked == [["wrong"], ["broken"]]  # the real job makes its calls too
