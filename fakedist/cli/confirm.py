@@ -53,7 +53,10 @@ def confirm(
     from fakedist.report.writing import see_that_it_can_be_written
 
     if arrived is not None:
-        found = list(confirming.defects(confirming.read_confirmation(arrived)))
+        try:
+            found = list(confirming.defects(confirming.read_confirmation(arrived)))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise JobError(f"{arrived} has a table of another form: {error!r}", "do not use this file") from None
         say("\n".join(found or [f"{arrived}: it can be kept"]))
         return last_line(ExitCode.ERROR, f"{arrived} cannot be kept") if found else ExitCode.DONE
     for kind, names, known in (("piece", pieces, confirming.PIECES), ("job", jobs, JOBS)):

@@ -114,7 +114,7 @@ def run_piece(session: Session, name: str, piece: MeasuredPiece, patience: float
         session.say(traceback.format_exc())
         went_well = False
     ended = PieceEnd(went_well, round(time.monotonic() - started, 1))
-    state = "done" if went_well else "NOT AS IT HAS TO BE"
+    state = "done" if went_well else "FAILED"
     session.say(f"==== {name}: {state}, {ended.seconds:.0f} of {piece.limit_s * patience:.0f} s")
     return ended
 

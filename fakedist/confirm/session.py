@@ -21,11 +21,6 @@ from fakedist.confirm.recorded_jobs import Way, like
 Row = dict[str, Any]
 #: Where the results of measurements and recordings go, and what a rehearsal calls its files.
 MEASURED, RECORDINGS, REHEARSED = "accuracy", "recordings", "rehearsal-"
-REHEARSAL = """\
-*****************************************************************************************
-*  NO GPU HERE: THIS IS A REHEARSAL. The virtual GPU stands in the real one's place, so  *
-*  that nothing below says anything about a real GPU. Do not keep these recordings.      *
-*****************************************************************************************"""
 #: Seconds that a piece keeps for writing its results.
 _RESERVE_S = 15.0
 

@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from fakedist.confirm.recorded_jobs import driver_version
 from fakedist.cost_model.kernels.calibration_table import CalibrationTable, calibration_table_text
 from fakedist.errors import FakedistError, JobError, ScriptError
 from fakedist.gpu.models.catalogue import GPUS, find_gpu
@@ -102,15 +103,6 @@ def model_named(name: str) -> GpuSpec:
 def real_name() -> str:
     """The GPU's name, as CUDA reports it."""
     return _python("-c", "import torch; print(torch.cuda.get_device_name())").strip().splitlines()[-1]
-
-
-def driver_version() -> str:
-    """The driver's version; empty if nvidia-smi does not tell."""
-    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout.split()[0]
-    except (OSError, subprocess.SubprocessError, IndexError):
-        return ""
 
 
 def _told(found: CalibrationResult) -> CalibrationTable:

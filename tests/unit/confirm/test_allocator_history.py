@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fakedist.confirm import allocator_history
 from fakedist.confirm.allocator_history import EventsBuilder, RecordingFileError, load
 from tests.unit.confirm.made_up import EVENTS, HEAD, job, recording
 
@@ -37,6 +38,13 @@ def test_what_is_no_recording_is_refused_in_one_line(content: bytes, tmp_path: P
     with pytest.raises(RecordingFileError, match=str(tmp_path / "file")) as raised:
         load(tmp_path / "file")
     assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording(job()).save(tmp_path / "file")
+    monkeypatch.setattr(allocator_history, "_MOST_BYTES", 100)
+    with pytest.raises(RecordingFileError, match="more than 100 bytes"):
+        load(tmp_path / "file")
 
 
 def test_a_recording_whose_columns_do_not_fit_is_refused(tmp_path: Path) -> None:
