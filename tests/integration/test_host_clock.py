@@ -41,7 +41,8 @@ def test_a_run_has_the_hosts_time_of_each_launch(clocked: Profiled) -> None:
     assert is_timed.mean() > 0.9
     assert (launches["dispatch_us"][is_timed] >= 0).all()
     mean_us = clock.step_us / (1 - clock.spread)  # at most: median and mean differ by one standard deviation at most
-    assert 0 < launches["dispatch_us"].sum() <= mean_us
+    # A row's mean is of those steps that have it; in the others, its time is in the row after it, and so counts twice.
+    assert 0 < launches["dispatch_us"].sum() <= 1.5 * mean_us
     assert 0 < clock.loading_us < clock.step_us <= clock.wall_us
     assert clock.linear_us > 0
     kernels = clocked.summary["kernels"]
