@@ -30,6 +30,7 @@ from fakedist.importing import when_imported
 from fakedist.options import Job
 from fakedist.patch import replacements
 from fakedist.rank.fork_server import can_fork, end_with_parent, serve
+from fakedist.rank.joining import RUN_VARIABLE
 from fakedist.rank.reporter import PIPE_VARIABLE
 from fakedist.rank.script import main_module
 from fakedist.temporary import replacing
@@ -56,7 +57,7 @@ _UNREAD = frozenset(
         *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
         *("OMPI_COMM_WORLD_NODE_RANK", "OMPI_UNIVERSE_SIZE", "PMI_RANK", "PMI_SIZE"),
         *("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-        *("CUDA_VISIBLE_DEVICES", VARIABLE, LEDGER_VARIABLE),
+        *("CUDA_VISIBLE_DEVICES", VARIABLE, LEDGER_VARIABLE, RUN_VARIABLE),
         "TORCHINDUCTOR_CACHE_DIR",  # torch._dynamo sets it to its default
         "LC_CTYPE",  # Python may set it
     }

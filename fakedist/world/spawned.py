@@ -3,7 +3,8 @@
 ``torch.multiprocessing.spawn``, ``start_processes`` and loops of ``Process(target=...)`` all call
 ``BaseProcess.start``. A process whose target leads to ``init_process_group`` is not started: the chosen rank's target
 runs here, and the other ranks end at once with exit code 0. Other processes (DataLoader workers, managers) start as
-usual. Such a script may import torch only in its ranks, so nothing here needs torch.
+usual, and so does every process of a script that has joined a group or holds memory of a GPU: it is a rank itself.
+A script may import torch only in its ranks, so nothing here needs torch.
 
 A process's rank, in the job or on its node, is its parameter ``rank``, else its first integer, else its position in the
 order of starting. If ``init_process_group`` then names another rank of this job, the process was not the chosen one.
@@ -27,6 +28,8 @@ from fakedist.rundir.notes import Note
 
 #: A process that calls one of these becomes a rank.
 _JOINING = {"init_process_group", "init_device_mesh", "init_distributed", "PartialState"}
+#: Packages whose functions make no ranks of the job. The groups that an engine's processes join are the engine's own.
+_NOT_THE_USERS = {"torch", "vllm", "sglang", *sys.stdlib_module_names} - {"__main__"}
 _RANK_NAMES = ("rank", "global_rank", "world_rank")
 _MAX_DEPTH = 8
 _MAX_SEEN = 500
@@ -70,10 +73,11 @@ class _Over:
 
 
 class OwnRanks:
-    """The ranks that the script starts by itself."""
+    """The ranks that the script starts by itself; with ``is_started``, in a process that the script started."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, is_started: bool = False) -> None:
         self._job = job
+        self._is_started = is_started
         self._pid = os.getpid()
         self._num_started = 0
         self._has_run = False
@@ -81,7 +85,17 @@ class OwnRanks:
         self._over: _Over | None = None
 
     def joins(self, rank: int, num_ranks: int) -> None:
-        """Check the rank that the process joins as. AnotherRank if the script started it and did not choose it."""
+        """Check the rank that the process joins as. AnotherRank if the script started it and did not choose it.
+
+        Raises:
+            RuntimeError: A process besides the rank's joins others of the script's.
+        """
+        is_besides = self._is_started or os.getpid() != self._pid
+        if is_besides and num_ranks not in (1, self._job.world_size):
+            raise RuntimeError(
+                f"fakedist: a process that the script started joins a group of {num_ranks} ranks for GPUs; such a "
+                "process may only have a group of its own: give an engine tensor_parallel_size=1"
+            )
         if self._running_candidate and num_ranks == self._job.world_size and rank != self._job.rank:
             raise AnotherRank
 
@@ -109,7 +123,7 @@ class OwnRanks:
 
     def _is_rank(self, process: _Process) -> bool:
         run: object = type(process).run
-        if os.getpid() != self._pid or _has_joined() or run is not BaseProcess.run:
+        if os.getpid() != self._pid or _has_joined() or _holds_memory() or run is not BaseProcess.run:
             return False
         target, _ = _called(process)
         return _joins_a_group(target, set(), 0)
@@ -155,6 +169,12 @@ def _has_joined() -> bool:
     return is_initialized is not None and bool(is_initialized())
 
 
+def _holds_memory() -> bool:
+    """Return whether this process has tensors on a GPU: then it is a rank itself, not a launcher of ranks."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and cuda.is_initialized() and bool(cuda.memory_allocated(cuda.current_device()))
+
+
 def _called(process: _Process) -> tuple[Callable[..., object], tuple[object, ...]]:
     """The function that a process would call, and its arguments; for ``spawn``, the one passed to it."""
     target, arguments = process._target or _nothing, tuple(process._args)
@@ -175,6 +195,8 @@ def _nothing() -> None:
 def _joins_a_group(target: Callable[..., object], seen: set[int], depth: int) -> bool:
     """Judge by the names in a function's code. Methods and callable objects are a framework's, and count as ranks."""
     target = inspect.unwrap(getattr(target, "func", target))
+    if depth == 0 and isinstance(target, types.FunctionType) and not _is_the_users(target):
+        return False
     if not isinstance(target, (types.FunctionType, type)):
         return depth == 0 and callable(target) and not inspect.isbuiltin(target) and not _is_known_method(target)
     if id(target) in seen or len(seen) > _MAX_SEEN or depth > _MAX_DEPTH:
@@ -202,7 +224,7 @@ def _is_known_method(target: object) -> bool:
 def _is_the_users(value: object) -> TypeGuard[types.FunctionType | type]:
     if not isinstance(value, (types.FunctionType, type)):
         return False
-    return (value.__module__ or "").partition(".")[0] not in {"torch", *sys.stdlib_module_names} - {"__main__"}
+    return (value.__module__ or "").partition(".")[0] not in _NOT_THE_USERS
 
 
 def _methods(owner: type) -> list[types.FunctionType]:

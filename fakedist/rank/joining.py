@@ -1,0 +1,140 @@
+"""Processes that the script starts: they find the rank's virtual GPU, and share its memory.
+
+The rank puts ``started/`` first on the PYTHONPATH. Its ``sitecustomize`` calls :func:`join` in a started process right
+before that imports torch. The other parts of the rank's surroundings (values, process groups) follow once the process
+initialises CUDA or makes a process group for GPUs: a DataLoader's worker does neither. Nothing is recorded there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fakedist.errors import FakedistError
+from fakedist.gpu.models.catalogue import find_gpu
+from fakedist.gpu.virtual import VirtualGpu, virtual_gpu
+from fakedist.importing import when_imported
+from fakedist.options import Job
+from fakedist.patch import patched, present
+from fakedist.rank.reporter import Reporter
+from fakedist.rundir.encoding import Record
+from fakedist.rundir.manifest import load_job
+from fakedist.world.spawned import OwnRanks
+
+#: Where a started process finds the job: the rank's run directory.
+RUN_VARIABLE = "FAKEDIST_RUN"
+_PATH = "PYTHONPATH"
+_STARTED = os.fspath(Path(__file__).with_name("started"))
+_GROUPS = "torch.distributed.distributed_c10d"
+#: Backends that need no GPU.
+_OF_HOSTS = frozenset({"gloo", "mpi", "fake"})
+_NO_STEP = 1 << 30
+
+
+def offer(run_directory: Path) -> None:
+    """Let the processes that this one starts from here on join its GPU, which it shares already."""
+    os.environ[RUN_VARIABLE] = os.fspath(run_directory.resolve())
+    further = [path for path in os.environ.get(_PATH, "").split(os.pathsep) if path and path != _STARTED]
+    os.environ[_PATH] = os.pathsep.join([_STARTED, *further])
+
+
+def join() -> None:
+    """Join the GPU of the rank that started this process, before torch is imported.
+
+    Raises:
+        ImportError: The rank's GPU cannot be had here. Its text is one line.
+    """
+    try:
+        job = load_job(Path(os.environ[RUN_VARIABLE]))
+        _Started(job).enter()
+    except (FakedistError, OSError, KeyError) as error:
+        text = f"{error.message}; {error.hint}" if isinstance(error, FakedistError) else repr(error)
+        raise ImportError(f"fakedist: this process cannot use its rank's virtual GPU: {text}") from None
+
+
+class _Unrecorded:
+    """Takes a journal's records, and drops them."""
+
+    num_bytes = 0
+
+    def append(self, record: Record) -> None:
+        """Drop a record."""
+
+
+class _Started:
+    """A process that the script started."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = replace(
+            job,
+            world_size=1,
+            rank=0,
+            tapes=(),
+            with_peers=False,
+            oom="raise",
+            gpu_lag="none",
+            steps=_NO_STEP,
+            until=None,
+            timeout_s=None,
+            kernels=False,
+            times=None,
+        )
+        self._gpu: VirtualGpu | None = None
+        self._is_surrounded = False
+        self._before = ExitStack()
+
+    def enter(self) -> None:
+        """Load the driver, and wait for torch."""
+        job = self._job
+        gpu = virtual_gpu(find_gpu(job.gpu), devices=job.gpus_per_node, memory_bytes=job.gpu_memory_bytes)
+        self._gpu = self._before.enter_context(gpu)
+        self._gpu.share()
+        self._before.enter_context(when_imported("torch".__eq__, self._torch_is_imported))
+
+    def _torch_is_imported(self, torch: ModuleType) -> None:
+        assert self._gpu is not None
+        self._gpu.set_environment()
+        present(torch.cuda, "_lazy_call")(self._surround)
+        if (groups := sys.modules.get(_GROUPS)) is not None:
+            made = present(groups, "_new_process_group_helper")
+            self._before.enter_context(patched(groups, "_new_process_group_helper", self._new_group(groups, made)))
+
+    def _new_group(self, groups: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A group for hosts alone is torch's own, between any processes. One for GPUs begins the rest."""
+
+        @functools.wraps(original)  # the rest asks for its signature
+        def new_group(size: int, rank: int, ranks: list[int], backend: Any, *args: Any, **kwargs: Any) -> Any:
+            if str(backend) in _OF_HOSTS and not self._is_surrounded:
+                return original(size, rank, ranks, backend, *args, **kwargs)
+            self._surround()
+            return groups._new_process_group_helper(size, rank, ranks, backend, *args, **kwargs)
+
+        return new_group
+
+    def _surround(self) -> None:
+        """Set up what the rank has around torch, once."""
+        if self._is_surrounded:
+            return
+        self._is_surrounded = True
+        from fakedist.rank.surroundings import Process, Surroundings
+
+        process = Process(
+            job=self._job,
+            journal=_Unrecorded(),
+            tape=_Unrecorded(),
+            reporter=Reporter(-1),
+            gpu=self._gpu,
+            own_ranks=OwnRanks(self._job, is_started=True),
+            cuda_begins=lambda: None,
+        )
+        surroundings = Surroundings(process, lambda work: work())
+        surroundings.enter()
+        atexit.register(surroundings.leave)

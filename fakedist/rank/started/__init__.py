@@ -1,0 +1,1 @@
+"""The directory that is first on the PYTHONPATH of processes that a script on the virtual GPU starts."""
