@@ -102,10 +102,21 @@ class _Started:
     def _torch_is_imported(self, torch: ModuleType) -> None:
         assert self._gpu is not None
         self._gpu.set_environment()
-        present(torch.cuda, "_lazy_call")(self._surround)
+        # Not a queued call: CUDA's lock is held while those run.
+        begins = present(torch.cuda, "_lazy_init")
+        for module in [one for name, one in sys.modules.items() if name.startswith("torch.")]:
+            if vars(module).get("_lazy_init") is begins:
+                self._before.enter_context(patched(module, "_lazy_init", self._first(begins)))
         if (groups := sys.modules.get(_GROUPS)) is not None:
             made = present(groups, "_new_process_group_helper")
             self._before.enter_context(patched(groups, "_new_process_group_helper", self._new_group(groups, made)))
+
+    def _first(self, begins: Callable[[], None]) -> Callable[[], None]:
+        def lazy_init() -> None:
+            self._surround()
+            begins()
+
+        return lazy_init
 
     def _new_group(self, groups: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
         """A group for hosts alone is torch's own, between any processes. One for GPUs begins the rest."""
