@@ -103,7 +103,7 @@ class _Started:
         assert self._gpu is not None
         self._gpu.set_environment()
         # Not a queued call: CUDA's lock is held while those run.
-        begins = present(torch.cuda, "_lazy_init")
+        begins: Callable[[], None] = present(torch.cuda, "_lazy_init")
         for module in [one for name, one in sys.modules.items() if name.startswith("torch.")]:
             if vars(module).get("_lazy_init") is begins:
                 self._before.enter_context(patched(module, "_lazy_init", self._first(begins)))

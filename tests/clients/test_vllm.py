@@ -27,7 +27,7 @@ WEIGHTS = (VOCABULARY * HIDDEN + LAYERS * LAYER + HIDDEN) * SIZE
 TOKEN = 2 * KEYS * SIZE  # of one layer in the KV cache
 
 
-@pytest.fixture(scope="module", params=["", "--graphs"])
+@pytest.fixture(scope="module", params=["", "--graphs", "--process"])
 def found(
     request: pytest.FixtureRequest, run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Any]]:
@@ -70,5 +70,6 @@ def test_the_report_has_the_phases_and_counts_no_memory_that_sleeps(found: dict[
         "wake",
     ]
     for row, level in zip(report["named_phases"][2::2], (1, 2), strict=True):
-        assert row["end_backed_bytes"] + row["end_outside_bytes"] == found[f"asleep {level}"]["used"]
+        by_all = sum(row[f"end_{part}_bytes"] for part in ("backed", "outside", "others"))
+        assert by_all == found[f"asleep {level}"]["used"]
         assert row["peak_used_bytes"] >= found["awake 1"]["used"]

@@ -46,7 +46,7 @@ def _run_the_next() -> None:
     sys.path[:] = [path for path in sys.path if path != _HERE]
     mine = sys.modules.pop("sitecustomize")
     try:
-        import sitecustomize  # noqa: F401
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name != "sitecustomize":
             raise

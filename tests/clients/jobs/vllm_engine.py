@@ -6,7 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int("--process" in sys.argv)), "VLLM_USE_V2_MODEL_RUNNER": "0"}
+os.environ |= {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 os.environ |= {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
 import torch
@@ -39,28 +40,34 @@ def say(what: str, **more: int) -> None:
     print("HELD", json.dumps({"at": what, **held, **more}), flush=True)
 
 
-directory = Path(tempfile.mkdtemp())
-(directory / "config.json").write_text(json.dumps(MODEL))
-with fakedist.phase("start"):
-    engine = LLM(
-        str(directory),
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        enable_sleep_mode=True,
-        enforce_eager="--graphs" not in sys.argv,
-        gpu_memory_utilization=0.5,
-        max_model_len=4096,
-    )
-cache = engine.llm_engine.vllm_config.cache_config
-say("started", blocks=cache.num_gpu_blocks, block_size=cache.block_size, total=torch.cuda.mem_get_info()[1])
-with fakedist.phase("rollout"):
-    prompts = [{"prompt_token_ids": list(range(100, 164))}] * 4
-    answers = engine.generate(prompts, SamplingParams(max_tokens=4, ignore_eos=True, detokenize=False), use_tqdm=False)
-say("decoded", tokens=sum(len(answer.outputs[0].token_ids) for answer in answers))
-for level in (1, 2):
-    with fakedist.phase(f"sleep {level}"):
-        engine.sleep(level=level)
-    say(f"asleep {level}")
-    with fakedist.phase("wake"):
-        engine.wake_up()
-    say(f"awake {level}")
+def main() -> None:
+    directory = Path(tempfile.mkdtemp())
+    (directory / "config.json").write_text(json.dumps(MODEL))
+    with fakedist.phase("start"):
+        engine = LLM(
+            str(directory),
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            enable_sleep_mode=True,
+            enforce_eager="--graphs" not in sys.argv,
+            gpu_memory_utilization=0.5,
+            max_model_len=4096,
+        )
+    cache = engine.llm_engine.vllm_config.cache_config
+    say("started", blocks=cache.num_gpu_blocks, block_size=cache.block_size, total=torch.cuda.mem_get_info()[1])
+    with fakedist.phase("rollout"):
+        prompts = [{"prompt_token_ids": list(range(100, 164))}] * 4
+        sampling = SamplingParams(max_tokens=4, ignore_eos=True, detokenize=False)
+        answers = engine.generate(prompts, sampling, use_tqdm=False)
+    say("decoded", tokens=sum(len(answer.outputs[0].token_ids) for answer in answers))
+    for level in (1, 2):
+        with fakedist.phase(f"sleep {level}"):
+            engine.sleep(level=level)
+        say(f"asleep {level}")
+        with fakedist.phase("wake"):
+            engine.wake_up()
+        say(f"awake {level}")
+
+
+if __name__ == "__main__":  # a process of the engine imports this file, too
+    main()

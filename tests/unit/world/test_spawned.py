@@ -3,8 +3,9 @@
 import multiprocessing
 import os
 import sys
+import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from fakedist.options import Job
 from fakedist.world.reroute import fake_world
+from fakedist.world.spawned import OwnRanks
 
 #: (process, rank, world size, argument) of every rank that ran.
 ran_here: list[tuple[int, int, int, Any]] = []
@@ -180,3 +182,49 @@ def test_data_loaders_managers_and_pools_work_before_and_in_a_rank() -> None:
                 assert pool.map(abs, [-1]) == [1]
             if not dist.is_initialized():
                 dist.init_process_group("gloo")
+
+
+@pytest.fixture
+def packaged() -> Iterator[types.ModuleType]:
+    """A module of vLLM's, whose function starts an engine in a process of its own."""
+    module = types.ModuleType("vllm.v1.engine.core")
+    exec("def run_engine_core(answers): init_process_group; answers.put(getpid())", module.__dict__)
+    module.__dict__.update(init_process_group=None, getpid=os.getpid)
+    sys.modules[module.__name__] = module
+    yield module
+    del sys.modules[module.__name__]
+
+
+def test_an_engines_own_process_starts_as_usual(packaged: types.ModuleType) -> None:
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    with chosen(0):
+        process = context.Process(target=packaged.run_engine_core, args=(answers,))
+        process.start()
+        assert answers.get(timeout=30) == process.pid != os.getpid()
+        process.join()
+
+
+def join_alone(answers: Any) -> None:
+    dist.init_process_group("gloo", rank=0, world_size=1)
+    answers.put((os.getpid(), dist.get_world_size()))
+
+
+def test_a_script_that_holds_gpu_memory_is_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fakedist.world.spawned._holds_memory", lambda: True)
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    with chosen(0):
+        process = context.Process(target=join_alone, args=(answers,))
+        process.start()
+        pid, num_ranks = answers.get(timeout=30)
+        assert pid == process.pid != os.getpid()
+        assert num_ranks == 1
+        process.join()
+
+
+@pytest.mark.parametrize(("num_ranks", "is_refused"), [(1, False), (2, True), (4, False)])
+def test_a_started_process_joins_a_group_of_its_own_or_the_job(num_ranks: int, is_refused: bool) -> None:
+    own = OwnRanks(Job(world_size=4, rank=0, target="x"), is_started=True)
+    with pytest.raises(RuntimeError, match="a group of 2 ranks") if is_refused else nullcontext():
+        own.joins(0, num_ranks)

@@ -1,0 +1,83 @@
+"""Processes that a script starts share the memory of the rank's GPU, and have values and groups of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakedist.rank import joining
+from tests.conftest import ROOT, RunFakedist
+
+JOB = Path(__file__).parent / "jobs/starts_processes.py"
+GIB, MIB = 1 << 30, 1 << 20
+
+
+@pytest.fixture(scope="module")
+def found(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    directory = tmp_path_factory.mktemp("started")
+    options = ["--world-size", "8", "--rank", "3", "--gpu-memory", "10GiB", "--no-page", "--output", "run"]
+    finished = run_fakedist("profile", *options, JOB, cwd=directory)
+    assert finished.code == 0, finished.stderr
+    line = next(line for line in finished.stdout.splitlines() if line.startswith("FOUND "))
+    answers = json.loads(line.removeprefix("FOUND "))
+    assert isinstance(answers, dict)
+    return answers
+
+
+@pytest.mark.long
+def test_a_started_process_takes_memory_of_the_ranks_gpu_until_it_ends(found: dict[str, Any]) -> None:
+    assert found["before"] == 9 * GIB
+    assert found["while it runs"] == found["seen"] == 6 * GIB - 2 * MIB, "the tensor of its group, too"
+    assert (found["after"], found["code"]) == (9 * GIB, 0)
+    free, ones = found["program"]
+    assert (int(free), float(ones)) == (8 * GIB, 8.0), "a program has values, too"
+
+
+@pytest.mark.long
+def test_a_started_process_is_out_of_memory_as_on_one_gpu(found: dict[str, Any]) -> None:
+    assert "Tried to allocate 10.00 GiB" in found["too much"]
+    assert "6.00 GiB is free" in found["too much"]
+    assert "has 1024.00 MiB memory in use" in found["too much"], "the rank"
+
+
+@pytest.mark.long
+def test_a_started_process_has_a_group_of_its_own_and_no_other(found: dict[str, Any]) -> None:
+    assert found["sum"] == 4.0
+    assert "fakedist: a process that the script started joins a group of 2 ranks" in found["two"]
+
+
+@pytest.mark.long
+def test_a_process_without_cuda_gets_nothing_but_the_driver(found: dict[str, Any]) -> None:
+    assert found["no gpu"][:2] == [3.0, False]
+
+
+def _python(code: str, directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    paths = [os.path.join(ROOT, "fakedist/rank/started"), str(directory)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+
+
+def test_the_environments_own_sitecustomize_runs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("RAN = True\n")
+    code = "import sitecustomize, sys; print(sitecustomize.RAN, any('started' in path for path in sys.path))"
+    done = _python(code, tmp_path, FAKEDIST_LEDGER="/proc/1/fd/1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True False\n", "")
+
+
+def test_a_process_whose_rank_has_no_run_directory_says_so_in_one_line(tmp_path: Path) -> None:
+    done = _python("import torch", tmp_path, FAKEDIST_LEDGER="/proc/1/fd/1", **{joining.RUN_VARIABLE: str(tmp_path)})
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1
+    assert last.startswith("ImportError: fakedist: this process cannot use its rank's virtual GPU: ")
+
+
+def test_a_process_that_became_another_rank_does_not_join(tmp_path: Path) -> None:
+    code = "import os, sys; os.environ['FAKEDIST_LEDGER'] = '/proc/2/fd/2'; import pynvml"
+    done = _python(code, tmp_path, FAKEDIST_LEDGER="/proc/1/fd/1", **{joining.RUN_VARIABLE: str(tmp_path)})
+    assert "cannot use" not in done.stderr
