@@ -18,7 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fakedist.errors import FakedistError
+from fakedist.errors import FakedistError, SetupError
+from fakedist.gpu.driver.build import torch_build
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.virtual import VirtualGpu, virtual_gpu
 from fakedist.importing import when_imported
@@ -49,9 +50,17 @@ def offer(run_directory: Path) -> None:
 def join() -> None:
     """Join the GPU of the rank that started this process, before torch is imported.
 
+    It does nothing where this Python has no CUDA build of torch.
+
     Raises:
         ImportError: The rank's GPU cannot be had here. Its text is one line.
     """
+    try:
+        has_cuda = bool(torch_build()[1])
+    except SetupError:
+        has_cuda = False
+    if not has_cuda:
+        return
     try:
         job = load_job(Path(os.environ[RUN_VARIABLE]))
         _Started(job).enter()

@@ -29,6 +29,7 @@ LIBRARY_HOMES = {
     "ray": ("launcher/executors/",),
     "grpc": ("launcher/executors/",),  # what Ray speaks
     "yaml": ("sweep/",),
+    "sitecustomize": ("rank/started/",),  # the environment's own
 }
 
 #: A name of several modules, or of several public classes ("class Name") -> what all of them are.
@@ -45,6 +46,7 @@ SMALL_FOR_A_REASON = {
     **dict.fromkeys(("__main__", "check/marked_test", "cli/job_file", "options/options_page"), "run with `python -m`"),
     **dict.fromkeys(("rank/__main__", "gpu/smi/__main__", "launcher/executors/__main__"), "the program of a process"),
     **dict.fromkeys(("cli/task_program", "launcher/count_gpus"), "the program of a process"),
+    "rank/started/sitecustomize": "Python imports it by this name where a process begins",
     "rank/leaving": "ends the process; it must stay this short",
     **dict.fromkeys(("cli/compare", "cli/doctor", "cli/lines", "cli/match"), "one module a command"),
     **dict.fromkeys(("rank/frameworks/dynamo", "rank/frameworks/safetensors"), "one module a framework"),

@@ -54,6 +54,6 @@ def _run_the_next() -> None:
         sys.modules.setdefault("sitecustomize", mine)
 
 
-if _LEDGER and "sitecustomize" in sys.modules:
+if _LEDGER and sys.version_info >= (3, 11) and "sitecustomize" in sys.modules:
     sys.meta_path.insert(0, _BeforeCuda)
     _run_the_next()
