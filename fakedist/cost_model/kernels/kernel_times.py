@@ -83,8 +83,9 @@ class KernelTimes:
         """
         alone = self.burst(work)
         computes = np.asarray(alone.bound == "compute", bool)
-        self._clock = self._power.clock(alone.time_us, computes, counts.astype(np.float64))
-        slower = self._power.slower(alone.time_us, computes, self._clock)
+        long = self._power.long_of(np.where(is_nvfp4(work), "nvfp4", work["dtype"].to_numpy(object)))
+        self._clock = self._power.clock(alone.time_us, computes, counts.astype(np.float64), long)
+        slower = self._power.slower(alone.time_us, computes, self._clock, long)
         time_us = alone.time_us * slower
         spread = np.sqrt(alone.spread**2 + (CLOCK_SPREAD * np.log(slower)) ** 2)
         spare = np.zeros(len(time_us)) if alone.spare is None else alone.spare
@@ -200,6 +201,11 @@ class KernelTimes:
         product_us = 2 * elements**1.5 / (peak * _LEAST_ACHIEVED) * 1e6
         bytes_us = self._memory.start_us + _MOST_PASSES * moved / self._gpu.memory_bandwidth * 1e6
         return np.asarray(np.where(np.isnan(moved), time_us.max(initial=0.0), np.maximum(product_us, bytes_us)))
+
+
+def is_nvfp4(work: pd.DataFrame) -> Flags:
+    """Which rows are products of 4 bits: their types have no name in ``dtype``, and cuBLAS scales them by blocks."""
+    return ((work["dtype"] == "") & (work["scaling"] == "block")).to_numpy(bool)
 
 
 def roofline_us(work: pd.DataFrame, gpu: GpuSpec) -> Floats:
