@@ -3,9 +3,8 @@
     python bench/measured/make.py DIRECTORY
 
 DIRECTORY is ``aiconfigurator_core/systems/data`` of aiconfigurator-core 0.12.0. Its traps: latencies are in
-milliseconds; several collectors and versions measured one shape (the table holds the median, but for
-``ONLY_BY``); experts' times include
-gate and permutation, and only balanced routing counts. README.md lists the sources.
+milliseconds; several collectors and versions measured one shape (the table holds the median, but for ``ONLY_BY``);
+experts' times include gate and permutation, and only balanced routing counts. README.md lists the sources.
 """
 
 from __future__ import annotations

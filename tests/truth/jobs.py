@@ -148,9 +148,7 @@ class Titan(Script):
             layers, width, inner = 32, 4096, 14_336
             recomputed = width * kv + width * inner  # every second product: wk, wo, w3
             attentions = 2 + 5
-            if "model.converters" in options:  # of Float8 none is kept
-                recomputed = 2 * width * (width + kv + inner)
-            elif tensor == 1:  # else the sum of wo's result over the ranks is kept
+            if tensor == 1:  # else the sum of wo's result over the ranks is kept
                 recomputed += width * width
         layer = 2 * width * width + 2 * width * kv + 3 * width * inner
         products = 2 * tokens * (3 * (layers * layer + width * words) + layers * recomputed)

@@ -3,7 +3,8 @@
 The latter take their bytes over the bandwidth of a measured kind of kernel (:mod:`.moving`). The rules name the kind
 that stands for a kernel, and how much slower it is taken to be.
 
-Measured were products y = x w^T (TN in cuBLAS' words) of bf16 and fp8 operands with a bf16 result, each alone. Else:
+Measured were products y = x w^T (TN in cuBLAS' words) of bf16, fp8 and NVFP4 operands with a bf16 result, each alone.
+Else:
 
 - Other layouts (input gradients NN, weight gradients NT) take the same time.
 - A result that is added to, or that has more bytes, adds its bytes to the reference.

@@ -1,5 +1,4 @@
-"""Stands for Apex's extension of this name, which megatron-core imports: a product that adds to a gradient, in fp32 or in the
-type of training.
+"""Stands for Apex's extension of this name, which megatron-core imports: a product that adds to a gradient.
 
 Apex calls cuBLAS for it, and so does Transformer Engine.
 """
