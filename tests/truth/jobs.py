@@ -127,11 +127,9 @@ class Titan(Script):
 
     def job(self, rank: int, gpu: str, *, is_timed: bool) -> Job:
         path = (ROOT, INSTALLED, Path(__file__).parent / "december_2024")
-        # The first tables' GPU has 95 GiB; what they ran differs on no other H100.
-        own = {"gpu": gpu} if gpu == "b200" else {"gpu_memory_bytes": 95 * GIB}
         return Job(
             world_size=self.world_size, rank=rank, target="torchtitan.train", is_module=True,
-            arguments=("--job.config_file", "config.toml", *self.flags), **own, steps=3, page=False,
+            arguments=("--job.config_file", "config.toml", *self.flags), gpu_memory_bytes=95 * GIB, steps=3, page=False,
             environment=(("PYTHONPATH", os.pathsep.join(map(str, path))),), timeout_s=TIMEOUT_S,
         )  # fmt: skip
 
