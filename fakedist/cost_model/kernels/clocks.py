@@ -34,7 +34,7 @@ LONG_PRODUCTS = {
     "rtx-pro-6000": 1.0,
 }
 #: The same of narrower types; 1 where a GPU is missing. fp8: cuBLAS' products with a scale a tensor (TensorRT-LLM's
-#: collector), whose long ones are no slower than short ones: at the GPU's own limit they keep the full clock. NVFP4:
+#: collector), whose long ones are as fast as short ones: at the GPU's own limit they keep the full clock. NVFP4:
 #: the median of three collectors.
 LONG_NARROW_PRODUCTS = {
     "fp8": {"l40s": 0.96},
@@ -88,7 +88,7 @@ class PowerModel:
         self._name, self._arithmetic, self._heats = name, size - self._idle, {"fp8": fp8_heat, "": heat}
 
     def draws(self, types: Texts) -> Draws:
-        """What work draws by its type: "fp8", "nvfp4", or another, which is priced as bf16."""
+        """Power of work by its type: "fp8", "nvfp4", or another, which is priced as bf16."""
         long = {text: self._long(str(text)) for text in set(types)}
         heated = {text: self._heats.get(str(text), self._heats[""]) * self._arithmetic for text in long}
         full = {text: heated[text] / long[text] ** _EXPONENT for text in long}

@@ -18,14 +18,6 @@ from tests.truth.jobs import ROOT
 from tests.truth.page import time_error
 
 EIGHT_STAGES = "nemotron-340b"
-#: Their launches take seconds to price.
-LARGE = (
-    EIGHT_STAGES,
-    "llama-70b-mxfp8-gb300",
-    "llama-70b-nvfp4-gb300",
-    "compiled-256-70b-tp8",
-    "compiled-256-70b-async-tp8",
-)
 
 
 def _steps(is_host_bound: bool) -> dict[str, tuple[Row, Step]]:
