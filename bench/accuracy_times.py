@@ -185,7 +185,9 @@ def _training_shapes(rows: pd.DataFrame) -> AttentionShapes:
     names = ("batch_size", "num_q_heads", "num_kv_heads", "q_seqlen", "kv_seqlen", "head_dim_qk", "head_dim_vo")
     columns = [rows[name].to_numpy(np.int64) for name in names]
     causal = (rows["attn_mask"] == "top_left").to_numpy()
-    return AttentionShapes(*columns, causal=causal, window=np.zeros(len(rows), np.int64))
+    return AttentionShapes(
+        *columns, causal=causal, window=np.zeros(len(rows), np.int64), in_blocks=np.zeros(len(rows), bool)
+    )
 
 
 def quantisation(name: str) -> Judged:

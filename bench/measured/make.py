@@ -3,8 +3,8 @@
     python bench/measured/make.py DIRECTORY
 
 DIRECTORY is ``aiconfigurator_core/systems/data`` of aiconfigurator-core 0.12.0. Its traps: latencies are in
-milliseconds; several collectors and versions measured one shape (the table holds the median); experts' times include
-gate and permutation, and only balanced routing counts. README.md lists the sources.
+milliseconds; several collectors and versions measured one shape (the table holds the median, but for ``ONLY_BY``);
+experts' times include gate and permutation, and only balanced routing counts. README.md lists the sources.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 
 HERE = Path(__file__).parent
-DATA = HERE.parent.parent / "fakedist" / "time" / "data"
+DATA = HERE.parent.parent / "fakedist" / "cost_model" / "data"
 SOURCE = "aiconfigurator-core 0.12.0 (NVIDIA, Apache-2.0)"
 
 #: The directory of a GPU model in the source -> the table's name.
@@ -34,7 +34,10 @@ SYSTEMS = {
     "rtx_pro_6000_server": "rtx-pro-6000",
 }
 #: The source's name of a product's type -> ours.
-PRODUCTS = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block"}
+PRODUCTS = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
+#: The types of which one collector counts, if it measured them: TensorRT-LLM's fp8 is cuBLAS with a scale a tensor, as
+#: Transformer Engine and torch call it; vLLM's and SGLang's are CUTLASS kernels with a scale for each row and column.
+ONLY_BY = {"fp8": "TRTLLM"}
 #: Attention rows with less than this many FLOPs say more about the collector than about the kernel.
 LEAST_ATTENTION_FLOPS = 1e8
 
@@ -68,6 +71,8 @@ def products(source: Path, arrays: Arrays, origins: dict[str, list[str]]) -> Non
     rows, files = _read(source, "gemm/*/*/gemm_perf.parquet")
     for kind, name in PRODUCTS.items():
         own = rows[(rows["gemm_dtype"] == kind) & (rows["latency"] > 0)]
+        if (own["framework"] == ONLY_BY.get(kind)).any():
+            own = own[own["framework"] == ONLY_BY[kind]]
         if own.empty:
             continue
         collectors = own.groupby(["m", "n", "k", "framework", "version", "kernel_source"])["latency"].median()

@@ -73,7 +73,7 @@ class Row:
         others_s: What the same test took in other versions of the source, or on another system.
         fabric: What ``find_fabric`` takes.
         like: The row whose recorded launches are priced.
-        is_fitted: Whether the power model's parameter is fitted on it.
+        is_fitted: Whether the power model's parameter of its precision is fitted on it.
         is_host_bound: Whether the host sets its pace.
         why_bytes: The cause of a difference in bytes; ``why_time`` of one in time.
         note: What else differs.
@@ -204,9 +204,10 @@ class Ratio:
 
 @dataclass
 class Results:
-    """Every result by name, and the power model's parameter as fitted on the rows that count."""
+    """Every result by name, and the power model's parameters as fitted on rows: ``fp8_heat`` on those in fp8."""
 
     heat: float
+    fp8_heat: float
     peaks: dict[str, Peak]
     steps: dict[str, Step]
     pairs: dict[str, Ratio] = field(default_factory=dict)
@@ -214,7 +215,7 @@ class Results:
     def write(self, path: Path = RESULTS) -> None:
         """Write one line for each result, in the catalogue's order."""
         order = [each.name for each in (*catalogue().rows, *catalogue().pairs)]
-        parts = [f'"heat": {self.heat}']
+        parts = [f'"heat": {self.heat}', f'"fp8_heat": {self.fp8_heat}']
         for name, found in (("peaks", self.peaks), ("steps", self.steps), ("pairs", self.pairs)):
             lines = [f'"{key}": {json.dumps(to_plain(found[key]))}' for key in order if key in found]
             parts.append(f'"{name}": {{\n' + ",\n".join(lines) + "\n}")

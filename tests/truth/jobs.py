@@ -197,7 +197,7 @@ class Megatron(Script):
         environment = {**self.environment, "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONPATH": path}
         return Job(
             world_size=self.world_size, rank=rank, target=str(ROOT / "examples" / "megatron_gpt.py"),
-            arguments=("--max-microbatches", "0", *self.flags), gpu="h100-80g" if is_timed else gpu,
+            arguments=("--max-microbatches", "0", *self.flags), gpu=gpu,
             # Nemotron takes 80.3 GiB: today's fused cross entropy copies the logits, those of 2025 did not.
             gpu_memory_bytes=UNLIMITED_BYTES if is_timed else None, steps=3, kernels=is_timed, page=False,
             environment=tuple(environment.items()), timeout_s=TIMEOUT_S,
@@ -218,7 +218,7 @@ class Megatron(Script):
             chosen = size("moe-router-topk") * 2 * size("moe-ffn-hidden-size", inner)
             layer += hidden * (experts + chosen)
         else:
-            layer += 2 * hidden * inner
+            layer += (3 if "swiglu" in options else 2) * hidden * inner
         products = 3 * 2 * tokens * (layers * layer + hidden * self._padded_words)
         whole = layers * 2 * tokens * sequence * hidden  # a product of queries and all keys
         if options.get("attention-backend") == "unfused":

@@ -57,8 +57,9 @@ _RESERVED = "What torchtitan's monitor read, the allocator's reserved peak, on H
 _FIRST = "The same tests' peaks by the end of the first iteration, which has no optimizer state.\n"
 _STEPS = """\
 The estimate covers kernels, host and collectives. "Without communication" is its error if collectives took no time.
-"Left out" is the estimate with the model's one fitted parameter, `HEAT` ({heat:.2f}), fitted on the other rows that
-have a figure there; no parameter was fitted on rows without one.
+"Left out" is the estimate with the parameter that was fitted on the row, `HEAT` ({heat:.2f}) or in fp8 `FP8_HEAT`
+({fp8_heat:.2f}), fitted on the other rows in that type that have a figure there. No parameter was fitted on rows
+without one.
 """
 _HOST = """\
 Megatron-LM's functional tests train small models, whose kernels do not keep a GPU busy. The estimate has the run's host
@@ -109,7 +110,7 @@ def text(found: Results) -> str:
             _FIRST_COLUMNS, [_first_line(row, found.peaks[row.name]) for row in allocated if len(row.peak_bytes) > 1]
         ),
         "## Steps\n",
-        _STEPS.format(heat=found.heat),
+        _STEPS.format(heat=found.heat, fp8_heat=found.fp8_heat),
         table(_STEP_COLUMNS, [_step_line(row, found.steps[row.name]) for row in filled]),
         "## Steps, limited by the host\n",
         _HOST,
@@ -340,7 +341,7 @@ def picture(found: Results) -> go.Figure:
 
 
 def _colour(row: Row) -> str:
-    return GROUP_COLOURS[("h100", "gb200", "a100").index(row.gpu.split("-")[0])]
+    return GROUP_COLOURS[("h100", "gb200", "a100", "b200", "gb300", "h200").index(row.gpu.split("-")[0])]
 
 
 def _symbol(group: str) -> str:

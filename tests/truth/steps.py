@@ -1,9 +1,9 @@
 """Estimates of recorded steps, by today's model.
 
 The recorded work is checked against arithmetic, and each run is priced for the GPU that the step was published on. The
-power model's one parameter, ``fakedist.cost_model.kernels.clocks.HEAT``, is fitted on the rows marked so: the least
-squares of the logarithm of estimate over published step. Each of these rows is also estimated with the parameter of the
-others.
+power model's parameters, ``HEAT`` and ``FP8_HEAT`` of ``fakedist.cost_model.kernels.clocks``, are fitted on the rows
+marked so, in bf16 and then in fp8: the least squares of the logarithm of estimate over published step. Each of these
+rows is also estimated with the parameter of the others.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Recording:
         }
         self._host = host_of(kept.values(), self.gpu)
 
-    def estimate(self, heat: float) -> tuple[float, float, float]:
+    def estimate(self, heat: float, fp8_heat: float) -> tuple[float, float, float]:
         """Seconds of the step, and its interval."""
-        prices = KernelTimes(self.gpu, heat=heat)
+        prices = KernelTimes(self.gpu, heat=heat, fp8_heat=fp8_heat)
         network = JobNetwork(find_fabric(self.row.fabric), nccl=Nccl(self.script.nccl))
         if len(self.tables) > 1:
             models = Models(self.gpu, prices, network, self._host)
@@ -87,16 +87,16 @@ class Recording:
         assert high_us is not None
         return step_us / 1e6, low_us / 1e6, high_us / 1e6
 
-    def error(self, heat: float) -> float:
+    def error(self, heat: float, fp8_heat: float) -> float:
         """Logarithm of the estimate over the published step."""
         assert self.row.published_s is not None
-        return math.log(self.estimate(heat)[0] / self.row.published_s)
+        return math.log(self.estimate(heat, fp8_heat)[0] / self.row.published_s)
 
-    def kernels(self, heat: float) -> float | None:
+    def kernels(self, heat: float, fp8_heat: float) -> float | None:
         """Seconds of the step if communication took no time; None for several ranks, which wait for each other."""
         if len(self.tables) > 1:
             return None
-        return (self._alone(KernelTimes(self.gpu, heat=heat), None).step_us or 0.0) / 1e6
+        return (self._alone(KernelTimes(self.gpu, heat=heat, fp8_heat=fp8_heat), None).step_us or 0.0) / 1e6
 
     def flops(self, family: str) -> float:
         """FLOPs of all kernels of a family, of all recorded ranks."""
@@ -166,21 +166,31 @@ def price(found: Results) -> None:
     recordings = [Recording(row) for row in catalogue().rows if row.published_s and is_recorded(row)]
     for recording in recordings:
         recording.check_work()
-    fitted = [recording for recording in recordings if recording.row.is_fitted]
-    errors = {each.row.name: np.array([each.error(heat) for heat in HEATS]) for each in fitted}
-    found.heat = fit(list(errors.values()))
-    for recording in recordings:
-        name, left_out = recording.row.name, None
-        if recording.row.is_fitted:
+    others_of: dict[str, tuple[float, float]] = {}
+    for is_fp8 in (False, True):
+        fitted = [each for each in recordings if each.row.is_fitted and (each.row.precision == "fp8") is is_fp8]
+        errors = {
+            each.row.name: np.array(
+                [each.error(found.heat, heat) if is_fp8 else each.error(heat, found.fp8_heat) for heat in HEATS]
+            )
+            for each in fitted
+        }
+        for name in errors:
             others = fit([each for other, each in errors.items() if other != name])
-            left_out = recording.estimate(others)[0]
+            others_of[name] = (found.heat, others) if is_fp8 else (others, found.fp8_heat)
+        value = fit(list(errors.values()))
+        found.heat, found.fp8_heat = (found.heat, value) if is_fp8 else (value, found.fp8_heat)
+    fits = found.heat, found.fp8_heat
+    for recording in recordings:
+        name = recording.row.name
+        left_out = recording.estimate(*others_of[name])[0] if name in others_of else None
         before = found.steps.get(recording.row.like or name)
         kept = [place / MADE for place in places(recording.row).values() if (place / MADE).exists()]
         ranks = [from_plain(Made, json.loads(path.read_text())) for path in kept]
         seconds = sum(made.seconds or 0.0 for made in ranks)
         made = replace(ranks[0], seconds=seconds) if ranks else before.made if before else Made("", "", "")
-        kernels_s = recording.kernels(found.heat)
-        found.steps[name] = Step(*recording.estimate(found.heat), left_out, kernels_s, made)
+        kernels_s = recording.kernels(*fits)
+        found.steps[name] = Step(*recording.estimate(*fits), left_out, kernels_s, made)
 
 
 def fit(errors: Sequence[Floats]) -> float:
@@ -191,7 +201,8 @@ def fit(errors: Sequence[Floats]) -> float:
 def change(row: Row, found: Results) -> str:
     """How the estimate of a row differs from the kept one, in a line; empty if it does not."""
     kept, recording = found.steps[row.name], Recording(row)
-    today = (*recording.estimate(found.heat), recording.kernels(found.heat))
+    fits = found.heat, found.fp8_heat
+    today = (*recording.estimate(*fits), recording.kernels(*fits))
     pairs = zip(today, (kept.step_s, kept.low_s, kept.high_s, kept.kernels_s), strict=True)
     if all(one == other or (one and other and math.isclose(one, other, rel_tol=1e-6)) for one, other in pairs):
         return ""

@@ -5,9 +5,9 @@ of the full clock, a kernel that arithmetic limits draws ``idle + products f^3``
 and the voltage follows the clock) and takes 1/f of its time. Below :data:`_FLOOR` the voltage falls no further. Kernels
 that memory limits keep their time. f is the largest that keeps the step's mean power within the limit.
 
-Products' power at full clock follows from measurements of long products at a GPU's own limit (:data:`LONG_PRODUCTS`).
-But their 10 ms are short, and a GPU in training is warmer than in a benchmark: :data:`HEAT`, the one fitted parameter
-(``make truth``), says how much more they draw.
+Products' power at full clock follows from measurements of long products at a GPU's own limit (:data:`LONG_PRODUCTS`),
+by type. But their 10 ms are short, and a GPU in training is warmer than in a benchmark: :data:`HEAT`, fitted
+(``make truth``), says how much more they draw. Products in fp8 have a parameter of their own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fakedist.cost_model.kernels.measurements import Floats
-from fakedist.cost_model.kernels.work_arrays import Flags
+from fakedist.cost_model.kernels.work_arrays import Flags, Texts
 from fakedist.gpu.models.spec import GpuSpec
 
 #: The rate of products of 10 ms and more over that of products of 0.1 to 1 ms (bf16, m >= 2048, n and k >= 1024,
@@ -33,8 +33,16 @@ LONG_PRODUCTS = {
     "l40s": 0.885,
     "rtx-pro-6000": 1.0,
 }
-#: Fitted: what products of a training step draw over those that were measured alone.
-HEAT = 1.6
+#: The same of narrower types; 1 where a GPU is missing. fp8: cuBLAS' products with a scale a tensor (TensorRT-LLM's
+#: collector), whose long ones are as fast as short ones: at the GPU's own limit they keep the full clock. NVFP4:
+#: the median of three collectors.
+LONG_NARROW_PRODUCTS = {
+    "fp8": {"l40s": 0.96},
+    "nvfp4": {"b200-sxm": 0.913, "b300-sxm": 0.873, "gb200": 0.782, "gb300": 0.935},
+}
+#: Fitted: what products of a training step draw over those that were measured alone; and those in fp8 over the limit of
+#: the GPU, which is all that is known of those that were measured, as they kept the full clock.
+HEAT, FP8_HEAT = 1.6, 0.75
 #: How the power of arithmetic grows with the clock, down to the fraction of the clock where the voltage has its floor.
 #: A GB300 at 500 W instead of 1,400 keeps 0.28 to 0.39 of the rate of products (facebookexperimental/triton#2023):
 #: 0.38 with this floor, 0.65 without.
@@ -57,44 +65,68 @@ class SustainedClock:
     watts: float
 
 
-class PowerModel:
-    """The power that a GPU with the chip of ``measured_on`` draws; ``heat`` replaces HEAT."""
+@dataclass(frozen=True)
+class Draws:
+    """Of work that arithmetic limits: its type's ``LONG_PRODUCTS``, and watts above idle at the full clock."""
 
-    def __init__(self, gpu: GpuSpec, measured_on: GpuSpec, name: str, *, heat: float = HEAT) -> None:
+    long: Floats
+    full_watts: Floats
+
+
+class PowerModel:
+    """The power that a GPU with the chip of ``measured_on`` draws.
+
+    ``heat`` and ``fp8_heat`` replace HEAT and FP8_HEAT.
+    """
+
+    def __init__(
+        self, gpu: GpuSpec, measured_on: GpuSpec, name: str, *, heat: float = HEAT, fp8_heat: float = FP8_HEAT
+    ) -> None:
         # Half as many SMs draw half as much.
         size = measured_on.watts * gpu.sms / measured_on.sms
         self._watts, self._idle, self._memory = gpu.watts, _IDLE * size, _MEMORY * size
-        self._long = LONG_PRODUCTS[name]
-        self._products = heat * (size - self._idle) / self._long**_EXPONENT
+        self._name, self._arithmetic, self._heats = name, size - self._idle, {"fp8": fp8_heat, "": heat}
 
-    def clock(self, time_us: Floats, computes: Flags, counts: Floats) -> SustainedClock:
-        """The clock that a step keeps, from burst times of its work; NaN counts as nothing."""
+    def draws(self, types: Texts) -> Draws:
+        """Power of work by its type: "fp8", "nvfp4", or another, which is priced as bf16."""
+        long = {text: self._long(str(text)) for text in set(types)}
+        heated = {text: self._heats.get(str(text), self._heats[""]) * self._arithmetic for text in long}
+        full = {text: heated[text] / long[text] ** _EXPONENT for text in long}
+        return Draws(np.array([long[each] for each in types]), np.array([full[each] for each in types]))
+
+    def clock(self, time_us: Floats, computes: Flags, counts: Floats, draws: Draws) -> SustainedClock:
+        """The clock that a step keeps, from burst times of its work and its ``draws``; a time of NaN counts nothing."""
         total = np.nan_to_num(time_us) * counts
         if not total.sum() > 0:
             return SustainedClock(1.0, self._watts)
         low, high = _LEAST_CLOCK, 1.0
-        if self._mean_watts(1.0, time_us, computes, total) <= self._watts:
+        if self._mean_watts(1.0, time_us, computes, total, draws) <= self._watts:
             return SustainedClock(1.0, self._watts)
         for _ in range(40):
             middle = (low + high) / 2
-            if self._mean_watts(middle, time_us, computes, total) <= self._watts:
+            if self._mean_watts(middle, time_us, computes, total, draws) <= self._watts:
                 low = middle
             else:
                 high = middle
         return SustainedClock(low, self._watts)
 
-    def slower(self, time_us: Floats, computes: Flags, clock: SustainedClock) -> Floats:
+    def slower(self, time_us: Floats, computes: Flags, clock: SustainedClock, draws: Draws) -> Floats:
         """Factor by which each piece of work takes longer than in a burst."""
         # Long products were measured at the sustained clock already.
-        shorter = np.interp(np.log(np.maximum(np.nan_to_num(time_us), 1.0)), np.log(_BURST_US), (1.0, self._long))
+        begin, end = np.log(_BURST_US)
+        part = ((np.log(np.maximum(np.nan_to_num(time_us), 1.0)) - begin) / (end - begin)).clip(0.0, 1.0)
+        shorter = 1.0 + part * (draws.long - 1.0)
         return np.where(computes, np.maximum(shorter / clock.fraction, 1.0), 1.0)
 
-    def _mean_watts(self, fraction: float, time_us: Floats, computes: Flags, total: Floats) -> float:
-        longer = total * self.slower(time_us, computes, SustainedClock(fraction, self._watts))
-        arithmetic = longer[computes].sum()
-        rest = longer[~computes].sum()
-        drawn = arithmetic * (self._idle + self._products * _power(fraction)) + rest * self._memory
-        return float(drawn / (arithmetic + rest))
+    def _long(self, text: str) -> float:
+        if text not in LONG_NARROW_PRODUCTS:
+            return LONG_PRODUCTS[self._name]
+        return LONG_NARROW_PRODUCTS[text].get(self._name, 1.0)
+
+    def _mean_watts(self, fraction: float, time_us: Floats, computes: Flags, total: Floats, draws: Draws) -> float:
+        longer = total * self.slower(time_us, computes, SustainedClock(fraction, self._watts), draws)
+        drawn = np.where(computes, self._idle + draws.full_watts * _power(fraction), self._memory)
+        return float((longer * drawn).sum() / longer.sum())
 
 
 def _power(fraction: float) -> float:

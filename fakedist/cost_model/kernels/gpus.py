@@ -23,8 +23,16 @@ MEASURED_GPUS = {
     "rtx-pro-6000": "rtx-pro-6000",
 }
 
-#: A product's type in the tables -> the key of ``GpuSpec.peak_flops``, bytes of an operand's element.
-_PRODUCT_TYPES = {"bf16": ("bf16", 2.0), "fp8": ("fp8", 1.0), "fp8_block": ("fp8", 1.0)}
+#: What an element of 4 bits takes with a scale of a byte for 16.
+NVFP4_BYTES = 9 / 16
+#: A product's type in the tables -> the key of ``GpuSpec.peak_flops``, by how much its peak is higher, bytes of an
+#: operand's element. NVFP4 has at least twice the peak of fp8: a scale for measured times, not a bound.
+_PRODUCT_TYPES = {
+    "bf16": ("bf16", 1.0, 2.0),
+    "fp8": ("fp8", 1.0, 1.0),
+    "fp8_block": ("fp8", 1.0, 1.0),
+    "nvfp4": ("fp8", 2.0, NVFP4_BYTES),
+}
 
 
 @dataclass(frozen=True)
@@ -52,9 +60,9 @@ def nearest_table(gpu: GpuSpec) -> NearestTable:
 
 
 def product_roof(spec: GpuSpec, kind: str) -> ProductRoof:
-    """A GPU's limits for products of one type: "bf16", "fp8" or "fp8_block"."""
-    dtype, element_bytes = _PRODUCT_TYPES[kind]
-    return ProductRoof(spec.sms, spec.peak_flops[dtype], spec.memory_bandwidth, element_bytes)
+    """A GPU's limits for products of one type: "bf16", "fp8", "fp8_block" or "nvfp4"."""
+    dtype, higher, element_bytes = _PRODUCT_TYPES[kind]
+    return ProductRoof(spec.sms, higher * spec.peak_flops[dtype], spec.memory_bandwidth, element_bytes)
 
 
 def attention_roof(spec: GpuSpec) -> AttentionRoof:

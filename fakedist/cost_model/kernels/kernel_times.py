@@ -15,7 +15,7 @@ import pandas as pd
 
 from fakedist.cost_model.accuracy import ErrorIntervals, half_width
 from fakedist.cost_model.hosts import HostCosts
-from fakedist.cost_model.kernels.clocks import CLOCK_SPREAD, HEAT, PowerModel, SustainedClock
+from fakedist.cost_model.kernels.clocks import CLOCK_SPREAD, FP8_HEAT, HEAT, PowerModel, SustainedClock
 from fakedist.cost_model.kernels.gpus import nearest_table
 from fakedist.cost_model.kernels.measurements import Floats
 from fakedist.cost_model.kernels.rules import AttentionRules, MemoryRules, ProductRules
@@ -49,14 +49,17 @@ class KernelTimes:
         SetupError: The measured tables are missing or damaged.
     """
 
-    def __init__(self, gpu: GpuSpec, power_watts: float | None = None, *, heat: float = HEAT) -> None:
+    def __init__(
+        self, gpu: GpuSpec, power_watts: float | None = None, *, heat: float = HEAT, fp8_heat: float = FP8_HEAT
+    ) -> None:
         self._gpu = gpu if power_watts is None else dataclasses.replace(gpu, watts=float(power_watts))
         self._table = nearest_table(self._gpu)
         intervals = ErrorIntervals(self._table.name)
         self._products = ProductRules(self._gpu, self._table, intervals)
         self._attention = AttentionRules(self._gpu, self._table, intervals)
         self._memory = MemoryRules(self._gpu, self._table, intervals)
-        self._power = PowerModel(self._gpu, self._table.measured_on, self._table.name, heat=heat)
+        measured_on, name = self._table.measured_on, self._table.name
+        self._power = PowerModel(self._gpu, measured_on, name, heat=heat, fp8_heat=fp8_heat)
         self._clock = SustainedClock(1.0, self._gpu.watts)
         self.product, self.host = gpu.product, HostCosts()
         self.calibrated_on: Calibration | None = None
@@ -83,8 +86,9 @@ class KernelTimes:
         """
         alone = self.burst(work)
         computes = np.asarray(alone.bound == "compute", bool)
-        self._clock = self._power.clock(alone.time_us, computes, counts.astype(np.float64))
-        slower = self._power.slower(alone.time_us, computes, self._clock)
+        draws = self._power.draws(np.where(is_nvfp4(work), "nvfp4", work["dtype"].to_numpy(object)))
+        self._clock = self._power.clock(alone.time_us, computes, counts.astype(np.float64), draws)
+        slower = self._power.slower(alone.time_us, computes, self._clock, draws)
         time_us = alone.time_us * slower
         spread = np.sqrt(alone.spread**2 + (CLOCK_SPREAD * np.log(slower)) ** 2)
         spare = np.zeros(len(time_us)) if alone.spare is None else alone.spare
@@ -200,6 +204,11 @@ class KernelTimes:
         product_us = 2 * elements**1.5 / (peak * _LEAST_ACHIEVED) * 1e6
         bytes_us = self._memory.start_us + _MOST_PASSES * moved / self._gpu.memory_bandwidth * 1e6
         return np.asarray(np.where(np.isnan(moved), time_us.max(initial=0.0), np.maximum(product_us, bytes_us)))
+
+
+def is_nvfp4(work: pd.DataFrame) -> Flags:
+    """Which rows are products of 4 bits: their types have no name in ``dtype``, and cuBLAS scales them by blocks."""
+    return ((work["dtype"] == "") & (work["scaling"] == "block")).to_numpy(bool)
 
 
 def roofline_us(work: pd.DataFrame, gpu: GpuSpec) -> Floats:

@@ -61,7 +61,7 @@ class Measured:
 
     Attributes:
         name: Such as "h100-sxm".
-        products: By type: "bf16", "fp8" (one scale a tensor), "fp8_block" (a scale a block).
+        products: By type: "bf16", "fp8" (one scale a tensor), "fp8_block" (a scale a block), "nvfp4".
         attention: Causal self-attention forward in bf16: batch, heads, kv_heads, tokens, width, time_us.
         experts: Gated bf16 experts of a layer, with gate and permutation: rows (of all experts), experts, hidden,
             inner, time_us.

@@ -3,7 +3,8 @@
 The latter take their bytes over the bandwidth of a measured kind of kernel (:mod:`.moving`). The rules name the kind
 that stands for a kernel, and how much slower it is taken to be.
 
-Measured were products y = x w^T (TN in cuBLAS' words) of bf16 and fp8 operands with a bf16 result, each alone. Else:
+Measured were products y = x w^T (TN in cuBLAS' words) of bf16, fp8 and NVFP4 operands with a bf16 result, each alone.
+Else:
 
 - Other layouts (input gradients NN, weight gradients NT) take the same time.
 - A result that is added to, or that has more bytes, adds its bytes to the reference.
@@ -27,7 +28,14 @@ import pandas as pd
 
 from fakedist.cost_model.accuracy import ErrorIntervals
 from fakedist.cost_model.kernels.attention import AttentionKernel, AttentionShapes, AttentionTimes
-from fakedist.cost_model.kernels.gpus import MEASURED_GPUS, NearestTable, attention_roof, measured_spec, product_roof
+from fakedist.cost_model.kernels.gpus import (
+    MEASURED_GPUS,
+    NVFP4_BYTES,
+    NearestTable,
+    attention_roof,
+    measured_spec,
+    product_roof,
+)
 from fakedist.cost_model.kernels.measurements import Floats, Integers, load_measured
 from fakedist.cost_model.kernels.moving import ELEMENTWISE, WIDE_ROW, MovingTimes, measured_moves
 from fakedist.cost_model.kernels.products import START_US, GroupedTimes, ProductRoof, ProductSizes, ProductTimes
@@ -459,13 +467,17 @@ class ProductRules(Rules):
         return estimates
 
     def _of_type(self, rows: WorkArrays, dtype: str, *, is_block: bool) -> Estimates:
-        wanted = "fp8_block" if dtype == "fp8" and is_block else "fp8" if dtype in ("fp8", "int8") else "bf16"
-        peak = self.gpu.peak(dtype)
+        if dtype == "" and is_block:  # what cuBLAS scales by blocks is fp8, or 4 bits, which have no name in ``dtype``
+            wanted, peak = "nvfp4", self.gpu.peak("fp8") if "nvfp4" in self._times else None
+        else:
+            wanted = "fp8_block" if dtype == "fp8" and is_block else "fp8" if dtype in ("fp8", "int8") else "bf16"
+            peak = self.gpu.peak(dtype)
         if peak is None:
             return Estimates.unknown(len(rows))
         kind = wanted if wanted in self._times else "bf16"
         times = self._times[kind]
-        sizes, roof = _sizes(rows), self._roof(peak)
+        sizes = _sizes(rows, NVFP4_BYTES)
+        roof = product_roof(self.gpu, kind) if kind == "nvfp4" else self._roof(peak)
         time_us = times.time_us(sizes, roof)
         within, beyond = times.octaves_away(sizes)
         assumed = Assumptions(len(rows))
@@ -475,7 +487,7 @@ class ProductRules(Rules):
         assumed.add(sizes.batch > 1, _BATCH, "a batch like more rows")
         assumed.add(rows.flags("accumulates"), _ACCUMULATES, "adding to the result costs its bytes")
         every = np.ones(len(rows), bool)
-        is_other = dtype not in ("bf16", "fp8") or kind != wanted
+        is_other = wanted != "nvfp4" and (dtype not in ("bf16", "fp8") or kind != wanted)
         assumed.add(every & is_other, _PRODUCT_OTHER_TYPE, f"{dtype} reaches the fraction of its peak that {kind} does")
         assumed.add((rows.texts("scaling") == "row") & (dtype == "fp8"), _ROWS_SCALED, "scales a row like one a tensor")
         assumed.add(every & (not self.table.is_own), _PRODUCT_OTHER_GPU, f"{self.gpu.name} like {self.table.name}")
@@ -564,10 +576,14 @@ def _leading_dimensions(rows: WorkArrays) -> list[Integers]:
     return [np.where(second, n, k), np.where(first, m, k), n]
 
 
-def _sizes(rows: WorkArrays) -> ProductSizes:
-    """Sizes of products with their bytes, at least 1 each; a complex one counts with twice the rows and sums."""
+def _sizes(rows: WorkArrays, unnamed_bytes: float) -> ProductSizes:
+    """Sizes of products with their bytes, at least 1 each; a complex one counts with twice the rows and sums.
+
+    ``unnamed_bytes`` are those of an operand's element whose size is not recorded.
+    """
     m, n, k, batch = (np.maximum(rows.numbers(name), 1.0) for name in ("m", "n", "k", "batch"))
-    operands = m * k * rows.numbers("a_bytes") + k * n * rows.numbers("b_bytes")
+    a, b = (np.nan_to_num(rows.numbers(name), nan=unnamed_bytes) for name in ("a_bytes", "b_bytes"))
+    operands = m * k * a + k * n * b
     result = m * n * rows.numbers("d_bytes") * np.where(rows.flags("accumulates"), 2.0, 1.0)
     parts = np.where(rows.numbers("flops") > 3.0 * 2.0 * m * n * k * batch, 2.0, 1.0)
     return ProductSizes(parts * m, n, parts * k, batch, batch * (operands + result))

@@ -1,4 +1,4 @@
-"""Stands for Apex's extension of this name, which megatron-core imports: a product that adds to a gradient in fp32.
+"""Stands for Apex's extension of this name, which megatron-core imports: a product that adds to a gradient.
 
 Apex calls cuBLAS for it, and so does Transformer Engine.
 """
@@ -18,3 +18,7 @@ def wgrad_gemm_accum_fp32(inputs: torch.Tensor, grad_output: torch.Tensor, main_
         main_grad: What is added to.
     """
     general_gemm(inputs, grad_output, out_dtype=main_grad.dtype, layout="NT", accumulate=True, out=main_grad)
+
+
+#: The same where gradients are summed in the type of training.
+wgrad_gemm_accum_fp16 = wgrad_gemm_accum_fp32

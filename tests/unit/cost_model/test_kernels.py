@@ -343,3 +343,13 @@ def test_grouped_products_are_noted_to_have_an_even_load(h100: KernelTimes) -> N
     assert prices.notes()[-1].code == "from_measurements"
     prices = StepPrices(KernelTimes(find_gpu("h100-80g")), ExpertsLoad("zipf:1", 1.8))
     assert "zipf:1: 1.80 x the even load" in prices.notes()[-1].text
+
+
+def test_products_of_4_bits_take_less_time_than_fp8_where_they_were_measured_and_are_unknown_elsewhere() -> None:
+    four = product(8192, 8192, 8192, dtype="", a_bytes=np.nan, b_bytes=np.nan, scaling="block")
+    both = work(four, product(8192, 8192, 8192, dtype="fp8", a_bytes=1.0, b_bytes=1.0, scaling="tensor"))
+    priced = KernelTimes(GPUS["gb300"]).price(both, np.array([1, 1]))
+    assert 1.2 < priced["time_us"][1] / priced["time_us"][0] < 2.0
+    assert priced["accuracy"][0] == "products nvfp4"
+    assert priced["bound"][0] == "compute"
+    assert np.isnan(KernelTimes(GPUS["h100-80g"]).price(both, np.array([1, 1]))["time_us"][0])

@@ -10,11 +10,12 @@ from fakedist.gpu.models.catalogue import GPUS
 
 ARITHMETIC, MEMORY = np.array([True]), np.array([False])
 SHORT, OFTEN = np.array([500.0]), np.array([1000.0])
+BF16 = np.array(["bf16"], object)
 
 
 def clock_at(gpu: str, table: str, watts: float, *, computes: bool = True) -> SustainedClock:
     model = PowerModel(replace(GPUS[gpu], watts=watts), GPUS[gpu], table)
-    return model.clock(SHORT, ARITHMETIC if computes else MEMORY, OFTEN)
+    return model.clock(SHORT, ARITHMETIC if computes else MEMORY, OFTEN, model.draws(BF16))
 
 
 def test_a_gb300_at_500_watts_keeps_as_much_of_its_products_rate_as_was_published() -> None:
@@ -36,10 +37,24 @@ def test_clocks_follow_the_power_that_is_left() -> None:
 def test_memory_bound_work_neither_falls_nor_takes_longer_and_keeps_more_clock() -> None:
     assert clock_at("h100-80g", "h100-sxm", 500, computes=False).fraction == 1.0
     model = PowerModel(replace(GPUS["h100-80g"], watts=500.0), GPUS["h100-80g"], "h100-sxm")
-    assert model.slower(SHORT, MEMORY, SustainedClock(0.7, 500.0)) == 1.0
-    assert model.slower(SHORT, ARITHMETIC, SustainedClock(0.7, 500.0)) == pytest.approx(1 / 0.7)
+    assert model.slower(SHORT, MEMORY, SustainedClock(0.7, 500.0), model.draws(BF16)) == 1.0
+    assert model.slower(SHORT, ARITHMETIC, SustainedClock(0.7, 500.0), model.draws(BF16)) == pytest.approx(1 / 0.7)
     model = PowerModel(GPUS["h100-80g"], GPUS["h100-80g"], "h100-sxm")
-    assert model.clock(np.array([np.nan]), ARITHMETIC, OFTEN).fraction == 1.0
+    assert model.clock(np.array([np.nan]), ARITHMETIC, OFTEN, model.draws(BF16)).fraction == 1.0
     both, often = np.array([500.0, 500.0]), np.array([1000.0, 1000.0])
-    alone = model.clock(SHORT, ARITHMETIC, OFTEN).fraction
-    assert model.clock(both, np.array([True, False]), often).fraction > alone
+    alone = model.clock(SHORT, ARITHMETIC, OFTEN, model.draws(BF16)).fraction
+    assert model.clock(both, np.array([True, False]), often, model.draws(BF16.repeat(2))).fraction > alone
+
+
+def test_products_in_fp8_draw_less_than_others_and_long_ones_were_measured_at_the_full_clock() -> None:
+    model = PowerModel(GPUS["gb200"], GPUS["gb200"], "gb200")
+    types = ("fp8", "nvfp4", "bf16", "fp16")
+    clocks = {text: model.clock(SHORT, ARITHMETIC, OFTEN, model.draws(np.array([text], object))) for text in types}
+    assert clocks["fp8"].fraction > 1.2 * clocks["bf16"].fraction
+    assert clocks["nvfp4"].fraction < clocks["bf16"].fraction == clocks["fp16"].fraction
+    both, half = np.array(["fp8", "bf16"], object), np.array([500.0, 500.0])
+    mixed = model.clock(half, np.array([True, True]), np.array([1000.0, 1000.0]), model.draws(both)).fraction
+    assert clocks["bf16"].fraction < mixed < clocks["fp8"].fraction
+    long_us = np.array([20_000.0])
+    slower = [model.slower(long_us, ARITHMETIC, SustainedClock(0.7, 1200.0), model.draws(both[[at]])) for at in (0, 1)]
+    assert slower == [pytest.approx(1 / 0.7), pytest.approx(0.84 / 0.7)]
