@@ -73,10 +73,7 @@ def layer_norm(kernel: str, provider: str, width: int) -> Run:
 
     def run() -> None:
         layer = layers[0]
-        if provider == "liger":
-            result = liger(kernel)(inputs, layer.weight, layer.bias, 1e-6)
-        else:
-            result = layer(inputs)
+        result = liger(kernel)(inputs, layer.weight, layer.bias, 1e-6) if provider == "liger" else layer(inputs)
         result.backward(gradient, retain_graph=True)
 
     return run
@@ -135,17 +132,20 @@ def megatron_swiglu(kernel: str, provider: str, width: int) -> Run:
 
 def llama4_rope(kernel: str, provider: str, tokens: int) -> Run:
     """Rotation of 32 heads of queries and 8 of keys, each of 256, in bf16."""
+    positions = torch.arange(tokens, device="cuda").unsqueeze(0)
+    frequencies = torch.randn(1, 128, 1, device="cuda")
+    angles = (frequencies @ positions[:, None, :].float()).transpose(1, 2)
+    rotations = torch.polar(torch.ones_like(angles), angles)
+    del angles
     queries, keys = (
         torch.randn(1, tokens, heads, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True) for heads in (32, 8)
     )
     gradients = [torch.randn_like(queries), torch.randn_like(keys)]
-    angles = torch.randn(1, tokens, 128, device="cuda")
-    rotations = torch.polar(torch.ones_like(angles), angles)
-    del angles
 
     def run() -> None:
         results = liger(kernel)(queries, keys, rotations)
         torch.autograd.grad(results, (queries, keys), gradients, retain_graph=True)
+        assert positions.shape[1] == tokens  # the set-up keeps them
 
     return run
 
