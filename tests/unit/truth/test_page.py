@@ -66,7 +66,7 @@ def test_a_kernel_runs_on_the_release_that_its_row_names() -> None:
 
 def test_rows_are_chosen_by_patterns_and_an_unknown_one_is_refused() -> None:
     names = [row.name for row in catalogue().chosen("gpt-7b-* eager-8")]
-    assert names == ["eager-8", "gpt-7b-tp4", "gpt-7b-pp4"]
+    assert names == ["eager-8", "gpt-7b-tp4", "gpt-7b-tp4-a100", "gpt-7b-pp4"]
     with pytest.raises(LookupError, match=r"no row is called eager-9"):
         catalogue().chosen("eager-9")
 
