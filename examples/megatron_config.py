@@ -114,11 +114,13 @@ def _without_transformer_engine(args: argparse.Namespace) -> list[str]:
     for name, value in {
         "fp8": None, "fp8_param": False, "moe_permute_fusion": False, "moe_grouped_gemm": False,
         "apply_rope_fusion": False, "persist_layer_norm": False, "moe_router_fusion": False,
-        "masked_softmax_fusion": False,
     }.items():  # fmt: skip
         if getattr(args, name, value) != value:
             setattr(args, name, value)
             taken.append(name)
+    if args.masked_softmax_fusion and importlib.util.find_spec("scaled_upper_triang_masked_softmax_cuda") is None:
+        args.masked_softmax_fusion = False
+        taken.append("masked_softmax_fusion")
     modules = getattr(args, "recompute_modules", None) or []
     # megatron-core 0.16.1 recomputes these (CheckpointWithoutOutput) with Transformer Engine's help only.
     needing = [name for name in ("moe_act", "layernorm", "mla_up_proj") if name in modules]

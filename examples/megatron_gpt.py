@@ -198,7 +198,10 @@ def samples(job: Job) -> Iterator[Batch]:
 
 
 def get_batch(job: Job, data: Iterator[Batch] | None, vp_stage: int | None) -> Batch:
-    """This pipeline stage's part of a micro-batch: read by the first tensor parallel rank, sent to the others."""
+    """This pipeline stage's part of a micro-batch: read by the first tensor parallel rank, sent to the others.
+
+    The rank that reads moves all of it to its GPU, also what its stage does not need, as Megatron-LM does.
+    """
     args = job.args
     first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
@@ -212,11 +215,13 @@ def get_batch(job: Job, data: Iterator[Batch] | None, vp_stage: int | None) -> B
     shape = (args.micro_batch_size, args.seq_length)
     source = parallel_state.get_tensor_model_parallel_src_rank()
     read = next(data) if data is not None and dist.get_rank() == source else None
+    if read is not None:
+        batch |= {name: value.cuda(non_blocking=True) for name, value in read.items() if value is not None}
     for name in batch:
         if name not in names or (name == "attention_mask" and not args.create_attention_mask_in_dataloader):
             continue
-        if read is not None:
-            value = read[name].cuda(non_blocking=True)
+        if (value := batch[name]) is not None:
+            pass
         elif name == "attention_mask":
             value = torch.empty((shape[0], 1, shape[1], shape[1]), dtype=torch.bool, device="cuda")
         else:

@@ -31,7 +31,7 @@ from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.summary import PhasePeak
 from tests.truth import page, steps
 from tests.truth.catalogue import Made, Peak, Results, Row, catalogue, results
-from tests.truth.jobs import ROOT, Titan, prepare_titan
+from tests.truth.jobs import ROOT, Liger, Titan, prepare_liger, prepare_titan
 
 #: The rows of --fast: each source, GPU and layout, without those whose launches take seconds to price.
 FAST = "eager-8 compiled-8* compiled-32-batch-1 *-a100 compiled-64-*tp8 gpt-7b-* nemotron-15b gpt-tiny-tp2*"
@@ -98,8 +98,10 @@ def rebuild(runs: Sequence[Run], found: Results, jobs: int | None, on: str) -> i
         shutil.rmtree(directory)
 
     with tempfile.TemporaryDirectory(prefix="truth-") as text:
-        if any(isinstance(catalogue().script(run.row), Titan) for run in runs):
+        scripts = [catalogue().script(run.row) for run in runs]
+        if any(isinstance(script, Titan) for script in scripts):
             prepare_titan(Path(text))
+        prepare_liger(script.release for script in scripts if isinstance(script, Liger))
         executor = make_executor(on, jobs, lambda line: print(line, flush=True))
         failures = run_ranks([run.to_run(Path(text)) for run in runs], Path(text), executor, keep)
     for failure in failures:

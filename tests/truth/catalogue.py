@@ -13,7 +13,7 @@ from typing import Any
 
 from fakedist.rundir.plain import from_plain, to_plain
 from fakedist.units import GIB
-from tests.truth.jobs import ROOT, Megatron, Script, Titan
+from tests.truth.jobs import ROOT, Liger, Megatron, Script, Titan
 
 HERE = Path(__file__).parent
 CATALOGUE, RESULTS = HERE / "catalogue.toml", HERE / "results.json"
@@ -30,7 +30,7 @@ class Source:
 
     Attributes:
         text: Who and where.
-        script: What runs its jobs: "titan" or "megatron".
+        script: What runs its jobs: "titan", "megatron" or "liger".
         ran: The container or torch of the published run.
         differs: What is otherwise in ours.
         commit: Of its repository.
@@ -55,7 +55,7 @@ class Row:
     Attributes:
         name: Of the row and of its recording in tests/data/steps.
         job: What ran.
-        kind: "dense", "experts" or "hybrid".
+        kind: "dense", "experts" or "hybrid"; "kernels" for a training kernel alone, which has no optimizer.
         gpu: A GPU model, or a GPU file of bench/jobs.
         gpus: Ranks.
         source: A key of [sources].
@@ -239,7 +239,7 @@ class Catalogue:
 
     def script(self, row: Row) -> Script:
         """The command of a row."""
-        kind = {"titan": Titan, "megatron": Megatron}[self.sources[row.source].script]
+        kind = {"titan": Titan, "megatron": Megatron, "liger": Liger}[self.sources[row.source].script]
         environment = {name: value for key in row.environment for name, value in self.environments[key].items()}
         return kind(tuple(self._words(row.flags)), environment, row.gpus)
 

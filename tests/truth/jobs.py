@@ -1,4 +1,4 @@
-"""Jobs whose step or peak others published, as fakedist runs them: torchtitan's and Megatron-LM's.
+"""Jobs whose step or peak others published, as fakedist runs them: torchtitan's, Megatron-LM's and Liger-Kernel's.
 
 torchtitan's run with its release 0.1.0, the one next to the published tables of December 2024 and of early 2025, its
 own entry point and its own configuration; its other requirements are those of today's torchtitan (``pip install
@@ -7,6 +7,8 @@ Tokens are made up: a tokenizer with as many words as Llama's, and a text of the
 
 Megatron-LM's run with examples/megatron_gpt.py, which takes Megatron-LM's own flags, on megatron-core 0.16.1 and
 Transformer Engine. Its loop is not pretrain_gpt.py's: docs/accuracy/method.md has what it leaves out on the host.
+
+Liger-Kernel's run with ``liger_kernels.py`` next to this file, on the release that a row names.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import os
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -179,6 +181,44 @@ def _words() -> Iterator[bytes]:
     return itertools.islice(itertools.chain(single, longer), WORDS)
 
 
+class Liger(Script):
+    """A kernel of Liger-Kernel's benchmark: its flags are kernel, provider, size and the release of liger-kernel."""
+
+    needs = ()
+    ranks = (0,)
+    peak_rank = 0
+
+    @property
+    def release(self) -> str:
+        """The release of liger-kernel."""
+        return self.flags[-1]
+
+    def job(self, rank: int, gpu: str, *, is_timed: bool) -> Job:
+        path = (ROOT, INSTALLED / f"liger-kernel-{self.release}")
+        return Job(
+            world_size=1, rank=0, target=str(Path(__file__).parent / "liger_kernels.py"), arguments=self.flags[:-1],
+            gpu=gpu, steps=4, page=False, environment=(("PYTHONPATH", os.pathsep.join(map(str, path))),),
+            timeout_s=TIMEOUT_S,
+        )  # fmt: skip
+
+    def flops(self) -> Flops:
+        """None: steps of kernels are not recorded."""
+        return Flops(0.0, 0.0)
+
+
+def prepare_liger(releases: Iterable[str]) -> None:
+    """Install releases of liger-kernel that are not installed, each in a directory of its own.
+
+    Raises:
+        subprocess.CalledProcessError: pip failed.
+    """
+    for release in releases:
+        target = INSTALLED / f"liger-kernel-{release}"
+        if not target.exists():
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
+            subprocess.run([*pip, f"liger-kernel=={release}"], check=True)
+
+
 class Megatron(Script):
     """A GPT of Megatron-LM's functional tests or of NVIDIA's benchmarks, by Megatron-LM's own flags."""
 
@@ -193,7 +233,7 @@ class Megatron(Script):
         return self.world_size - 1
 
     def job(self, rank: int, gpu: str, *, is_timed: bool) -> Job:
-        path = os.pathsep.join([str(ROOT), str(Path(__file__).parent / "megatron_fusion")] if is_timed else [str(ROOT)])
+        path = os.pathsep.join([str(ROOT), str(Path(__file__).parent / "megatron_fusion")])
         environment = {**self.environment, "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONPATH": path}
         return Job(
             world_size=self.world_size, rank=rank, target=str(ROOT / "examples" / "megatron_gpt.py"),

@@ -50,8 +50,9 @@ Every row is a job whose memory or step others published, of real GPUs, and what
 """
 _PEAKS = """\
 The allocated peak on one rank, from the second iteration on. {workspaces} MiB are added to "ours" for the cuBLAS
-workspaces that older releases keep and torch 2.15 does not. "Left" is ours less the published peak. "Other" is the
-same test's peak in another version of its source or on another system, less the published one.
+workspaces that older releases keep and torch 2.15 does not, except where there are no products. "Left" is ours less the
+published peak. "Other" is the same test's peak in another version of its source or on another system, less the
+published one. A `liger-*` row is one training kernel of a benchmark, forward and backward: "kernels" above.
 """
 _RESERVED = "What torchtitan's monitor read, the allocator's reserved peak, on H100s with 95 GiB.\n"
 _FIRST = "The same tests' peaks by the end of the first iteration, which has no optimizer state.\n"

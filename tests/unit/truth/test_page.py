@@ -57,9 +57,16 @@ def test_flags_are_composed_of_named_lines() -> None:
     assert "--deterministic-mode" in flags
 
 
+def test_a_kernel_runs_on_the_release_that_its_row_names() -> None:
+    row = catalogue().row("liger-jsd-torch")
+    job = catalogue().script(row).job(0, row.gpu_model, is_timed=False)
+    assert job.arguments == ("jsd", "torch", "32768")
+    assert dict(job.environment)["PYTHONPATH"].endswith("liger-kernel-0.4.2")
+
+
 def test_rows_are_chosen_by_patterns_and_an_unknown_one_is_refused() -> None:
     names = [row.name for row in catalogue().chosen("gpt-7b-* eager-8")]
-    assert names == ["eager-8", "gpt-7b-tp4", "gpt-7b-pp4"]
+    assert names == ["eager-8", "gpt-7b-tp4", "gpt-7b-tp4-a100", "gpt-7b-pp4"]
     with pytest.raises(LookupError, match=r"no row is called eager-9"):
         catalogue().chosen("eager-9")
 
