@@ -193,7 +193,7 @@ class Megatron(Script):
         return self.world_size - 1
 
     def job(self, rank: int, gpu: str, *, is_timed: bool) -> Job:
-        path = os.pathsep.join([str(ROOT), str(Path(__file__).parent / "megatron_fusion")] if is_timed else [str(ROOT)])
+        path = os.pathsep.join([str(ROOT), str(Path(__file__).parent / "megatron_fusion")])
         environment = {**self.environment, "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONPATH": path}
         return Job(
             world_size=self.world_size, rank=rank, target=str(ROOT / "examples" / "megatron_gpt.py"),

@@ -67,9 +67,10 @@ fitted on these rows. [Why they are off](accuracy/results.md#steps-that-the-host
 """
 _PAIRS = "One thing changed: the figure after the change over that before it, in which a machine's speed cancels.\n"
 _LABELS = """\
-One job that was published as "out of memory" has been rebuilt, by hand and without Megatron-Bridge's recipe: Llama 3
-70B SFT on 32 H100s. **fakedist says that it fits** ([details](long-runs.md)). The others of Megatron-Bridge's pages
-need its recipes (see the last table).
+Jobs that were published as "out of memory" or "fits". Their source does not say whether a peak is of allocated or of
+reserved memory; ours are allocated, on rank 0, and count neither among the peaks nor in the first lines. Where a job
+ran out of memory, the source has fragmentation for the cause, and of the same job with expandable segments that it
+fits ([what may differ](long-runs.md)).
 """
 
 
@@ -90,6 +91,7 @@ def text(found: Results) -> str:
     rows = catalogue().rows
     allocated = [row for row in rows if row.peak_bytes and row.name in found.peaks]
     reserved = [row for row in rows if row.reserved_gib is not None and row.name in found.peaks]
+    labelled = [row for row in rows if row.label and row.name in found.peaks]
     stepped = [row for row in rows if row.name in found.steps]
     filled = [row for row in stepped if not row.is_host_bound]
     bound = [row for row in stepped if row.is_host_bound]
@@ -119,6 +121,7 @@ def text(found: Results) -> str:
         table(_PAIR_COLUMNS, [line for pair in catalogue().pairs if (line := _pair_line(pair, found))]),
         "## Labels\n",
         _LABELS,
+        table(_LABEL_COLUMNS, [_label_line(row, found.peaks[row.name]) for row in labelled]),
         "## Sources\n",
         table(_SOURCE_COLUMNS, _source_lines()),
         "## Not rebuilt\n",
@@ -133,7 +136,8 @@ def verdicts(found: Results) -> list[str]:
     lines = [
         _bytes_verdict(kind, peaks)
         for kind in dict.fromkeys(row.kind for row in rows)
-        if (peaks := [(row, found.peaks[row.name]) for row in rows if row.kind == kind and row.name in found.peaks])
+        if (peaks := [(row, found.peaks[row.name]) for row in rows
+                      if row.kind == kind and row.name in found.peaks and not row.label])
     ]
     for kind, is_bound in dict.fromkeys((row.kind, row.is_host_bound) for row in rows if row.published_s):
         name = f"{kind}, limited by the host" if is_bound else kind
@@ -146,6 +150,9 @@ def verdicts(found: Results) -> list[str]:
     met = middle <= PAIR_MEDIAN and near == len(errors)
     share = f"{near} of {len(errors)} within {PAIR_WITHIN:.0%} (goal all)"
     lines.append(_verdict(f"pairs: median {middle:.1%} (goal {PAIR_MEDIAN:.0%}), {share}", met))
+    if labelled := [row for row in rows if row.label and row.name in found.peaks]:
+        told = sum(told_label(found.peaks[row.name]) == row.label for row in labelled)
+        lines.append(_verdict(f"labels: {told} of {len(labelled)} jobs that fit or do not are told right", True))
     number = len({*found.peaks, *found.steps})
     head = f"Of the {number} rows, those that no parameter was fitted on, by kind; missed goals first:"
     return [head, "", *sorted(lines, key=lambda line: "missed" not in line)]
@@ -182,6 +189,11 @@ def bytes_error(row: Row, peak: Peak) -> float:
     return our_bytes(row, peak) / published_bytes(row) - 1
 
 
+def told_label(peak: Peak) -> str:
+    """What fakedist says of a row with a label."""
+    return "fits" if peak.fits else "out of memory"
+
+
 def time_error(row: Row, step: Step) -> float:
     """The relative error of an estimate."""
     assert row.published_s is not None
@@ -207,6 +219,7 @@ _STEP_COLUMNS = ("row", "job", "GPU", "published:", "estimate:", "error:", "insi
                  "without communication:", "cause, note", "made")  # fmt: skip
 _HOST_COLUMNS = ("row", "job", "GPU", "published:", "other:", "estimate:", "interval:", "error:", "inside", "made")
 _PAIR_COLUMNS = ("change", "of", "published:", "ours:", "difference:", "source")
+_LABEL_COLUMNS = ("row", "job", "GPU", "type", "published", "ours", "published peak:", "ours:", "reserved:", "made")
 _SOURCE_COLUMNS = ("source", "rows", "what ran there", "what differs here", "needs Transformer Engine")
 
 
@@ -224,6 +237,13 @@ def _peak_line(row: Row, peak: Peak) -> Sequence[str]:
     others = ", ".join(f"{(other - theirs) / MIB:+.1f} MiB" for other in row.other_peaks)
     return (f"`{row.name}`", row.job, _gpus(row), row.precision, f"{theirs:,}", f"{ours:,}",
             f"{ours - theirs:+,} ({ours / theirs - 1:+.3%})", others, _cause(row, peak), _made(peak.made))  # fmt: skip
+
+
+def _label_line(row: Row, peak: Peak) -> Sequence[str]:
+    told = told_label(peak)
+    return (f"`{row.name}`", row.job, _gpus(row), row.precision, row.label, told if told == row.label else f"**{told}**",
+            f"{row.peak_gb} GB", f"{our_bytes(row, peak) / 1e9:.1f} GB", f"{peak.reserved_bytes / 1e9:.1f} GB",
+            _made(peak.made))  # fmt: skip
 
 
 def _cause(row: Row, peak: Peak) -> str:
