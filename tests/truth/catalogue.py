@@ -68,8 +68,9 @@ class Row:
         num_workspaces: cuBLAS workspaces that the published job's torch kept by the end of the first iteration, and
             later.
         reserved_gib: Reserved peak.
-        label: "fits" or "out of memory", if that was published, with a peak of which it is not said whether it was
-            allocated or reserved, ``peak_gb``.
+        label: "fits" or "out of memory", if that was published.
+        peak_gb: The rounded peak that was published with a label. It is taken for the allocated one by the end of the
+            first iteration.
         rank: The rank that it is of; without it, the script's.
         step_s: Seconds of a step.
         tokens: Of a GPU in a step, with ``tokens_s``, if that is what was published.
@@ -292,4 +293,6 @@ def our_bytes(row: Row, peak: Peak) -> int:
     """Ours of the same kind, with the workspaces that today's torch no longer keeps."""
     if row.reserved_gib is not None:
         return peak.reserved_bytes
+    if row.label:
+        return peak.allocated_bytes[0]
     return peak.allocated_bytes[1] + row.num_workspaces[1] * WORKSPACE_BYTES
