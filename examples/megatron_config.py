@@ -176,7 +176,7 @@ def _precision_and_activation(args: argparse.Namespace) -> None:
     args.params_dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
     args.pipeline_dtype = args.params_dtype
     args.deallocate_pipeline_outputs = True
-    if args.bf16 and not hasattr(args, "main_grads_dtype"):
+    if args.bf16 and not args.grad_reduce_in_bf16 and not hasattr(args, "main_grads_dtype"):
         args.grad_reduce_in_fp32 = True
     args.fp8_param_gather = getattr(args, "fp8_param", False)
     args.add_bias_linear = not args.disable_bias_linear

@@ -149,7 +149,8 @@ def _add_script_flags(parser: argparse.ArgumentParser) -> None:
         "--rotary-seq-len-interpolation-factor": real, "--use-rope-scaling": switch,
         "--num-virtual-stages-per-pipeline-rank": {"type": _or_none(int)},
         "--num-layers-per-virtual-pipeline-stage": {"type": _or_none(int)},
-        "--recompute-activations": switch, "--align-grad-reduce": pair | {"default": True},
+        "--grad-reduce-in-bf16": switch, "--recompute-activations": switch,
+        "--align-grad-reduce": pair | {"default": True},
     }  # fmt: skip
     for name, how in flags.items():
         parser.add_argument(name, **how)

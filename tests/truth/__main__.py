@@ -56,10 +56,10 @@ class Run:
         return RankToRun(self.name, job, directory / self.name)
 
 
-def peak_of(phases: Sequence[PhasePeak], reserved_bytes: int, made: Made) -> Peak:
+def peak_of(phases: Sequence[PhasePeak], reserved_bytes: int, made: Made, fits: bool) -> Peak:
     """The allocated peaks by the end of the first iteration and of the last, and the reserved one."""
     first = max(phase.peak_allocated_bytes for phase in phases if phase.step <= 1)
-    return Peak((first, max(phase.peak_allocated_bytes for phase in phases)), reserved_bytes, made)
+    return Peak((first, max(phase.peak_allocated_bytes for phase in phases)), reserved_bytes, made, fits)
 
 
 def needed(rows: Sequence[Row], found: Results, *, again: bool, record: bool) -> list[Run]:
@@ -71,7 +71,7 @@ def needed(rows: Sequence[Row], found: Results, *, again: bool, record: bool) ->
             print(f"left out {row.name}: {' and '.join(lacking)} is not installed")
             continue
         if row.has_peak and (again or row.name not in found.peaks):
-            runs.append(Run(row, script.peak_rank, is_timed=False))
+            runs.append(Run(row, script.peak_rank if row.rank is None else row.rank, is_timed=False))
         if row.published_s and not row.like and (record or not steps.is_recorded(row)):
             runs += [Run(row, rank, is_timed=True) for rank in script.ranks]
     return runs
@@ -90,9 +90,8 @@ def rebuild(runs: Sequence[Run], found: Results, jobs: int | None, on: str) -> i
         if run.is_timed:
             steps.keep(run.row, run.rank, directory, made)
         else:
-            found.peaks[run.row.name] = peak = peak_of(
-                manifest.summary.by_phase, manifest.summary.peak_reserved_bytes, made
-            )
+            said = manifest.summary
+            found.peaks[run.row.name] = peak = peak_of(said.by_phase, said.peak_reserved_bytes, made, said.fits)
             found.write()
             print(f"{run.row.name}: {peak.allocated_bytes[1]:,} bytes allocated, {wall_s:.0f} s", flush=True)
         shutil.rmtree(directory)

@@ -68,6 +68,10 @@ class Row:
         num_workspaces: cuBLAS workspaces that the published job's torch kept by the end of the first iteration, and
             later.
         reserved_gib: Reserved peak.
+        label: "fits" or "out of memory", if that was published.
+        peak_gb: The rounded peak that was published with a label. It is taken for the allocated one by the end of the
+            first iteration.
+        rank: The rank that it is of; without it, the script's.
         step_s: Seconds of a step.
         tokens: Of a GPU in a step, with ``tokens_s``, if that is what was published.
         others_s: What the same test took in other versions of the source, or on another system.
@@ -94,6 +98,9 @@ class Row:
     peak_commit: str = ""
     num_workspaces: list[int] = field(default_factory=lambda: [2, 2])
     reserved_gib: float | None = None
+    label: str = ""
+    peak_gb: float | None = None
+    rank: int | None = None
     step_s: float | None = None
     tokens: int = 0
     tokens_s: float = 0.0
@@ -109,7 +116,7 @@ class Row:
     @property
     def has_peak(self) -> bool:
         """Whether a peak was published."""
-        return bool(self.peak_bytes) or self.reserved_gib is not None
+        return bool(self.peak_bytes or self.label) or self.reserved_gib is not None
 
     @property
     def published_s(self) -> float | None:
@@ -167,11 +174,12 @@ class Made:
 
 @dataclass(frozen=True)
 class Peak:
-    """Measured peaks of a row's rank: allocated peaks by the end of the first iteration, and later."""
+    """Measured peaks of a row's rank: allocated peaks by the end of the first iteration, and later; whether it fits."""
 
     allocated_bytes: tuple[int, int]
     reserved_bytes: int
     made: Made
+    fits: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -277,9 +285,15 @@ def results(path: Path = RESULTS) -> Results:
 
 def published_bytes(row: Row) -> float:
     """The published peak, from the second iteration on."""
+    if row.peak_gb is not None:
+        return row.peak_gb * 1e9
     return row.peak_bytes[-1] if row.peak_bytes else (row.reserved_gib or 0.0) * GIB
 
 
 def our_bytes(row: Row, peak: Peak) -> int:
     """Ours of the same kind, with the workspaces that today's torch no longer keeps."""
-    return peak.allocated_bytes[1] + row.num_workspaces[1] * WORKSPACE_BYTES if row.peak_bytes else peak.reserved_bytes
+    if row.reserved_gib is not None:
+        return peak.reserved_bytes
+    if row.label:
+        return peak.allocated_bytes[0]
+    return peak.allocated_bytes[1] + row.num_workspaces[1] * WORKSPACE_BYTES

@@ -73,13 +73,20 @@ def test_rows_are_chosen_by_patterns_and_an_unknown_one_is_refused() -> None:
 
 def test_the_first_iteration_is_told_apart_from_those_with_the_optimizers_state() -> None:
     phases = [PhasePeak(step, "forward", peak, peak, 0) for step, peak in ((0, 5), (1, 9), (1, 8), (2, 12), (3, 11))]
-    assert runner.peak_of(phases, 20, MADE) == Peak((9, 12), 20, MADE)
+    assert runner.peak_of(phases, 20, MADE, True) == Peak((9, 12), 20, MADE, True)
 
 
 def test_workspaces_count_where_the_published_torch_kept_them() -> None:
     peak = Peak((9, 12), 20, MADE)
     assert our_bytes(_row(peak_bytes=[1, 2], num_workspaces=[1, 2]), peak) == 12 + 2 * WORKSPACE_BYTES
     assert our_bytes(_row(peak_bytes=[], reserved_gib=1.0), peak) == 20
+    assert our_bytes(_row(peak_bytes=[], label="fits", peak_gb=1.0), peak) == 9, "by the end of the first iteration"
+
+
+def test_a_label_that_is_told_wrong_stands_out() -> None:
+    row = _row(peak_bytes=[], label="out of memory", peak_gb=1e-8)
+    assert page._label_line(row, Peak((9, 12), 20, MADE, False))[4:6] == ("out of memory", "out of memory")
+    assert page._label_line(row, Peak((9, 12), 20, MADE, True))[5] == "**fits**"
 
 
 def test_only_ranks_without_a_result_are_run() -> None:
@@ -128,4 +135,4 @@ def test_a_change_of_a_pair_within_a_few_percent_is_met() -> None:
     found = results()
     errors = [error for pair in catalogue().pairs if (error := page._pair_error(pair, found)) is not None]
     assert len(errors) >= 10
-    assert max(map(abs, errors)) <= 0.05
+    assert max(map(abs, errors)) <= page.PAIR_WITHIN

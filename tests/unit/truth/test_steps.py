@@ -33,7 +33,7 @@ def test_published_steps_are_met_and_held_by_their_intervals() -> None:
     found = _steps(is_host_bound=False)
     errors = {name: abs(time_error(*pair)) for name, pair in found.items()}
     assert len(found) == 31
-    assert [name for name, error in errors.items() if error > 0.15] == ["llama-70b-nvfp4-gb310"]
+    assert [name for name, error in errors.items() if error > 0.15] == ["llama-70b-nvfp4-gb300"]
     assert median(errors.values()) <= 0.08
     wide = [
         name for name, (_, step) in found.items() if step.low_s < 0.88 * step.step_s or step.high_s > 1.12 * step.step_s
