@@ -82,7 +82,7 @@ _MOST_PHASES = 40
 
 
 def phase_bars(summary: Summary) -> tuple[BarChart, int] | None:
-    """What the script's phases used of the GPU, and how many of them are left out, those that used the least.
+    """The most that each of the script's phases used of the GPU, and how many are left out: those that used least.
 
     None if that is not known.
     """
