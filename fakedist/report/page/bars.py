@@ -86,11 +86,12 @@ def phase_bars(summary: Summary) -> tuple[BarChart, int] | None:
 
     None if that is not known.
     """
-    known = sorted(row.peak_used_bytes for row in summary.named_phases if row.peak_used_bytes)
+    known = [row for row in summary.named_phases if row.peak_used_bytes]
     if not known:
         return None
-    rows = [row for row in summary.named_phases if row.peak_used_bytes >= known[-_MOST_PHASES:][0]]
-    most, capacity = known[-1], summary.capacity_bytes
+    by_use = sorted(range(len(known)), key=lambda at: -known[at].peak_used_bytes)
+    rows = [known[at] for at in sorted(by_use[:_MOST_PHASES])]
+    most, capacity = known[by_use[0]].peak_used_bytes, summary.capacity_bytes
     has_limit = most < capacity < 2 * most
     whole = capacity if has_limit else most
     bars = []
