@@ -12,8 +12,7 @@ from fakedist.analysis.layer_table import owner_names
 from fakedist.analysis.recording import Recording
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
-from fakedist.rundir.schema import CATEGORIES
-from fakedist.rundir.summary import NamedPhase
+from fakedist.rundir.schema import CATEGORIES, TABLES
 
 LARGEST = 20
 
@@ -66,27 +65,22 @@ def _without_events(recording: Recording, blocks: Blocks, table: pd.DataFrame) -
     )
 
 
-def named_phases(recording: Recording, events: pd.DataFrame) -> list[NamedPhase]:
-    """The phases that the script named, with the most that was held in each; ``events`` is the table."""
-    event_op = events["op"].to_numpy()
+def named_phase_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
+    """The table ``named_phases``: the phases that the script named, in the order in which they ended."""
+    event_op = recording.device_events["op"]
     event_op = np.maximum.accumulate(event_op) if len(event_op) else event_op
+    allocated, reserved = blocks.replay.allocated_bytes, blocks.replay.reserved_bytes
+    spans = [(row.first_op, row.end_op) for row in recording.named_phases]
     rows = []
-    for row in recording.named_phases:
-        first, end = np.searchsorted(event_op, (row.first_op, row.end_op))  # the event before holds when it begins
-        held = events.iloc[max(first - 1, 0) : end]
-        rows.append(
-            NamedPhase(
-                phase=row.name,
-                step=row.step,
-                peak_allocated_bytes=int(held["allocated_bytes"].max()) if len(held) else 0,
-                peak_reserved_bytes=int(held["reserved_bytes"].max()) if len(held) else 0,
-                peak_used_bytes=row.peak_used_bytes,
-                end_backed_bytes=row.backed_bytes,
-                end_outside_bytes=row.outside_bytes,
-                end_others_bytes=row.others_bytes,
-            )
-        )
-    return rows
+    for at, row in enumerate(recording.named_phases):
+        others = [op for span in (*spans[:at], *spans[at + 1 :]) for op in span if op <= row.first_op]
+        before, first, end = np.searchsorted(event_op, (max(others, default=0), row.first_op, row.end_op)).tolist()
+        handover = slice(max(before - 1, 0), first)  # what is held when it begins counts
+        inside = slice(max(first - 1, 0), end)
+        most = [int(curve[part].max(initial=0)) for part in (handover, inside) for curve in (allocated, reserved)]
+        used = (row.peak_used_bytes, row.backed_bytes, row.outside_bytes, row.others_bytes)
+        rows.append((row.name, row.step, first, end, *most, *used))
+    return pd.DataFrame(rows, columns=[column.name for column in TABLES["named_phases"].columns])
 
 
 def span_table(positions: pd.DataFrame) -> pd.DataFrame:

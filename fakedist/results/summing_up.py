@@ -16,7 +16,7 @@ from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.evidence import Room, Setup
 from fakedist.analysis.host_blocks import host_memory
 from fakedist.analysis.layer_table import Fold, fold_table, rows_of
-from fakedist.analysis.memory_tables import Peak, described_blocks, differences, named_phases
+from fakedist.analysis.memory_tables import Peak, described_blocks, differences
 from fakedist.analysis.recording import Recording
 from fakedist.cost_model.estimated import StepTimes, recorded_gpu
 from fakedist.cost_model.outside_memory import estimate_outside
@@ -40,6 +40,7 @@ from fakedist.rundir.summary import (
     LargeBlock,
     LayerMemory,
     LeftDuringInit,
+    NamedPhase,
     OutOfMemory,
     Outside,
     PhasePeak,
@@ -175,7 +176,7 @@ def summarize(
         notes=notes,
         router_load=None if recording.routers is None else recording.routers.facts,
         host_memory=_host_memory(recording, job, tables, notes),
-        named_phases=named_phases(recording, tables["events"]) if has_steps else [],
+        named_phases=rows_of(NamedPhase, tables["named_phases"]) if has_steps else [],
         asleep_bytes=peak.reserved_bytes - held,
     )
 

@@ -385,6 +385,30 @@ TABLES: dict[str, Table] = {
             Column("end_allocated_bytes", "int64", "Allocated when it ended."),
         ),
     ),
+    "named_phases": Table(
+        "A phase that the script named (`fakedist.phase`), in the order in which they ended. What is in use is that of "
+        "the virtual GPU: 0 without one.",
+        (
+            Column("phase", "string", "The script's name."),
+            Column("step", "int32", "Step in which it began."),
+            Column("first_event", "int64", "Row of `events`: the first in it.", row_of="events", may_end=True),
+            Column("end_event", "int64", "Row of `events`: the first after it.", row_of="events", may_end=True),
+            Column(
+                "handover_allocated_bytes",
+                "int64",
+                "Most that was allocated from where the last phase before it began or ended, or the run began, to its "
+                "begin.",
+            ),
+            Column("handover_reserved_bytes", "int64", "Most that was reserved then."),
+            Column("peak_allocated_bytes", "int64", "Most that was allocated during it."),
+            Column("peak_reserved_bytes", "int64", "Most that was reserved during it."),
+            Column("peak_used_bytes", "int64", "Most that was in use, by all processes, without their contexts."),
+            Column("end_backed_bytes", "int64", "In use at its end behind the allocator's segments."),
+            Column("end_outside_bytes", "int64", "In use at its end outside of the allocator."),
+            Column("end_others_bytes", "int64", "In use at its end by other processes."),
+        ),
+        is_newer=True,
+    ),
     "spans": Table(
         "A stretch of events in one phase, in order; together they are all of the events.",
         (

@@ -155,6 +155,11 @@ class NamedPhase:
     Attributes:
         phase: The script's name.
         step: Step in which it began.
+        first_event: Row of ``events`` that was the first in it.
+        end_event: Row of ``events`` that was the first after it; the number of events if none was.
+        handover_allocated_bytes: Most that was allocated from where the last phase before it began or ended, or the
+            run began, to its begin.
+        handover_reserved_bytes: Most that was reserved then.
         peak_allocated_bytes: Most that was allocated during it.
         peak_reserved_bytes: Most that was reserved during it.
         peak_used_bytes: Most that was in use of the virtual GPU, by all processes, without their contexts; 0: unknown.
@@ -165,6 +170,10 @@ class NamedPhase:
 
     phase: str
     step: int
+    first_event: int
+    end_event: int
+    handover_allocated_bytes: int
+    handover_reserved_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     peak_used_bytes: int

@@ -182,6 +182,7 @@ NUM_POINTS = 2_000
 MOST_ROWS = 40
 #: Stretches of the axis that are narrower than these shares of it are not drawn, and have no label.
 _LEAST_DRAWN, _LEAST_LABELLED = 0.002, 0.04
+_BAND = 0.06  # the height of a row of names above the plot, as a share of the plot's
 _AXES = {
     "event": "allocations and frees, in order",
     "time": "seconds since the first allocation (wall time of the recording)",
@@ -255,6 +256,27 @@ def _add_line(figure: go.Figure, part: object, name: str, x: Array, y: Array, *,
     if look.get("hoverinfo") != "skip":
         look["hovertemplate"] = f"%{{y:.3f}} {unit}"
     figure.add_scatter(x=x, y=y, name=name, mode="lines", meta=part, **look)
+
+
+def named_bands(run: Run, curve: MemoryCurve) -> pd.DataFrame:
+    """The phases that the script named, as they began: columns phase, begin and end (moves), and depth.
+
+    The depth is how many other phases one is within. Phases without a move are left out.
+    """
+    table = run.table("named_phases") if run.has("named_phases") else pd.DataFrame(columns=["phase"])
+    if not len(table):
+        return pd.DataFrame(columns=["phase", "begin", "end", "depth"])
+    begin, end = (curve.move_at(table[name].to_numpy()) for name in ("first_event", "end_event"))
+    bands = pd.DataFrame({"phase": table["phase"].astype(str), "begin": begin, "end": end})
+    ends_later = bands[begin < end].iloc[::-1]  # of phases that begin together, the outer one ended last
+    bands = ends_later.sort_values("begin", kind="stable", ignore_index=True)
+    open_ends: list[int] = []
+    depths = []
+    for first, last in zip(bands["begin"].tolist(), bands["end"].tolist(), strict=True):
+        open_ends = [other for other in open_ends if other > first]
+        depths.append(len(open_ends))
+        open_ends.append(last)
+    return bands.assign(depth=depths)
 
 
 def _positions(curve: MemoryCurve, moves: Array, axis: str) -> Array:
@@ -434,6 +456,14 @@ def _mark_spans(figure: go.Figure, run: Run, curve: MemoryCurve, axis: str) -> N
         at = (float(positions[row]), float(positions[row + 1]))
         if at[1] - at[0] > _LEAST_DRAWN * width:
             shapes += _stretch(at, phase, f"step {step} {phase}" if step else phase, width)
+    bands = named_bands(run, curve)
+    ends = (np.minimum(bands[name].to_numpy("i8"), curve.num_moves - 1) for name in ("begin", "end"))
+    begins, ends_at = (_positions(curve, moves, axis) for moves in ends)
+    for row, (text, depth) in enumerate(zip(bands["phase"], bands["depth"], strict=True)):
+        at = (float(begins[row]), float(ends_at[row]))
+        if at[1] - at[0] > _LEAST_DRAWN * width:
+            level = 1 + _BAND * (1 + depth)
+            shapes.append(_stretch(at, "", text, width)[1] | {"y0": level, "y1": level + _BAND})
     figure.update_layout(shapes=shapes)
 
 
@@ -441,7 +471,7 @@ def _stretch(at: tuple[float, float], phase: str, text: str, width: float) -> li
     colour = PHASE_COLOURS.get(phase, LINE)
     both: dict[str, object] = {"type": "rect", "x0": at[0], "x1": at[1], "yref": "paper", "layer": "below"}
     both |= {"fillcolor": colour, "line": {"width": 0}}
-    title: dict[str, object] = {"y0": 1, "y1": 1.06}
+    title: dict[str, object] = {"y0": 1, "y1": 1 + _BAND}
     if at[1] - at[0] > _LEAST_LABELLED * width:
         title["label"] = {"text": shown(text), "textposition": "middle left", "font": {"size": 12}}
     return [both | {"y0": 0, "y1": 1, "opacity": 0.35}, both | title]

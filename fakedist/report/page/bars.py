@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fakedist.report.figures.look import spoken
 from fakedist.results.run import Run
 from fakedist.rundir.schema import CATEGORIES
+from fakedist.rundir.summary import Summary
 from fakedist.units import format_bytes, format_us
 
 
@@ -69,6 +70,44 @@ def memory_bars(runs: Sequence[tuple[str, Run]]) -> BarChart:
     legend = [(spoken(kind), f"k-{kind}") for kind in CATEGORIES if f"k-{kind}" in seen]
     capacities = sorted({run.capacity_bytes for _, run in runs if run.capacity_bytes})
     return BarChart(bars, [*legend, (_REST, "rest")], ", ".join(map(format_bytes, capacities)))
+
+
+_IN_USE = (
+    ("at its end behind the allocator's segments", "k-parameter", "end_backed_bytes"),
+    ("at its end outside of the allocator", "k-communication", "end_outside_bytes"),
+    ("at its end by other processes", "k-optimizer_state", "end_others_bytes"),
+)
+_AT_PEAK = ("more at its peak", "rest")
+_MOST_PHASES = 40
+
+
+def phase_bars(summary: Summary) -> tuple[BarChart, int] | None:
+    """The most that each of the script's phases used of the GPU, and how many are left out: those that used least.
+
+    None if that is not known.
+    """
+    known = [row for row in summary.named_phases if row.peak_used_bytes]
+    if not known:
+        return None
+    by_use = sorted(range(len(known)), key=lambda at: -known[at].peak_used_bytes)
+    rows = [known[at] for at in sorted(by_use[:_MOST_PHASES])]
+    most, capacity = known[by_use[0]].peak_used_bytes, summary.capacity_bytes
+    has_limit = most < capacity < 2 * most
+    whole = capacity if has_limit else most
+    bars = []
+    for row in rows:
+        sizes = [(name, style, getattr(row, key)) for name, style, key in _IN_USE]
+        at_end = sum(size for *_, size in sizes)
+        sizes.append((*_AT_PEAK, row.peak_used_bytes - at_end))
+        parts = [
+            Part(name, style, format_bytes(size), _percent(size, whole)) for name, style, size in sizes if size > 0
+        ]
+        limit = f"calc({_percent(capacity, whole)} - 3px)" if has_limit else ""
+        text, more = format_bytes(row.peak_used_bytes), f"{format_bytes(at_end)} at its end"
+        bars.append(Bar(f"{row.phase}, step {row.step}", parts, text, more, limit))
+    seen = {part.style for bar in bars for part in bar.parts}
+    legend = [(name, style) for name, style in (*(entry[:2] for entry in _IN_USE), _AT_PEAK) if style in seen]
+    return BarChart(bars, legend, format_bytes(capacity) if has_limit else ""), len(known) - len(rows)
 
 
 def time_bars(

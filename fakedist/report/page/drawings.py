@@ -21,7 +21,7 @@ from fakedist.analysis.recording import Array
 from fakedist.cost_model.breakdown import name_rows
 from fakedist.cost_model.host_times import thread_titles
 from fakedist.cost_model.step_axis import bars, hidden_us, kind_runs, layer_runs, longest_runs
-from fakedist.report.figures.memory_figures import MemoryCurve
+from fakedist.report.figures.memory_figures import MemoryCurve, named_bands
 from fakedist.report.figures.run_figures import Calls
 from fakedist.report.figures.time_figures import bar_labels, drawn_host, drawn_ranges, host_lanes, lane_titles
 from fakedist.report.text.wording import short_line, short_operation
@@ -260,6 +260,16 @@ def add_spans(pack: Pack, run: Run, curve: MemoryCurve) -> None:
     pack.add("span_phase", phase)
     pack.add("span_step", spans["step"].to_numpy())
     pack.add("span_move", curve.move_at(spans["first_event"].to_numpy()))
+
+
+def add_named_phases(pack: Pack, run: Run, curve: MemoryCurve) -> None:
+    """Add the script's phases: the moves at which they begin and end, and how many others each of them is within."""
+    bands = named_bands(run, curve)
+    if not len(bands):
+        return
+    pack.meta["named"] = bands["phase"].tolist()
+    for name in ("begin", "end", "depth"):
+        pack.add(f"named_{name}", bands[name].to_numpy())
 
 
 def add_times(pack: Pack, run: Run, curve: MemoryCurve) -> None:

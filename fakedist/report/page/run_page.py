@@ -18,12 +18,13 @@ from fakedist.report.figures.run_figures import read_calls
 from fakedist.report.figures.time_figures import read_kernels
 from fakedist.report.page import assets, drawings, sections
 from fakedist.report.page.assets import joined, page_scripts, plotly_text
+from fakedist.report.page.bars import phase_bars
 from fakedist.report.page.drawings import Pack
 from fakedist.report.page.sections import layer_columns, reserved_section, time_section
 from fakedist.report.page.stacks import add_stacks
 from fakedist.report.page.switches import add_switches
 from fakedist.report.text.host_memory_sheets import host_memory_section
-from fakedist.report.text.memory_sheets import held_lines, outside_section
+from fakedist.report.text.memory_sheets import held_lines, named_phase_sheet, outside_section
 from fakedist.report.writing import replace_text
 from fakedist.results.run import Run
 from fakedist.rundir.schema import SCHEMA_VERSION
@@ -198,7 +199,8 @@ def _memory(pack: Pack, run: Run, curve: MemoryCurve) -> dict[str, object]:
         "has_switches": bool(switches),
         "stacks": add_stacks(pack, run, curve),
         "memory": sections.memory_section(summary, curve.colouring)
-        | {"refusal": drawings.add_refusal(pack, run, curve)},
+        | {"refusal": drawings.add_refusal(pack, run, curve), "in_use": phase_bars(summary)}
+        | {"named": named_phase_sheet(summary) if summary.named_phases else None},
         "peak": sections.peak_section(summary, largest, held) | {"num_more_blocks": num_more},
     }
     folded = None
@@ -222,6 +224,7 @@ def _pack_memory(pack: Pack, run: Run, curve: MemoryCurve) -> dict[str, object]:
     drawings.add_timeline(pack, run, curve)
     drawings.add_reserved(pack, curve)
     drawings.add_spans(pack, run, curve)
+    drawings.add_named_phases(pack, run, curve)
     drawings.add_times(pack, run, curve)
     calls = read_calls(run, curve)
     drawings.add_calls(pack, calls)

@@ -271,8 +271,10 @@ def named_phase_sheet(summary: Summary) -> Sheet:
     """The phases that the script named, each with its peaks and with what is in use of the GPU at its end."""
     rows = summary.named_phases
     figures = [
-        SheetColumn(name, [or_dash(getattr(row, key)) for row in rows], rank=rank)
+        SheetColumn(name, [or_dash(value) for value in values], rank=rank, values=values, unit="bytes")
         for name, key, rank in (
+            ("hand-over: allocated", "handover_allocated_bytes", 7),
+            ("hand-over: reserved", "handover_reserved_bytes", 6),
             ("peak in use", "peak_used_bytes", KEY),
             ("peak allocated", "peak_allocated_bytes", 2),
             ("peak reserved", "peak_reserved_bytes", 1),
@@ -280,10 +282,12 @@ def named_phase_sheet(summary: Summary) -> Sheet:
             ("end: outside", "end_outside_bytes", 4),
             ("end: others", "end_others_bytes", 3),
         )
+        for values in ([getattr(row, key) for row in rows],)
     ]
     where = [SheetColumn("phase", [row.phase for row in rows], is_text=True)]
     where.append(SheetColumn("step", [str(row.step) for row in rows]))
     remarks = [
+        "hand-over: the most from where the phase before it began or ended, or the run began, to its begin",
         "in use: by all processes, without their contexts; what sleeps is allocated and reserved, but not in use",
         "end: in use when the phase ended, behind the allocator's segments, outside of it and by other processes",
     ]

@@ -13,6 +13,9 @@ const FIRST_SHARE = 25; // the first view is this part of the run, around the pe
 const NARROWEST_SPAN = 3; // pixels
 const LEAST_BLOCK = 2; // pixels of height, to be drawn as a block
 const MOST_CORNERS = 30_000; // of blocks in a view
+const BAND = 0.065; // height of a row of names above the plot, as a share of the plot's
+const BAND_PIXELS = 24;
+const MOST_BANDS = 3; // rows of the script's phases: those within phases lie above them
 const MARGINS = 84; // pixels left and right of the plot
 const GAP = 9; // pixels between a moment and its label
 const SVG = 'http://www.w3.org/2000/svg';
@@ -149,8 +152,8 @@ export class MemoryChart extends ZoomChart {
       ...layout,
       showlegend: false,
       hovermode: false,
-      margin: { l: MARGINS - 10, r: 10, t: 30, b: 8 },
-      height: this.width < 560 ? 380 : 470,
+      margin: { l: MARGINS - 10, r: 10, t: 30 + this.bandRows * BAND_PIXELS, b: 8 },
+      height: (this.width < 560 ? 380 : 470) + this.bandRows * BAND_PIXELS,
       xaxis: {
         ...layout.xaxis,
         rangeslider,
@@ -161,7 +164,7 @@ export class MemoryChart extends ZoomChart {
         nticks: Math.max(3, Math.floor(this.width / 130)),
       },
       yaxis: { ...layout.yaxis, range: [0, this.ceiling() / this.size], fixedrange: true, nticks: 8 },
-      shapes: [...this.spans(), ...this.blocks(), ...this.capacity(), ...this.refused()],
+      shapes: [...this.spans(), ...this.named(), ...this.blocks(), ...this.capacity(), ...this.refused()],
       annotations: this.annotations(),
     };
   }
@@ -287,6 +290,43 @@ export class MemoryChart extends ZoomChart {
     return shapes;
   }
 
+  get bandRows() {
+    return Math.min((this.data.named_depth || []).reduce((most, depth) => Math.max(most, depth + 1), 0), MOST_BANDS);
+  }
+
+  // The script's phases: their names in rows above the steps' phases, and a line where each begins and ends.
+  named() {
+    const { named_begin: begin, named_end: end, named_depth: depth, meta } = this.data;
+    if (!begin) return [];
+    const [from, to] = this.view.map((move) => this.place(move));
+    const perPixel = (to - from) / Math.max(this.width - 84, 1);
+    const shapes = [];
+    for (let at = 0; at < begin.length; at += 1) {
+      const x0 = Math.max(this.place(begin[at]), from);
+      const x1 = Math.min(this.place(end[at]), to);
+      const pixels = (x1 - x0) / perPixel;
+      if (pixels < NARROWEST_SPAN || depth[at] >= MOST_BANDS) continue;
+      const y0 = 1.01 + BAND * (depth[at] + 1);
+      const name = meta.named[at];
+      const text = name.length * 6.4 + 8 < pixels ? name : name.slice(0, Math.max(Math.floor((pixels - 8) / 6.4), 0));
+      const line = { color: colourOf('muted'), width: 1 };
+      const label = { text: plain(text), textposition: 'middle left', font: { size: 12 } };
+      const box = { y0, y1: y0 + BAND - 0.01, fillcolor: colourOf('soft'), line, label };
+      shapes.push({ type: 'rect', x0, x1, yref: 'paper', layer: 'below', ...box });
+      const edge = { type: 'line', yref: 'paper', y0: 0, y1: y0, line: { ...line, dash: 'dot' } };
+      for (const x of [x0, x1]) if (x > from && x < to) shapes.push({ ...edge, x0: x, x1: x });
+    }
+    return shapes;
+  }
+
+  // The innermost of the script's phases at a moment, as the start of a sentence.
+  namedAt(move) {
+    const { named_begin: begin = [], named_end: end, meta } = this.data;
+    for (let at = begin.length - 1; at >= 0; at -= 1)
+      if (begin[at] <= move && move < end[at]) return `${cut(meta.named[at], 60)}, `;
+    return '';
+  }
+
   paint(width) {
     this.cursor.hidden = true; // the pointer is at another moment now
     const drawn = super.paint(width);
@@ -396,7 +436,7 @@ export class MemoryChart extends ZoomChart {
       'p',
       { class: 'head' },
       make('b', {}, bytesText(total)),
-      ` allocated · ${where}event ${countText(move)}`,
+      ` allocated · ${this.namedAt(move)}${where}event ${countText(move)}`,
     );
     const list = make('ul', { class: 'chips' });
     timeline.categories.forEach((name, c) => {

@@ -9,7 +9,7 @@ import pytest
 import fakedist
 from fakedist.report import page
 from fakedist.report.figures.look import STYLE_NAMES
-from fakedist.report.figures.memory_figures import highest_moves, layer_bars, least_between
+from fakedist.report.figures.memory_figures import highest_moves, layer_bars, least_between, named_bands, read_curve
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.rundir.schema import CATEGORIES
@@ -52,6 +52,52 @@ def test_a_peak_between_two_points_is_drawn() -> None:
     assert {0, 99_999} <= set(chosen.tolist())
     held = np.array([3, 9, 1, 7, 8, 2, 6])
     assert least_between(held, np.array([0, 1, 4])).tolist() == [3, 1, 2]
+
+
+def _phased(directory: Path, names: dict[str, tuple[int, int]]) -> Run:
+    """A run of 8 moves, each in an operation of its own: 1, 2, 4 and 8 MiB and then back to nothing."""
+    made = HandMade()
+    for exponent in range(4):
+        made.op()
+        made.alloc(exponent * 16 * MIB, 2**exponent * MIB)
+    for exponent in reversed(range(4)):
+        made.op()
+        made.free(exponent * 16 * MIB, 2**exponent * MIB)
+    for name, (first, end) in names.items():
+        made.record("named_phase", name=name, step=1, first_op=first, end_op=end, peak_used_bytes=GIB)
+    made.ended()
+    return open_run(built(made, directory / "-".join(names)))
+
+
+_PHASES = {"inner": (1, 2), "outer": (1, 3), "nothing": (4, 4), "sync<b>": (6, 8)}
+
+
+def test_the_scripts_phases_are_stretches_of_moves_outer_ones_first(tmp_path: Path) -> None:
+    run = _phased(tmp_path, _PHASES)
+    bands = named_bands(run, read_curve(run))
+    assert bands.to_numpy().tolist() == [["outer", 1, 3, 0], ["inner", 1, 2, 1], ["sync<b>", 6, 8, 0]]
+    shapes = {shape.label.text: (shape.x0, shape.x1, shape.y0) for shape in run.figures.timeline().layout.shapes}
+    assert shapes["outer"] == (1, 3, pytest.approx(1.06))
+    assert shapes["inner"] == (1, 2, pytest.approx(1.12))
+    assert shapes["sync&lt;b&gt;"][:2] == (6, 7), "the last move ends the axis"
+
+
+def test_a_hand_over_is_from_where_the_last_phase_began_or_ended(tmp_path: Path) -> None:
+    run = _phased(tmp_path, _PHASES)
+    table = run.table("named_phases").set_index("phase")
+    events = [(2, 3), (2, 4), (5, 5), (9, 13)]  # a segment is the first event, and each free is two
+    assert list(zip(table["first_event"], table["end_event"], strict=True)) == events
+    handover = table["handover_allocated_bytes"] // MIB
+    assert handover.to_dict() == {"inner": 1, "outer": 1, "nothing": 15, "sync<b>": 15}
+    peaks = table["peak_allocated_bytes"] // MIB
+    assert peaks.to_dict() == {"inner": 3, "outer": 7, "nothing": 15, "sync<b>": 3}
+    later = _phased(tmp_path, {"outer": (5, 8), "within": (6, 7)}).table("named_phases")
+    assert (later["handover_allocated_bytes"] // MIB).tolist() == [15, 7], "from outer's begin"
+    assert (later["peak_allocated_bytes"] // MIB).tolist() == [7, 3]
+
+
+def test_a_run_without_phases_of_the_script_has_no_stretches_of_them(run: Run) -> None:
+    assert named_bands(run, read_curve(run)).empty
 
 
 @pytest.mark.parametrize("kind", ["icicle", "treemap"])

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from fakedist.cli import main
 from fakedist.report.page import assets, sections
+from fakedist.report.page.bars import phase_bars
 from fakedist.report.page.run_page import load_page, page, write_page
 from fakedist.report.text.run_report import render
 from fakedist.results.building import build_tables
@@ -209,3 +210,46 @@ def test_secrets_of_the_command_line_are_not_in_the_page(tmp_path: Path) -> None
     words = " ".join(" ".join(read(run).words).split())
     assert "fakedist profile --env HF_TOKEN=... --env 'A=b c'" in words
     assert "hunter2" not in page(open_run(run))
+
+
+def test_phases_of_the_script_have_bars_and_a_table_and_other_pages_have_neither(tmp_path: Path) -> None:
+    made = HandMade()
+    for at, name in enumerate(("rollout <i>", "sleep")):
+        made.op()
+        made.alloc(at * 64 * MIB, 32 * MIB)
+        used = {"peak_used_bytes": 400 * MIB, "backed_bytes": 100 * MIB, "others_bytes": at * 200 * MIB}
+        made.record("named_phase", name=name, step=1, first_op=at, end_op=at + 1, **used)
+    made.ended()
+    run = open_run(built(made, tmp_path / "run"))
+    found, text = read_page(page(run)), page(run)
+    rows = found.tables["named-phases"]
+    assert [row[0] for row in rows] == ["phase", "rollout <i>", "sleep"]
+    assert dict(zip(rows[0], rows[2], strict=True))["hand-over: allocated"] == "32.00 MiB"
+    chart = phase_bars(run.summary)
+    assert chart is not None
+    bars = [[(part.style, part.width) for part in bar.parts] for bar in chart[0].bars]
+    assert bars == [
+        [("k-parameter", "25.000%"), ("rest", "75.000%")],
+        [("k-parameter", "25.000%"), ("k-optimizer_state", "50.000%"), ("rest", "25.000%")],
+    ]
+    assert [bar.name for bar in chart[0].bars] == ["rollout <i>, step 1", "sleep, step 1"]
+    assert [name for name, _ in chart[0].legend][-1] == "more at its peak"
+    assert 'id="in-use"' in text
+    without = page(open_run(handmade.ended_well(tmp_path / "none")))
+    assert 'id="in-use"' not in without
+    assert 'id="named-phases"' not in without
+
+
+def test_of_many_phases_those_that_used_most_have_bars(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op()
+    made.alloc(0, 32 * MIB)
+    for at in range(50):
+        used = max(at, 20) * MIB  # the first 21 used as much
+        made.record("named_phase", name=str(at), step=1, first_op=0, end_op=1, peak_used_bytes=used)
+    made.ended()
+    chart = phase_bars(open_run(built(made, tmp_path / "run")).summary)
+    assert chart is not None
+    names = [bar.name for bar in chart[0].bars]
+    assert names == [f"{at}, step 1" for at in (*range(11), *range(21, 50))]
+    assert chart[1] == 10
