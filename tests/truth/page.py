@@ -160,7 +160,7 @@ def verdicts(found: Results) -> list[str]:
     lines.append(_verdict(f"pairs: median {middle:.1%} (goal {PAIR_MEDIAN:.0%}), {share}", met))
     if labelled := [row for row in rows if row.label and row.name in found.peaks]:
         told = sum(told_label(found.peaks[row.name]) == row.label for row in labelled)
-        lines.append(_verdict(f"labels: {told} of {len(labelled)} jobs that fit or do not are told right", True))
+        lines.append(_verdict(f"labels: of {len(labelled)} jobs that fit or do not, {told} are recognized", True))
     number = len({*found.peaks, *found.steps})
     head = f"Of the {number} rows, those that no parameter was fitted on, by kind; missed goals first:"
     return [head, "", *sorted(lines, key=lambda line: "missed" not in line)]
@@ -198,7 +198,7 @@ def bytes_error(row: Row, peak: Peak) -> float:
 
 
 def told_label(peak: Peak) -> str:
-    """What fakedist says of a row with a label."""
+    """The label that fakedist gives a row."""
     return "fits" if peak.fits else "out of memory"
 
 
