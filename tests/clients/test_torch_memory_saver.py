@@ -1,4 +1,4 @@
-"""torch_memory_saver, which SGLang and slime sleep with, on the virtual GPU: what is held asleep and awake, by arithmetic."""
+"""torch_memory_saver, which SGLang and slime sleep with: what is held asleep and awake, by arithmetic."""
 
 from __future__ import annotations
 

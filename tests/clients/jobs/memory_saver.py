@@ -1,4 +1,4 @@
-"""torch_memory_saver in the mode that is the argument: weights with a copy on the host, a KV cache without one; says what is held."""
+"""torch_memory_saver, in the mode that is the argument: what is held as weights and a KV cache sleep and wake."""
 
 import json
 import os
