@@ -40,6 +40,12 @@ def test_a_started_process_takes_memory_of_the_ranks_gpu_until_it_ends(found: di
 
 
 @pytest.mark.long
+def test_processes_that_a_server_forks_join_too(found: dict[str, Any]) -> None:
+    assert found["server"] == [[8 * GIB, 8.0]] * 2
+    assert found["after servers"] == 9 * GIB
+
+
+@pytest.mark.long
 def test_a_started_process_is_out_of_memory_as_on_one_gpu(found: dict[str, Any]) -> None:
     assert "Tried to allocate 10.00 GiB" in found["too much"]
     assert "6.00 GiB is free" in found["too much"]

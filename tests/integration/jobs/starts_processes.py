@@ -45,6 +45,12 @@ def no_gpu(answers: multiprocessing.Queue) -> None:
     answers.put([torch.ones(3).sum().item(), "fakedist.rank.surroundings" in sys.modules, "" in sys.path])
 
 
+def from_server(answers: multiprocessing.Queue) -> None:
+    """Started by a server of forks, which has imported torch."""
+    tensor = torch.ones(GIB // 4, device="cuda")
+    answers.put([free(), tensor[:8].sum().item()])
+
+
 def main() -> None:
     context = multiprocessing.get_context("spawn")
     answers, over = context.Queue(), context.Event()
@@ -61,6 +67,16 @@ def main() -> None:
     process.start()
     found["no gpu"] = answers.get(timeout=60)
     process.join()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])
+    answers = context.Queue()
+    found["server"] = []
+    for _ in range(2):
+        process = context.Process(target=from_server, args=(answers,))
+        process.start()
+        found["server"].append(answers.get(timeout=60))
+        process.join()
+    found["after servers"] = free()
     done = subprocess.run([sys.executable, "-c", _ALONE], capture_output=True, text=True, check=True)
     found["program"] = done.stdout.split()
     print("FOUND", json.dumps(found), kept.numel() and "", flush=True)
