@@ -12,7 +12,7 @@ by type. But their 10 ms are short, and a GPU in training is warmer than in a be
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -67,10 +67,21 @@ class SustainedClock:
 
 @dataclass(frozen=True)
 class Draws:
-    """Of work that arithmetic limits: its type's ``LONG_PRODUCTS``, and watts above idle at the full clock."""
+    """Of work that arithmetic limits, by its type.
+
+    Attributes:
+        long: ``LONG_PRODUCTS``.
+        full_watts: Above idle at the full clock.
+        unknown: How far those may be off (logarithm, 90 %); 0 in bf16, where ``CLOCK_SPREAD`` says it.
+    """
 
     long: Floats
     full_watts: Floats
+    unknown: Floats
+
+    def at(self, side: float) -> Draws:
+        """At the end of the interval: 1 for the most that is drawn, -1 for the least."""
+        return replace(self, full_watts=self.full_watts * np.exp(side * self.unknown))
 
 
 class PowerModel:
@@ -92,7 +103,8 @@ class PowerModel:
         long = {text: self._long(str(text)) for text in set(types)}
         heated = {text: self._heats.get(str(text), self._heats[""]) * self._arithmetic for text in long}
         full = {text: heated[text] / long[text] ** _EXPONENT for text in long}
-        return Draws(np.array([long[each] for each in types]), np.array([full[each] for each in types]))
+        unknown = {text: self._unknown(str(text)) for text in long}
+        return Draws(*(np.array([by_type[each] for each in types]) for by_type in (long, full, unknown)))
 
     def clock(self, time_us: Floats, computes: Flags, counts: Floats, draws: Draws) -> SustainedClock:
         """The clock that a step keeps, from burst times of its work and its ``draws``; a time of NaN counts nothing."""
@@ -122,6 +134,11 @@ class PowerModel:
         if text not in LONG_NARROW_PRODUCTS:
             return LONG_PRODUCTS[self._name]
         return LONG_NARROW_PRODUCTS[text].get(self._name, 1.0)
+
+    def _unknown(self, text: str) -> float:
+        # The parameter is all that is known besides the measured products: as far as it moves the power.
+        heat = self._heats.get(text, self._heats[""])
+        return abs(float(np.log(heat))) if text in LONG_NARROW_PRODUCTS else 0.0
 
     def _mean_watts(self, fraction: float, time_us: Floats, computes: Flags, total: Floats, draws: Draws) -> float:
         longer = total * self.slower(time_us, computes, SustainedClock(fraction, self._watts), draws)

@@ -15,7 +15,7 @@ import pandas as pd
 
 from fakedist.cost_model.accuracy import ErrorIntervals, half_width
 from fakedist.cost_model.hosts import HostCosts
-from fakedist.cost_model.kernels.clocks import CLOCK_SPREAD, FP8_HEAT, HEAT, PowerModel, SustainedClock
+from fakedist.cost_model.kernels.clocks import CLOCK_SPREAD, FP8_HEAT, HEAT, Draws, PowerModel, SustainedClock
 from fakedist.cost_model.kernels.gpus import nearest_table
 from fakedist.cost_model.kernels.measurements import Floats
 from fakedist.cost_model.kernels.rules import AttentionRules, MemoryRules, ProductRules
@@ -38,6 +38,8 @@ _STEP_US, _STEP_SPREAD = 8.0, 0.9
 #: peak, and to so many times what the bytes take.
 _LEAST_ACHIEVED, _MOST_PASSES = 1 / 8, 16.0
 _PRODUCT_ELEMENT_BYTES = 2.0
+#: Kernels of Transformer Engine that compute one number from a few: the scale of an NVFP4 product from two maxima.
+_SCALARS = "compute_nvfp4_per_tensor_scale_kernel"
 
 _Rule = Callable[[WorkArrays], Estimates]
 
@@ -84,6 +86,7 @@ class KernelTimes:
             arithmetic limits it, else 0. No time and no low_us is below the roofline. Where the work is unknown,
             time_us is NaN, low_us is what is known of it, and high_us the most that it is assumed to take.
         """
+        work = _without_scalars(work)
         alone = self.burst(work)
         computes = np.asarray(alone.bound == "compute", bool)
         draws = self._power.draws(np.where(is_nvfp4(work), "nvfp4", work["dtype"].to_numpy(object)))
@@ -91,6 +94,7 @@ class KernelTimes:
         slower = self._power.slower(alone.time_us, computes, self._clock, draws)
         time_us = alone.time_us * slower
         spread = np.sqrt(alone.spread**2 + (CLOCK_SPREAD * np.log(slower)) ** 2)
+        shorter, longer = (np.sqrt(spread**2 + self._apart(alone, computes, counts, draws, at)) for at in (-1.0, 1.0))
         spare = np.zeros(len(time_us)) if alone.spare is None else alone.spare
         least_us = roofline_us(work, self._gpu) * np.exp(-spare)
         is_unknown = np.isnan(time_us) & (work["kind"] != "collective").to_numpy(bool)
@@ -98,8 +102,8 @@ class KernelTimes:
         return pd.DataFrame(
             {
                 "time_us": time_us,
-                "low_us": np.where(is_unknown, least_us, np.maximum(time_us * np.exp(-spread - spare), least_us)),
-                "high_us": np.where(is_unknown, most_us, time_us * np.exp(spread)),
+                "low_us": np.where(is_unknown, least_us, np.maximum(time_us * np.exp(-shorter - spare), least_us)),
+                "high_us": np.where(is_unknown, most_us, time_us * np.exp(longer)),
                 "least_us": least_us,
                 "bound": alone.bound,
                 "basis": alone.basis,
@@ -108,8 +112,18 @@ class KernelTimes:
             }
         )
 
+    def _apart(self, alone: Estimates, computes: Flags, counts: Array, draws: Draws, side: float) -> Floats:
+        """The square of how far (logarithm) times move if work draws what its type draws at most (1) or least (-1)."""
+        if not draws.unknown.any():
+            return np.zeros(len(computes))
+        there = draws.at(side)
+        clock = self._power.clock(alone.time_us, computes, counts.astype(np.float64), there)
+        times = [self._power.slower(alone.time_us, computes, *each) for each in ((self._clock, draws), (clock, there))]
+        return np.asarray(np.log(times[1] / times[0]) ** 2)
+
     def burst(self, work: pd.DataFrame) -> Estimates:
         """Price each row of work alone, at the clocks of a burst."""
+        work = _without_scalars(work)
         rows = WorkArrays(work)
         estimates = Estimates.unknown(len(rows))
         for chosen, rule in self._rules(rows):
@@ -204,6 +218,12 @@ class KernelTimes:
         product_us = 2 * elements**1.5 / (peak * _LEAST_ACHIEVED) * 1e6
         bytes_us = self._memory.start_us + _MOST_PASSES * moved / self._gpu.memory_bandwidth * 1e6
         return np.asarray(np.where(np.isnan(moved), time_us.max(initial=0.0), np.maximum(product_us, bytes_us)))
+
+
+def _without_scalars(work: pd.DataFrame) -> pd.DataFrame:
+    """The rows, in which kernels of a few numbers move no bytes: recorded are those of their whole operation."""
+    few = work["name"].astype(str).str.contains(_SCALARS).to_numpy(bool)
+    return work.assign(moved_bytes=work["moved_bytes"].mask(few, 0.0)) if few.any() else work
 
 
 def is_nvfp4(work: pd.DataFrame) -> Flags:

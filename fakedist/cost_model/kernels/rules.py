@@ -423,6 +423,21 @@ def _moving_times(name: str) -> MovingTimes:
 #: Half widths of 90 % intervals (logarithms) that assumptions add.
 _LAYOUT, _BATCH, _PRODUCT_OTHER_TYPE, _ACCUMULATES, _PRODUCT_OTHER_GPU = 0.08, 0.12, 0.25, 0.05, 0.10
 _ROWS_SCALED = 0.10
+#: How far products of narrow types may be from the table (90 % quantile of the logarithm; m >= 2048, n and k >= 1024).
+#: fp8: cuBLAS by one collector: as far as the collectors of bf16, which all time cuBLAS, are from their median.
+#: fp8_block: DeepGEMM, where cuBLAS runs: as far as two other libraries are from cuBLAS in fp8. nvfp4: as far
+#: as three collectors, of different kernels, are from their median.
+_APART = {
+    "fp8": {
+        "h100-sxm": 0.09, "h200-sxm": 0.13, "b200-sxm": 0.10, "b300-sxm": 0.13,
+        "gb200": 0.16, "gb300": 0.06, "l40s": 0.17, "rtx-pro-6000": 0.03,
+    },
+    "fp8_block": {
+        "h100-sxm": 0.33, "h200-sxm": 0.30, "b200-sxm": 0.33, "b300-sxm": 0.31,
+        "gb200": 0.32, "gb300": 0.31, "l40s": 0.35, "rtx-pro-6000": 0.18,
+    },
+    "nvfp4": {"b200-sxm": 0.18, "b300-sxm": 0.23, "gb200": 0.19, "gb300": 0.22, "rtx-pro-6000": 0.11},
+}  # fmt: skip
 #: FLOPs for each SM and clock of products whose operands are not aligned: y = x w^T of 8,192 x 50,257 x 768 in bf16 and
 #: its two gradients took 6,674, 4,521 and 4,285 us on an H200 (cuBLAS 13, CUTLASS' kernels "align1"; docs/accuracy).
 _UNALIGNED_RATE, _UNALIGNED, _UNALIGNED_ELSEWHERE, _HOPPER = 479.0, 0.35, 0.5, ("h100-sxm", "h200-sxm")
@@ -491,6 +506,8 @@ class ProductRules(Rules):
         assumed.add(every & is_other, _PRODUCT_OTHER_TYPE, f"{dtype} reaches the fraction of its peak that {kind} does")
         assumed.add((rows.texts("scaling") == "row") & (dtype == "fp8"), _ROWS_SCALED, "scales a row like one a tensor")
         assumed.add(every & (not self.table.is_own), _PRODUCT_OTHER_GPU, f"{self.gpu.name} like {self.table.name}")
+        apart = _APART.get(kind, {}).get(self.table.name, 0.0)
+        assumed.add(every & (apart > 0.0), apart, "libraries and collectors differ")
         family = f"products {kind}"
         spread = self.intervals.half_width(family, time_us, within) + _BEYOND * beyond
         compute, memory = times.limits_us(sizes, roof)

@@ -353,3 +353,23 @@ def test_products_of_4_bits_take_less_time_than_fp8_where_they_were_measured_and
     assert priced["accuracy"][0] == "products nvfp4"
     assert priced["bound"][0] == "compute"
     assert np.isnan(KernelTimes(GPUS["h100-80g"]).price(both, np.array([1, 1]))["time_us"][0])
+
+
+def test_the_scale_of_a_product_moves_no_operands() -> None:
+    times = KernelTimes(find_gpu("gb300"))
+    kernel = "transformer_engine::nvfp4_recipe::compute_nvfp4_per_tensor_scale_kernel(float, float const*)"
+    scale, other = priced(times, moving(1e9, "gemm", kernel), moving(1e9, "gemm", "a kernel")).itertuples()
+    assert scale.time_us < 10 < 100 < other.time_us
+    assert scale.least_us == 0.0
+
+
+def test_products_in_narrow_types_have_wider_intervals_than_in_bf16_and_the_more_so_where_power_counts() -> None:
+    times = KernelTimes(find_gpu("gb300"))
+    rows = [product(8192, 8192, 8192, **of) for of in ({}, {"dtype": "fp8"}, {"dtype": "fp8", "scaling": "block"})]
+    alone, often = (times.price(work(*rows), np.full(3, number)) for number in (0, 1000))
+    widths = [np.log(each["high_us"] / each["time_us"]).to_list() for each in (alone, often)]
+    assert widths[0][0] < widths[0][1] < 0.31 < widths[0][2]
+    low = KernelTimes(find_gpu("gb300"), power_watts=700)
+    pressed = low.price(work(rows[1]), np.array([1000]))
+    assert np.log(pressed["high_us"] / pressed["time_us"])[0] > widths[0][1] + 0.02
+    assert widths[1][0] >= widths[0][0]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fakedist.cost_model.kernels.clocks import PowerModel, SustainedClock
+from fakedist.cost_model.kernels.clocks import FP8_HEAT, HEAT, PowerModel, SustainedClock
 from fakedist.gpu.models.catalogue import GPUS
 
 ARITHMETIC, MEMORY = np.array([True]), np.array([False])
@@ -58,3 +58,10 @@ def test_products_in_fp8_draw_less_than_others_and_long_ones_were_measured_at_th
     long_us = np.array([20_000.0])
     slower = [model.slower(long_us, ARITHMETIC, SustainedClock(0.7, 1200.0), model.draws(both[[at]])) for at in (0, 1)]
     assert slower == [pytest.approx(1 / 0.7), pytest.approx(0.84 / 0.7)]
+
+
+def test_what_products_in_narrow_types_draw_is_known_less_well_than_what_bf16_draws() -> None:
+    model = PowerModel(GPUS["gb300"], GPUS["gb300"], "gb300")
+    draws = model.draws(np.array(["bf16", "fp8", "nvfp4"], object))
+    assert draws.at(1.0).full_watts / draws.full_watts == pytest.approx([1.0, 1 / FP8_HEAT, HEAT])
+    assert draws.at(-1.0).full_watts / draws.full_watts == pytest.approx([1.0, FP8_HEAT, 1 / HEAT])
