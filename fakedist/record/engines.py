@@ -41,10 +41,8 @@ def see_that_torch_fits(engine: str) -> None:
     pins = [pin[1] for requirement in requirements if (pin := _PIN.match(requirement)) and ";" not in requirement]
     for needs in pins:
         if has.partition("+")[0] != needs.partition("+")[0]:
-            raise SetupError(
-                f"torch {has} is installed, and {engine} {version} needs torch {needs}",
-                f"pip install torch=={needs}, in an environment of its own: docs/rl.md, constraints-vllm.txt",
-            )
+            what = f"torch {has} is installed, and {engine} {version} needs torch {needs}"
+            raise SetupError(f"{what}: pip install torch=={needs} in an environment of its own (see docs/rl.md)")
 
 
 @contextmanager

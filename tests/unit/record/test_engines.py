@@ -42,10 +42,9 @@ def test_an_engine_that_pins_another_torch_is_refused_before_its_code_runs(site:
     install(site, "vllm", "torch==1.0.1")
     with (
         watched_engines(no_phase, lambda: False),
-        pytest.raises(SetupError, match=r"is installed, and vllm 9.9 needs torch 1.0.1") as refused,
+        pytest.raises(SetupError, match=r"is installed, and vllm 9.9 needs torch 1.0.1: pip install torch==1.0.1 "),
     ):
         __import__("vllm")
-    assert "pip install torch==1.0.1" in refused.value.hint
     assert "vllm" not in sys.modules
 
 
