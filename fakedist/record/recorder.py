@@ -18,6 +18,7 @@ from fakedist.record.beyond_capacity import Capacity, beyond_capacity
 from fakedist.record.compiled_graphs import is_tracing
 from fakedist.record.cuda_graphs import Graphs
 from fakedist.record.device_memory import Beginning, EventNumbers
+from fakedist.record.engines import watched_engines
 from fakedist.record.graph_layers import is_dynamos
 from fakedist.record.hooks import backward_hook, made_optimizers, module_hooks, optimizer_hooks
 from fakedist.record.host_clock import ClockedGpu, HostClock
@@ -134,7 +135,7 @@ class Recorder(StepListener):
             all_collectives=all_collectives,
         )
         self._exit = self._until_bare = ExitStack()
-        self._in_use, self._most_of_phases = in_use, list[int]()
+        self._in_use, self._most_of_phases, self._num_phases_of_script = in_use, list[int](), 0
         self._is_closed = self._names_again = False  # the latter: what ran first was not the model that trains
 
     def __enter__(self) -> Recorder:
@@ -158,6 +159,7 @@ class Recorder(StepListener):
             until_bare.enter_context(self._later_step.watching())
             until_bare.enter_context(watched_graphs(recorded, self._graphs, self._training))
             until_bare.enter_context(self._memory.routing())
+            until_bare.enter_context(watched_engines(self._named, lambda: self._num_phases_of_script > 0))
             self._until_bare = until_bare
             self._exit = stack.pop_all()
         _active = self
@@ -201,7 +203,19 @@ class Recorder(StepListener):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Record what runs inside as a phase of this name, with what is in use of the device meanwhile."""
+        """Record what runs inside as a phase of this name, with what is in use of the device meanwhile.
+
+        Inside of it, no phases are recognised: the script has named what runs.
+        """
+        self._num_phases_of_script += 1
+        try:
+            with self._named(name):
+                yield
+        finally:
+            self._num_phases_of_script -= 1
+
+    @contextmanager
+    def _named(self, name: str) -> Iterator[None]:
         if self._is_closed:
             yield
             return

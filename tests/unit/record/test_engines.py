@@ -1,0 +1,108 @@
+"""The torch that an engine pins, and the phases of engines and their trainers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+
+from fakedist.errors import SetupError
+from fakedist.record.engines import see_that_torch_fits, watched_engines
+
+
+def install(site: Path, name: str, requirement: str) -> None:
+    info = site / f"{name}-9.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\nRequires-Dist: {requirement}\n")
+    (site / name).mkdir()
+    (site / name / "__init__.py").write_text("loaded = True\n")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.syspath_prepend(tmp_path)
+    known = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if name.partition(".")[0] in ("vllm", "trl"):
+            del sys.modules[name]
+
+
+@contextmanager
+def no_phase(name: str) -> Iterator[None]:
+    yield
+
+
+def test_an_engine_that_pins_another_torch_is_refused_before_its_code_runs(site: Path) -> None:
+    install(site, "vllm", "torch==1.0.1")
+    with (
+        watched_engines(no_phase, lambda: False),
+        pytest.raises(SetupError, match=r"is installed, and vllm 9.9 needs torch 1.0.1: pip install torch==1.0.1 "),
+    ):
+        __import__("vllm")
+    assert "vllm" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    [
+        f"torch=={version('torch').partition('+')[0]}",
+        f"torch (=={version('torch').partition('+')[0]})",
+        "torch>=1.0",
+        "torchvision==0.1",
+        "torch==1.0 ; extra == 'old'",
+    ],
+)
+def test_an_engine_that_pins_this_torch_or_none_is_imported(site: Path, requirement: str) -> None:
+    install(site, "vllm", requirement)
+    with watched_engines(no_phase, lambda: False):
+        assert __import__("vllm").loaded
+
+
+def test_an_engine_without_a_distribution_is_not_checked() -> None:
+    see_that_torch_fits("no-such-engine")
+
+
+ENGINE = """
+class LLM:
+    def generate(self): return "answers"
+    def sleep(self, level=1): return level
+"""
+TRAINER = """
+class GRPOTrainer:
+    def _get_per_token_logps_and_entropies(self): return "log-probs"
+"""
+
+
+def test_what_engines_and_trainers_do_is_recognised_unless_the_script_names_it(site: Path) -> None:
+    install(site, "vllm", "torch")
+    (site / "vllm/entrypoints").mkdir()
+    (site / "vllm/entrypoints/llm.py").write_text(ENGINE)
+    (site / "trl/trainer").mkdir(parents=True)
+    (site / "trl/trainer/grpo_trainer.py").write_text(TRAINER)
+    phases: list[str] = []
+    named = False
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        phases.append(name)
+        yield
+
+    with watched_engines(phase, lambda: named):
+        engine = __import__("vllm.entrypoints.llm", fromlist=["LLM"]).LLM()  # which has no wake_up
+        trainer = __import__("trl.trainer.grpo_trainer", fromlist=["GRPOTrainer"]).GRPOTrainer()
+        assert engine.generate() == "answers"
+        assert engine.sleep(level=2) == 2
+        trainer._get_per_token_logps_and_entropies()  # a part of the loss
+        with torch.no_grad():
+            trainer._get_per_token_logps_and_entropies()
+        named = True
+        engine.generate()
+    named = False
+    engine.generate()
+    assert phases == ["rollout", "sleep", "log-probs"]
