@@ -234,7 +234,7 @@ class Megatron(Script):
 
     def job(self, rank: int, gpu: str, *, is_timed: bool) -> Job:
         path = os.pathsep.join([str(ROOT), str(Path(__file__).parent / "megatron_fusion")])
-        environment = {**self.environment, "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONPATH": path}
+        environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **self.environment, "PYTHONPATH": path}
         return Job(
             world_size=self.world_size, rank=rank, target=str(ROOT / "examples" / "megatron_gpt.py"),
             arguments=("--max-microbatches", "0", *self.flags), gpu=gpu,
@@ -253,17 +253,22 @@ class Megatron(Script):
         if "multi-latent-attention" in options:
             return self._latent_flops(tokens)
         heads, experts = size("num-attention-heads"), size("num-experts", 0)
-        layer = 2 * hidden * hidden + 2 * hidden * hidden // heads * size("num-query-groups", heads)
+        channels = size("kv-channels", hidden // heads)
+        layer = 2 * hidden * channels * (heads + size("num-query-groups", heads))
+        linear = 3 if {"swiglu", "quick-geglu"} & options.keys() else 2
         if experts:
-            chosen = size("moe-router-topk") * 2 * size("moe-ffn-hidden-size", inner)
-            layer += hidden * (experts + chosen)
+            layer += hidden * (experts + size("moe-router-topk") * linear * size("moe-ffn-hidden-size", inner))
         else:
-            layer += (3 if "swiglu" in options else 2) * hidden * inner
+            layer += linear * hidden * inner
         products = 3 * 2 * tokens * (layers * layer + hidden * self._padded_words)
-        whole = layers * 2 * tokens * sequence * hidden  # a product of queries and all keys
+        of_key = 2 * tokens * heads * channels  # a product of all queries and one key each
         if options.get("attention-backend") == "unfused":
-            return Flops((products + (2 + 4) * whole) / tensor, 0.0)
-        attention = (2 + 5) * whole * (sequence + 1) / (2 * sequence)
+            return Flops((products + (2 + 4) * layers * sequence * of_key) / tensor, 0.0)
+        attention = (2 + 5) * of_key * layers * (sequence + 1) / 2
+        if window := size("window-size", 0):  # in every second layer
+            keys = window + 1
+            seen = keys - keys * (keys - 1) / (2 * sequence)  # by a query on average
+            attention = (2 + 5) * of_key * layers / 2 * ((sequence + 1) / 2 + seen)
         return Flops(products / tensor, attention / tensor)
 
     def _latent_flops(self, tokens: int) -> Flops:

@@ -370,7 +370,9 @@ def picture(found: Results) -> go.Figure:
 
 
 def _colour(row: Row) -> str:
-    return GROUP_COLOURS[("h100", "gb200", "a100", "b200", "gb300", "h200").index(row.gpu.split("-")[0])]
+    return (*GROUP_COLOURS, INK)[
+        ("h100", "gb200", "a100", "b200", "gb300", "h200", "b300").index(row.gpu.split("-")[0])
+    ]
 
 
 def _symbol(group: str) -> str:

@@ -171,6 +171,8 @@ class ValueEngine:
         if mask is not None:
             return experts_of_mask(mask)
         mean = self.host.means.of(indices)
+        if mean is None:
+            self.host.inventions.count("how many experts a token has", len(indices))
         return spread_over_experts(torch.Size([len(indices), round((mean or 0) * num_experts) or 1]), num_experts)
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:

@@ -38,10 +38,14 @@ class Integers(Protocol):
 
 @dataclass(frozen=True)
 class _Lazy:
-    """A tensor that has a recipe. ``shape`` is a tensor without memory, whose views have the same geometry."""
+    """A tensor that has a recipe, or of which only the mean is known.
 
-    recipe: Recipe
+    ``shape`` is a tensor without memory, whose views have the same geometry.
+    """
+
+    recipe: Recipe | None
     shape: torch.Tensor
+    mean: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,11 @@ class GraphValues:
         if value is None:
             self._host.spoil(result)
         if isinstance(value, _Lazy):
-            if not is_small(result) and value.shape.is_contiguous() and result.is_contiguous():
+            if value.recipe is None:
+                self._host.spoil(result)
+                if value.mean is not None and value.shape.numel() == result.numel():
+                    self._host.means.know(result, value.mean)
+            elif not is_small(result) and value.shape.is_contiguous() and result.is_contiguous():
                 part = Geometry.of(value.shape)
                 if not part.offset and math.prod(part.size) == math.prod(value.recipe.size):
                     self._host.know_recipe(result, value.recipe)
@@ -97,10 +105,11 @@ class GraphValues:
         if not isinstance(value, torch.Tensor):
             return _Input(value if isinstance(value, (int, float)) else None, None)
         if value.is_cuda and not self._host.holds(value):
-            recipe = self._host.recipe(value)
-            if recipe is None:
+            recipe, mean = self._host.recipe(value), self._host.means.of(value)
+            if recipe is None and mean is None:
                 return _Input(None, None)
-            return _Input(_Lazy(recipe, empty(0, dtype=value.dtype, device=_META).set_(*_lies(value))), recipe.taint)
+            shape = empty(0, dtype=value.dtype, device=_META).set_(*_lies(value))
+            return _Input(_Lazy(recipe, shape, mean), None if recipe is None else recipe.taint)
         if self._host.has_no_data(value) or type(value) not in (torch.Tensor, torch.nn.Parameter):
             return _Input(None, None)
         once = distinct(value.detach())
@@ -268,7 +277,7 @@ def _computed(function: Callable[..., object], args: list[object], kwargs: dict[
         return function(*args, **kwargs)
     for operand in lazy:
         if shape.untyped_storage()._cdata == operand.shape.untyped_storage()._cdata:  # a view
-            return _Lazy(operand.recipe, shape)
+            return _Lazy(operand.recipe, shape, operand.mean)
     whole = shape.numel() <= PIECE
     result = Geometry.contiguous(shape) if whole else Geometry.of(shape)
     named = {name: _operand(value) for name, value in kwargs.items()}
@@ -298,5 +307,7 @@ def _on_meta(value: object) -> object:
 
 def _operand(value: object) -> object:
     if isinstance(value, _Lazy):
+        if value.recipe is None:
+            raise UnknownValueError
         return RecipeView(value.recipe, Geometry.of(value.shape))
     return [_operand(item) for item in value] if isinstance(value, list) else value

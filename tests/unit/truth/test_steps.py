@@ -30,9 +30,9 @@ def _steps(is_host_bound: bool) -> dict[str, tuple[Row, Step]]:
 
 
 def test_published_steps_are_met_and_held_by_their_intervals() -> None:
-    found = _steps(is_host_bound=False)
+    found = {name: pair for name, pair in _steps(is_host_bound=False).items() if pair[0].kind == "dense"}
     errors = {name: abs(time_error(*pair)) for name, pair in found.items()}
-    assert len(found) == 38
+    assert len(found) == 39
     assert {name for name, error in errors.items() if error > 0.15} == {
         "llama-70b-nvfp4-gb300", "llama-8b-nvfp4-gb300", "nemotron-15b-gb300", "nemotron-15b-fp8-gb300"
     }  # fmt: skip
@@ -52,10 +52,19 @@ def test_published_steps_are_met_and_held_by_their_intervals() -> None:
     assert len(outside) <= 9
 
 
+def test_published_steps_of_experts_are_held_by_their_intervals() -> None:
+    found = [pair for pair in _steps(is_host_bound=False).values() if pair[0].kind == "experts"]
+    assert len(found) == 7
+    assert max(abs(time_error(*pair)) for pair in found) <= 0.23
+    assert [row.name for row, step in found if not step.low_s <= (row.published_s or 0.0) <= step.high_s] == []
+
+
 def test_communication_matters_and_rows_left_out_of_the_fit_are_as_close() -> None:
     found = _steps(is_host_bound=False)
     stages = {name for name, (_, step) in found.items() if step.kernels_s is None}
-    assert stages == {"gpt-7b-pp4", EIGHT_STAGES, "llama-70b-mxfp8-gb300", "llama-70b-nvfp4-gb300"}
+    assert stages == {
+        "gpt-7b-pp4", EIGHT_STAGES, "llama-70b-fp8-h100", "llama-70b-mxfp8-gb300", "llama-70b-nvfp4-gb300"
+    }  # fmt: skip
     assert all(step.kernels_s < step.step_s for _, step in found.values() if step.kernels_s is not None)
     row, step = found["gpt-7b-tp4"]
     assert (step.kernels_s or 0.0) / (row.published_s or 1.0) - 1 < -0.15
@@ -67,7 +76,7 @@ def test_communication_matters_and_rows_left_out_of_the_fit_are_as_close() -> No
 
 
 @pytest.mark.parametrize(
-    ("gpu", "number", "middle", "most", "inside"), [("h100-80g", 12, 0.27, 0.37, 11), ("gb200", 10, 0.35, 0.7, 10)]
+    ("gpu", "number", "middle", "most", "inside"), [("h100-80g", 12, 0.27, 0.37, 11), ("gb200", 12, 0.37, 0.81, 11)]
 )
 def test_steps_that_the_host_limits_are_as_close_as_the_docs_say(
     gpu: str, number: int, middle: float, most: float, inside: int

@@ -194,6 +194,18 @@ def test_a_large_result_gets_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None
     assert device.graphs.begin(part, []).known(part.outputs[0]) is None
 
 
+@pytest.mark.parametrize(("is_view", "mean"), [(True, 0.25), (False, None)])
+def test_a_view_of_a_mask_keeps_its_mean(monkeypatch: pytest.MonkeyPatch, is_view: bool, mean: float | None) -> None:
+    device, large = IdleDevice(monkeypatch), torch.zeros(2048, 1024, dtype=torch.bool)
+    part = _part(lambda given: [given.view(2048, 8, 128) if is_view else given & given[:1]], large)
+    with device.on():
+        given = torch.empty(2048, 1024, dtype=torch.bool)
+        result = given.view(2048, 8, 128) if is_view else torch.empty(2048, 1024, dtype=torch.bool)
+    device.host.means.know(given, 0.25)
+    device.graphs.begin(part, [given]).returned([result])
+    assert device.host.means.of(result) == mean
+
+
 def test_a_mask_that_would_take_too_long_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipes, "MOST", TOKENS * TOKENS // 4)
     part = _part(

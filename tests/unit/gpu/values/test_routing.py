@@ -153,6 +153,19 @@ def test_a_row_has_no_expert_twice_where_experts_are_no_multiple() -> None:
     assert torch.bincount(chosen.flatten()).tolist() == [200] * 6
 
 
+@pytest.mark.parametrize(("mean", "picked", "counted"), [(0.25, 512, False), (None, 1, True)])
+def test_a_mask_of_which_nothing_is_known_is_counted(
+    monkeypatch: pytest.MonkeyPatch, mean: float | None, picked: int, counted: bool
+) -> None:
+    device = IdleDevice(monkeypatch)
+    with device.on():
+        mask = torch.empty(2048, 2048, dtype=torch.bool)
+    if mean is not None:
+        device.host.means.know(mask, mean)
+    assert device.routes(mask, 2048).shape == (2048, picked)
+    assert ("how many experts a token has" in device.made_up()) is counted
+
+
 class Layer:
     """Where a router runs, as the recorder says."""
 
