@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     reason="TRL or vLLM is not installed: docs/rl.md",
 )
 JOB = Path(__file__).parent / "jobs/trl_grpo.py"
-MIB = 1 << 20
+MIB, GRANULE = 1 << 20, 2 << 20
 
 # As in the job.
 HIDDEN, INNER, LAYERS, VOCABULARY, KEYS, SIZE = 1024, 4096, 8, 32768, 256, 2
@@ -28,23 +29,55 @@ TOKEN = 2 * KEYS * SIZE * LAYERS
 UTILIZATION = 0.3
 
 
-@pytest.fixture(scope="module")
-def found(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    """Return what the job said of its engine as the training began."""
+@pytest.fixture(scope="module", params=[1, 8], ids=["1 rank", "rank 0 of 8"])
+def found(
+    request: pytest.FixtureRequest, run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """Return the ranks, what the job said of its engine as the training began, and the report's object."""
     directory = tmp_path_factory.mktemp("trl")
-    options = ["--device", "virtual", "--world-size", "1", "--gpus-per-node", "1", "--output", "run"]
+    ranks = str(request.param)
+    options = ["--device", "virtual", "--world-size", ranks, "--gpus-per-node", ranks, "--output", "run"]
     finished = run_fakedist("profile", *options, JOB, str(UTILIZATION), cwd=directory)
     assert finished.code == 0, finished.stderr
     (line,) = [line for line in finished.stdout.splitlines() if line.startswith("HELD ")]
-    held: dict[str, int] = json.loads(line.removeprefix("HELD "))
-    return held
+    report = json.loads((directory / "run/run.json").read_text())["summary"]
+    return {"ranks": request.param, "report": report, **json.loads(line.removeprefix("HELD "))}
 
 
-def test_the_engine_gets_what_its_weights_and_its_measuring_leave(found: dict[str, int]) -> None:
+def test_the_engine_gets_what_its_weights_and_its_measuring_leave(found: dict[str, Any]) -> None:
     cache = found["blocks"] * found["block_size"] * TOKEN
     left = int(UTILIZATION * found["total"]) - cache
     assert WEIGHTS < left < WEIGHTS + 512 * MIB, "activations, and CUDA graphs"
 
 
-def test_as_the_training_begins_the_trainer_has_its_weights_and_the_engine_sleeps(found: dict[str, int]) -> None:
-    assert WEIGHTS < found["used"] < WEIGHTS + 256 * MIB
+def test_as_the_training_begins_the_trainer_has_its_weights_and_the_engine_sleeps(found: dict[str, Any]) -> None:
+    buckets = WEIGHTS if found["ranks"] > 1 else 0  # DistributedDataParallel's, of gradients
+    assert WEIGHTS + buckets < found["used"] < WEIGHTS + buckets + 256 * MIB
+
+
+def test_each_hand_over_and_rollout_is_a_phase(found: dict[str, Any]) -> None:
+    step = ["wake", "weight sync", "wake", "rollout", "sleep", "log-probs"]
+    assert [row["phase"] for row in found["report"]["named_phases"]] == ["sleep", *step, *step]
+
+
+def test_the_engine_takes_its_weights_then_its_kv_cache_and_gives_back_both(found: dict[str, Any]) -> None:
+    rows = found["report"]["named_phases"]
+    end = [row["end_backed_bytes"] for row in rows]
+    cache = found["blocks"] * found["block_size"] * TOKEN
+    for first in (1, 7):
+        synced, woken, slept = end[first + 1], end[first + 2], end[first + 4]
+        assert 0 <= woken - synced - cache < GRANULE * LAYERS, "a segment of the cache ends at a granule"
+        weights = end[first + 3] - slept - (woken - synced)
+        assert WEIGHTS < weights < WEIGHTS + 32 * MIB
+        assert rows[first]["end_backed_bytes"] == synced, "the weights are copied in place"
+
+
+def test_the_second_rollout_has_adams_moments_beside_it(found: dict[str, Any]) -> None:
+    rollouts = [row for row in found["report"]["named_phases"] if row["phase"] == "rollout"]
+    more = rollouts[1]["peak_allocated_bytes"] - rollouts[0]["peak_allocated_bytes"]
+    assert 2 * WEIGHTS < more < 2 * WEIGHTS + 64 * MIB, "and cuBLAS's workspace of 32 MiB"
+
+
+def test_only_several_ranks_hold_buckets_of_gradients(found: dict[str, Any]) -> None:
+    held = found["report"]["by_category"]["communication"]
+    assert held < MIB if found["ranks"] == 1 else WEIGHTS <= held < WEIGHTS + MIB
