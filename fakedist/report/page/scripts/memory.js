@@ -291,7 +291,10 @@ export class MemoryChart extends ZoomChart {
   }
 
   get bandRows() {
-    return Math.min((this.data.named_depth || []).reduce((most, depth) => Math.max(most, depth + 1), 0), MOST_BANDS);
+    return Math.min(
+      (this.data.named_depth || []).reduce((most, depth) => Math.max(most, depth + 1), 0),
+      MOST_BANDS,
+    );
   }
 
   // The script's phases: their names in rows above the steps' phases, and a line where each begins and ends.
