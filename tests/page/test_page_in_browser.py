@@ -337,6 +337,8 @@ def test_every_chart_is_saved_as_a_picture(reader: Reader, written: Path) -> Non
         assert len(content) > 500
     charts = ("timeline", "picture", "kernels", "roofline", "calls-over-time", "stacks")
     assert {f"run-{chart}.png" for chart in charts} <= set(names)
+    page = reader.open(written)  # Chromium stops a page at its eleventh download
+    page.locator("#flame").scroll_into_view_if_needed()
     for panel, wanted in (
         ("#timeline", "peak 202.49 MiB"),
         ("#timeline", "activation"),  # of its legend
