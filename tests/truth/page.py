@@ -353,7 +353,7 @@ def picture(found: Results) -> go.Figure:
         at += len(points) + 2
         figure.add_scatter(
             x=places, y=[100 * (ratio - 1) for _, ratio, _, _ in points], name=name, mode="markers",
-            marker={"color": _colour(points[0][0]), "size": 7, "symbol": _symbol(name)},
+            marker={"color": _colour(points[0][0]), "size": 7, "symbol": [_symbol(name, row) for row, *_ in points]},
             error_y={"type": "data", "symmetric": False, "thickness": 1.2, "width": 2, "color": MUTED,
                      "array": [100 * (high - ratio) for _, ratio, _, high in points],
                      "arrayminus": [100 * (ratio - low) for _, ratio, low, _ in points]},
@@ -362,7 +362,8 @@ def picture(found: Results) -> go.Figure:
         width=1000, height=420, paper_bgcolor=PANEL, plot_bgcolor=PANEL, margin={"l": 60, "r": 20, "t": 50, "b": 30},
         font={"family": "Helvetica, Arial, sans-serif", "size": 12, "color": INK},
         legend={"orientation": "h", "y": -0.05},
-        title={"text": "Estimate over published figure, with 90 % intervals: each point a row", "font": {"size": 15}},
+        title={"text": "Estimate over published figure, with 90 % intervals; hollow: experts, or not in bf16",
+               "font": {"size": 15}},
         xaxis={"showticklabels": False, "showgrid": False, "zeroline": False},
         yaxis={"ticksuffix": " %", "gridcolor": LINE, "zerolinecolor": INK, "range": [-60, 110]},
     )  # fmt: skip
@@ -375,15 +376,14 @@ def _colour(row: Row) -> str:
     ]
 
 
-def _symbol(group: str) -> str:
+def _symbol(group: str, row: Row) -> str:
     shape = "diamond" if group.startswith("peak") else "square" if group.endswith("host") else "circle"
-    return f"{shape}{'-open' if 'experts' in group or 'fp' in group else ''}"
+    return f"{shape}{'-open' if row.kind == 'experts' or row.precision != 'bf16' else ''}"
 
 
 def _group(figure: str, row: Row) -> str:
-    kind = f"{row.kind}, host" if figure == "step" and row.is_host_bound else row.kind
-    precision = "" if row.precision == "bf16" else f", {row.precision}"
-    return f"{figure}: {row.gpu.split('-')[0].upper()}{precision}, {kind}"
+    host = ", limited by the host" if figure == "step" and row.is_host_bound else ""
+    return f"{figure}: {row.gpu.split('-')[0].upper()}{host}"
 
 
 def mark(figure: go.Figure) -> str:
