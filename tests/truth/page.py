@@ -63,7 +63,8 @@ The estimate covers kernels, host and collectives. "Without communication" is it
 without one.
 """
 _HOST = """\
-Megatron-LM's functional tests train small models, whose kernels do not keep a GPU busy. The estimate has the run's host
+Most rows are Megatron-LM's functional tests of small models, whose kernels do not keep a GPU busy; three are large
+mixtures of experts on GB200 and GB300. The estimate has the run's host
 clock, scaled to the GPU's usual host. "Other" is the same test in another version or on another system. Nothing was
 fitted on these rows. [Why they are off](accuracy/results.md#steps-that-the-host-limits).
 """
@@ -160,7 +161,10 @@ def verdicts(found: Results) -> list[str]:
     lines.append(_verdict(f"pairs: median {middle:.1%} (goal {PAIR_MEDIAN:.0%}), {share}", met))
     if labelled := [row for row in rows if row.label and row.name in found.peaks]:
         told = sum(told_label(found.peaks[row.name]) == row.label for row in labelled)
-        lines.append(_verdict(f"labels: of {len(labelled)} jobs that fit or do not, {told} are recognized", True))
+        fit = sum(told_label(found.peaks[row.name]) == "fits" for row in labelled)
+        lines.append(
+            _verdict(f"labels: {told} of {len(labelled)} as published; fakedist says that {fit} of them fit", True)
+        )
     number = len({*found.peaks, *found.steps})
     head = f"Of the {number} rows, those that no parameter was fitted on, by kind; missed goals first:"
     return [head, "", *sorted(lines, key=lambda line: "missed" not in line)]
