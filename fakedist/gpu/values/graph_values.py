@@ -105,7 +105,8 @@ class GraphValues:
         if not isinstance(value, torch.Tensor):
             return _Input(value if isinstance(value, (int, float)) else None, None)
         if value.is_cuda and not self._host.holds(value):
-            recipe, mean = self._host.recipe(value), self._host.means.of(value)
+            recipe, means = self._host.recipe(value), self._host.means
+            mean = None if means.is_assumed(value) else means.of(value)
             if recipe is None and mean is None:
                 return _Input(None, None)
             shape = empty(0, dtype=value.dtype, device=_META).set_(*_lies(value))
