@@ -175,7 +175,7 @@ def _precision_and_activation(args: argparse.Namespace) -> None:
     """Types and fusions that follow from ``--bf16``, ``--swiglu`` and the like."""
     args.params_dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
     args.pipeline_dtype = args.params_dtype
-    args.deallocate_pipeline_outputs = True
+    args.deallocate_pipeline_outputs = getattr(args, "cuda_graph_impl", "none") == "none"  # graphs return views
     if args.bf16 and not args.grad_reduce_in_bf16 and not hasattr(args, "main_grads_dtype"):
         args.grad_reduce_in_fp32 = True
     args.fp8_param_gather = getattr(args, "fp8_param", False)

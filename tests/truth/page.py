@@ -43,7 +43,8 @@ _HEAD = """\
 <!-- Made of tests/truth/catalogue.toml and tests/truth/results.json by `make truth`: edit those. -->
 # Published peaks and steps, rebuilt
 
-Every row is a job whose memory or step others published, of real GPUs, and what fakedist says of it without one.
+Each row compares the memory or the step that others published of a job on real GPUs with what fakedist computes without
+a GPU.
 `make truth ONLY="gpt-7b-*" ARGS="--again --record"` reruns rows by name
 ([how](accuracy/method.md#published-peaks-and-steps)). Peaks are *measured* by the allocator, steps *estimated* with a
 90 % interval.
@@ -55,12 +56,14 @@ published peak. "Other" is the same test's peak in another version of its source
 published one. A `liger-*` row is one training kernel of a benchmark, forward and backward: "kernels" above.
 """
 _RESERVED = "What torchtitan's monitor read, the allocator's reserved peak, on H100s with 95 GiB.\n"
-_FIRST = "The same tests' peaks by the end of the first iteration, which has no optimizer state.\n"
+_FIRST = (
+    "Peaks by the end of the first iteration, before there is optimizer state, of the tests above that publish them.\n"
+)
 _STEPS = """\
 The estimate covers kernels, host and collectives. "Without communication" is its error if collectives took no time.
-"Left out" is the estimate with the parameter that was fitted on the row, `HEAT` ({heat:.2f}) or in fp8 `FP8_HEAT`
-({fp8_heat:.2f}), fitted on the other rows in that type that have a figure there. No parameter was fitted on rows
-without one.
+`HEAT` and, in fp8, `FP8_HEAT` say [how much power](estimates.md#clocks-under-the-power-limit) products draw in a
+training step. They are fitted, at {heat:.2f} and {fp8_heat:.2f}, on the rows that have a figure under "left out": the
+estimate if the parameter is fitted on the other such rows. No parameter was fitted on rows without one.
 """
 _HOST = """\
 Most rows are Megatron-LM's functional tests of small models, whose kernels do not keep a GPU busy; three are large
@@ -68,13 +71,18 @@ mixtures of experts on GB200 and GB300. The estimate has the run's host
 clock, scaled to the GPU's usual host. "Other" is the same test in another version or on another system. Nothing was
 fitted on these rows. [Why they are off](accuracy/results.md#steps-that-the-host-limits).
 """
-_PAIRS = "One thing changed: the figure after the change over that before it, in which a machine's speed cancels.\n"
+_PAIRS = """\
+Each line is of two jobs that differ in one thing: the figure after the change over the one before it. The speed of the
+machine cancels out, except where the GPU or the network is what changes. Pairs marked "chosen for this one" had a
+parameter or a version chosen to match them, and do not count in the first lines.
+"""
 _LABELS = """\
-Jobs that were published as "out of memory" or "fits", with a peak of rank 0. The source does not say of what that peak
-is. It is compared with the allocated peak by the end of the first iteration, after which Megatron-LM's loop first
-logs it: seven of nine are within 1.3%. Later iterations, which also hold the optimizer's state, take up to 10 GB more.
-Where a job ran out of memory, the source's cause is fragmentation; the same job fits there with expandable segments
-([details](long-runs.md)). These rows do not count as peaks in the first lines; their ratios are among the pairs.
+Jobs that were published as "out of memory" or "fits", with a peak of rank 0. The source does not say which peak that
+is. It is compared with the allocated peak by the end of the first iteration, when Megatron-LM's loop first logs it.
+Later iterations, which also hold the optimizer's state, take up to 10 GB more.
+Where a job ran out of memory, the source names fragmentation as the cause; the first of them fits there with expandable
+segments ([details](long-runs.md)). These rows do not count as peaks in the first lines; their ratios are among the
+pairs.
 """
 
 

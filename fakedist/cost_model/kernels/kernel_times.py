@@ -96,7 +96,8 @@ class KernelTimes:
         spread = np.sqrt(alone.spread**2 + (CLOCK_SPREAD * np.log(slower)) ** 2)
         shorter, longer = (np.sqrt(spread**2 + self._apart(alone, computes, counts, draws, at)) for at in (-1.0, 1.0))
         spare = np.zeros(len(time_us)) if alone.spare is None else alone.spare
-        least_us = roofline_us(work, self._gpu) * np.exp(-spare)
+        spared = np.where(work["is_dense"].to_numpy(bool), spare, 0.0)  # a mask lowers the roofline, too
+        least_us = roofline_us(work, self._gpu) * np.exp(-spared)
         is_unknown = np.isnan(time_us) & (work["kind"] != "collective").to_numpy(bool)
         most_us = self._most_us(work, np.nan_to_num(time_us))
         return pd.DataFrame(

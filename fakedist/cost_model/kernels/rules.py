@@ -438,6 +438,9 @@ _APART = {
     },
     "nvfp4": {"b200-sxm": 0.18, "b300-sxm": 0.23, "gb200": 0.19, "gb300": 0.22, "rtx-pro-6000": 0.11},
 }  # fmt: skip
+#: The peak of NVFP4 over that of fp8 (NVIDIA's data sheets, dense), where it is not 2. No collector has cuBLAS' products
+#: in NVFP4: they may reach the fraction of their peak that those in fp8 do.
+_NVFP4_PEAK = {"b300-sxm": 3.0, "gb300": 3.0}
 #: FLOPs for each SM and clock of products whose operands are not aligned: y = x w^T of 8,192 x 50,257 x 768 in bf16 and
 #: its two gradients took 6,674, 4,521 and 4,285 us on an H200 (cuBLAS 13, CUTLASS' kernels "align1"; docs/accuracy).
 _UNALIGNED_RATE, _UNALIGNED, _UNALIGNED_ELSEWHERE, _HOPPER = 479.0, 0.35, 0.5, ("h100-sxm", "h200-sxm")
@@ -518,7 +521,14 @@ class ProductRules(Rules):
             which_limits(compute, memory, START_US),
             np.full(len(rows), family, object),
             assumed.basis(basis),
+            self._nvfp4_spare(rows, time_us) if kind == "nvfp4" else None,
         )
+
+    def _nvfp4_spare(self, rows: WorkArrays, time_us: Floats) -> Floats:
+        """How much less (logarithm) products in NVFP4 take at the fraction of their peak that those in fp8 reach."""
+        in_fp8 = self._times["fp8"].time_us(_sizes(rows, 1.0), product_roof(self.gpu, "fp8"))
+        higher = _NVFP4_PEAK.get(self.table.name, 2.0)
+        return np.asarray(np.log(np.maximum(time_us / np.maximum(in_fp8 / higher, START_US), 1.0)))
 
     def _aligned(
         self, rows: WorkArrays, sizes: ProductSizes, time_us: Floats, dtype: str, assumed: Assumptions

@@ -66,7 +66,8 @@ class Estimates:
         bound: "compute", "memory" or "launch"; empty if unknown.
         accuracy: The family of ``accuracy.json`` whose errors the interval is from; empty without one.
         basis: The measurement or the rule, in a few words.
-        spare: How much less (logarithm) it may take where an unknown mask may spare work.
+        spare: How much less (logarithm) it may take: where an unknown mask may spare work, or where the library that
+            runs was not measured.
     """
 
     time_us: Floats
