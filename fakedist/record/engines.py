@@ -6,7 +6,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from types import ModuleType
 
@@ -15,6 +15,7 @@ import torch
 from fakedist.errors import SetupError
 from fakedist.importing import imported_within, when_imported
 from fakedist.patch import patched
+from fakedist.record.named_phases import NamedPhases
 
 _PIN = re.compile(r"torch\s*\(?===?\s*([^\s,;)]+)")
 #: Class, method and phase, by module: of vLLM 0.33.0 and TRL 1.16.0.
@@ -46,13 +47,8 @@ def see_that_torch_fits(engine: str) -> None:
 
 
 @contextmanager
-def watched_engines(
-    phase: Callable[[str], AbstractContextManager[None]], is_named: Callable[[], bool]
-) -> Iterator[None]:
-    """Check the torch of vLLM when it is imported, and call ``phase`` for what engines and their trainers do.
-
-    ``is_named`` returns whether the script itself has named what runs now: then no phase is recognised.
-    """
+def watched_engines(phases: NamedPhases) -> Iterator[None]:
+    """Check the torch of vLLM when it is imported, and record phases of what engines and their trainers do."""
 
     @contextmanager
     def checked(module: ModuleType) -> Iterator[None]:
@@ -65,7 +61,7 @@ def watched_engines(
             for owner_name, name, title in _PHASES[module.__name__]:
                 owner = getattr(module, owner_name, None)
                 if hasattr(owner, name):  # releases differ
-                    inside = _in_phase(getattr(owner, name), title, phase, is_named)
+                    inside = _in_phase(getattr(owner, name), title, phases)
                     stack.enter_context(patched(owner, name, inside))
 
         for name in _PHASES.keys() & sys.modules.keys():
@@ -75,19 +71,14 @@ def watched_engines(
         yield
 
 
-def _in_phase(
-    original: Callable[..., object],
-    title: str,
-    phase: Callable[[str], AbstractContextManager[None]],
-    is_named: Callable[[], bool],
-) -> Callable[..., object]:
+def _in_phase(original: Callable[..., object], title: str, phases: NamedPhases) -> Callable[..., object]:
     only_without_gradients = getattr(original, "__name__", "") in _ALSO_IN_TRAINING
 
     @functools.wraps(original)
     def inside(*args: object, **kwargs: object) -> object:
-        if is_named() or (only_without_gradients and torch.is_grad_enabled()):
+        if phases.is_named or (only_without_gradients and torch.is_grad_enabled()):
             return original(*args, **kwargs)
-        with phase(title):
+        with phases.named(title):
             return original(*args, **kwargs)
 
     return inside

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Literal
 
@@ -25,6 +25,7 @@ from fakedist.record.host_clock import ClockedGpu, HostClock
 from fakedist.record.ledger import Ledger
 from fakedist.record.memory_recording import Append, MemoryRecording
 from fakedist.record.module_names import OUTSIDE, LayerTable, remember_parents
+from fakedist.record.named_phases import NamedPhases
 from fakedist.record.numbering import FastPath
 from fakedist.record.operations import Execute
 from fakedist.record.position import Position
@@ -35,7 +36,7 @@ from fakedist.record.tracer import OperationTracer, Tracer
 from fakedist.record.unseen import Unseen
 from fakedist.rundir import notes
 from fakedist.rundir.outcome import Ending
-from fakedist.rundir.records import NamedPhaseRecord, NoteRecord, OutcomeRecord, StepRecord, StepWentOnRecord
+from fakedist.rundir.records import NoteRecord, OutcomeRecord, StepRecord, StepWentOnRecord
 
 _active: Recorder | None = None
 
@@ -135,7 +136,7 @@ class Recorder(StepListener):
             all_collectives=all_collectives,
         )
         self._exit = self._until_bare = ExitStack()
-        self._in_use, self._most_of_phases, self._num_phases_of_script = in_use, list[int](), 0
+        self._named_phases = NamedPhases(append, self._position, in_use)
         self._is_closed = self._names_again = False  # the latter: what ran first was not the model that trains
 
     def __enter__(self) -> Recorder:
@@ -159,7 +160,7 @@ class Recorder(StepListener):
             until_bare.enter_context(self._later_step.watching())
             until_bare.enter_context(watched_graphs(recorded, self._graphs, self._training))
             until_bare.enter_context(self._memory.routing())
-            until_bare.enter_context(watched_engines(self._named, lambda: self._num_phases_of_script > 0))
+            until_bare.enter_context(watched_engines(self._named_phases))
             self._until_bare = until_bare
             self._exit = stack.pop_all()
         _active = self
@@ -201,43 +202,9 @@ class Recorder(StepListener):
         if not self.host_clock.is_on:
             self._training.step(shape, name)
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Record what runs inside as a phase of this name, with what is in use of the device meanwhile.
-
-        Inside of it, no phases are recognised: the script has named what runs.
-        """
-        self._num_phases_of_script += 1
-        try:
-            with self._named(name):
-                yield
-        finally:
-            self._num_phases_of_script -= 1
-
-    @contextmanager
-    def _named(self, name: str) -> Iterator[None]:
-        if self._is_closed:
-            yield
-            return
-        step, first_op = self._position.step, self._position.op
-        self._restart_most()
-        self._most_of_phases.append(0)
-        try:
-            yield
-        finally:
-            most, *now = self._restart_most()
-            self._most_of_phases.pop()
-            if not self._is_closed:
-                self._append(NamedPhaseRecord(name, step, first_op, self._position.op, most, *now))
-
-    def _restart_most(self) -> tuple[int, int, int, int]:
-        """Begin to look for the most anew. Return what is in use, with the most of the innermost phase that is open.
-
-        The most so far counts for every phase that is open, whichever began within it.
-        """
-        used = (0, 0, 0, 0) if self._in_use is None else self._in_use()
-        self._most_of_phases = [max(most, used[0]) for most in self._most_of_phases]
-        return (self._most_of_phases[-1] if self._most_of_phases else 0, *used[1:])
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Record what runs inside as a phase of this name, at the script's request (``fakedist.phase``)."""
+        return self._named_phases.of_script(name)
 
     def _finish(self) -> None:
         """Write everything, then remove all hooks but those that follow optimizers and DataLoaders."""
@@ -258,6 +225,7 @@ class Recorder(StepListener):
         if self._is_closed:
             return
         self._is_closed = True
+        self._named_phases.close()
         steps = self._training.steps
         steps.decide_on_init()
         outcome = OutcomeRecord(
@@ -289,6 +257,7 @@ class Recorder(StepListener):
     def forget(self) -> None:
         """Remove every hook from torch and write nothing more."""
         self._is_closed = True
+        self._named_phases.close()
         self._exit.close()
 
     # ---- called by hooks

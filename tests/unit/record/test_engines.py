@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,6 +12,10 @@ import torch
 
 from fakedist.errors import SetupError
 from fakedist.record.engines import see_that_torch_fits, watched_engines
+from fakedist.record.named_phases import NamedPhases
+from fakedist.record.position import Position
+from fakedist.rundir.encoding import Record
+from fakedist.rundir.records import NamedPhaseRecord
 
 
 def install(site: Path, name: str, requirement: str) -> None:
@@ -33,15 +36,14 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-@contextmanager
-def no_phase(name: str) -> Iterator[None]:
-    yield
+def phases_to(records: list[Record]) -> NamedPhases:
+    return NamedPhases(records.append, Position(), None)
 
 
 def test_an_engine_that_pins_another_torch_is_refused_before_its_code_runs(site: Path) -> None:
     install(site, "vllm", "torch==1.0.1")
     with (
-        watched_engines(no_phase, lambda: False),
+        watched_engines(phases_to([])),
         pytest.raises(SetupError, match=r"is installed, and vllm 9.9 needs torch 1.0.1: pip install torch==1.0.1 "),
     ):
         __import__("vllm")
@@ -60,7 +62,7 @@ def test_an_engine_that_pins_another_torch_is_refused_before_its_code_runs(site:
 )
 def test_an_engine_that_pins_this_torch_or_none_is_imported(site: Path, requirement: str) -> None:
     install(site, "vllm", requirement)
-    with watched_engines(no_phase, lambda: False):
+    with watched_engines(phases_to([])):
         assert __import__("vllm").loaded
 
 
@@ -85,15 +87,9 @@ def test_what_engines_and_trainers_do_is_recognised_unless_the_script_names_it(s
     (site / "vllm/entrypoints/llm.py").write_text(ENGINE)
     (site / "trl/trainer").mkdir(parents=True)
     (site / "trl/trainer/grpo_trainer.py").write_text(TRAINER)
-    phases: list[str] = []
-    named = False
-
-    @contextmanager
-    def phase(name: str) -> Iterator[None]:
-        phases.append(name)
-        yield
-
-    with watched_engines(phase, lambda: named):
+    records: list[Record] = []
+    phases = phases_to(records)
+    with watched_engines(phases):
         engine = __import__("vllm.entrypoints.llm", fromlist=["LLM"]).LLM()  # which has no wake_up
         trainer = __import__("trl.trainer.grpo_trainer", fromlist=["GRPOTrainer"]).GRPOTrainer()
         assert engine.generate() == "answers"
@@ -101,8 +97,8 @@ def test_what_engines_and_trainers_do_is_recognised_unless_the_script_names_it(s
         trainer._get_per_token_logps_and_entropies()  # a part of the loss
         with torch.no_grad():
             trainer._get_per_token_logps_and_entropies()
-        named = True
-        engine.generate()
-    named = False
+        with phases.of_script("generation"):
+            engine.generate()
     engine.generate()
-    assert phases == ["rollout", "sleep", "log-probs"]
+    names = [record.name for record in records if isinstance(record, NamedPhaseRecord)]
+    assert names == ["rollout", "sleep", "log-probs", "generation"]
