@@ -22,44 +22,51 @@ MIB, GRANULE = 1 << 20, 2 << 20
 
 # As in the job.
 HIDDEN, INNER, LAYERS, VOCABULARY, KEYS, SIZE = 2048, 8192, 16, 128256, 512, 2
-LAYER = HIDDEN * (2 * HIDDEN + 2 * KEYS + 3 * INNER + 2)
-WEIGHTS = (VOCABULARY * HIDDEN + LAYERS * LAYER + HIDDEN) * SIZE
+LAYER = HIDDEN * (2 * HIDDEN + 2 * KEYS + 3 * INNER)
+NORMS = (2 * LAYERS + 1) * HIDDEN * SIZE
 TOKEN = 2 * KEYS * SIZE  # of one layer in the KV cache
 
 
-@pytest.fixture(scope="module", params=["", "--graphs", "--process"])
+def weights_of(ranks: int) -> int:
+    """Bytes of a rank's weights: norms are whole on each."""
+    return (VOCABULARY * HIDDEN + LAYERS * LAYER) * SIZE // ranks + NORMS
+
+
+@pytest.fixture(scope="module", params=["", "--graphs", "--process", "--tensor-parallel"])
 def found(
     request: pytest.FixtureRequest, run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, dict[str, Any]]:
-    """Bytes that the engine said it held, by point, and the report's object."""
+) -> dict[str, Any]:
+    """Bytes that the engine said it held, by point, the ranks that share its layers, and the report's object."""
     directory = tmp_path_factory.mktemp("vllm")
-    options = ["--device", "virtual", "--world-size", "1", "--gpus-per-node", "1", "--output", "run"]
+    ranks = "2" if request.param == "--tensor-parallel" else "1"
+    options = ["--device", "virtual", "--world-size", ranks, "--gpus-per-node", ranks, "--output", "run"]
     finished = run_fakedist("profile", *options, JOB, *filter(None, [request.param]), cwd=directory)
     assert finished.code == 0, finished.stderr
     lines = [line.removeprefix("HELD ") for line in finished.stdout.splitlines() if line.startswith("HELD ")]
     points = {point.pop("at"): point for point in map(json.loads, lines)}
-    return points | {"report": json.loads((directory / "run/run.json").read_text())["summary"]}
+    return points | {"ranks": int(ranks), "report": json.loads((directory / "run/run.json").read_text())["summary"]}
 
 
-def test_the_kv_cache_fills_what_its_measuring_leaves_of_half_the_gpu(found: dict[str, dict[str, Any]]) -> None:
+def test_the_kv_cache_fills_what_its_measuring_leaves_of_half_the_gpu(found: dict[str, Any]) -> None:
     started = found["started"]
-    cache = started["blocks"] * started["block_size"] * TOKEN * LAYERS
+    cache = started["blocks"] * started["block_size"] * TOKEN // found["ranks"] * LAYERS
     left = started["total"] // 2 - cache
-    assert WEIGHTS < left < WEIGHTS + 4 * 1024 * MIB, "weights, activations of 16,384 tokens, and CUDA graphs"
+    weights = weights_of(found["ranks"])
+    assert weights < left < weights + 4 * 1024 * MIB, "weights, activations of 16,384 tokens, and CUDA graphs"
     assert found["decoded"]["tokens"] == 16
 
 
-def test_asleep_it_gives_back_exactly_its_weights_and_its_kv_cache(found: dict[str, dict[str, Any]]) -> None:
-    layer = found["started"]["blocks"] * found["started"]["block_size"] * TOKEN
-    cache = LAYERS * -(-layer // GRANULE) * GRANULE  # a segment of its own for each layer
+def test_asleep_it_gives_back_exactly_its_weights_and_its_kv_cache(found: dict[str, Any]) -> None:
+    layer = found["started"]["blocks"] * found["started"]["block_size"] * TOKEN // found["ranks"]
+    cache = -(-LAYERS * layer // GRANULE) * GRANULE  # one segment
     for level in (1, 2):
-        weights = found[f"awake {level}"]["used"] - found[f"asleep {level}"]["used"] - cache
-        assert WEIGHTS < weights < 1.01 * WEIGHTS
+        held = found[f"awake {level}"]["used"] - found[f"asleep {level}"]["used"] - cache
+        assert 1 < held / weights_of(found["ranks"]) < 1.02
         assert found[f"asleep {level}"]["reserved"] == found[f"awake {level}"]["reserved"], "torch knows nothing of it"
     assert found["asleep 1"]["used"] == found["asleep 2"]["used"] < 1024 * MIB
 
 
-def test_the_report_has_the_phases_and_counts_no_memory_that_sleeps(found: dict[str, dict[str, Any]]) -> None:
+def test_the_report_has_the_phases_and_counts_no_memory_that_sleeps(found: dict[str, Any]) -> None:
     report = found["report"]
     assert [row["phase"] for row in report["named_phases"]] == [
         "start",

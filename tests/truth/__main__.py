@@ -1,6 +1,7 @@
 """Rebuild published peaks and steps, and write docs/truth.md: ``make truth``.
 
-    python -m tests.truth [--only PATTERNS] [--again] [--record] [--price] [--jobs N] [--on WHERE] [--fast] [--page]
+    python -m tests.truth [--only PATTERNS] [--again] [--record] [--price] [--nearest] [--jobs N] [--on WHERE] [--fast]
+                          [--page]
 
 Runs the rows of catalogue.toml that have no result. A peak is the published rank's; a step's launches are recorded,
 kept in tests/data/steps and priced for the GPU that it was published for. Jobs run as ``fakedist sweep`` runs its
@@ -8,6 +9,9 @@ points: on this machine, or on a Ray cluster with ``--on ray``. Results are writ
 goes on where it was. Rows whose packages are not installed are named and left out.
 
 After a recording, or with ``--price``, every recorded step is priced by today's model; the page is made of the results.
+``--nearest``, on an older torch, runs the peaks of jobs that are published with that torch, or an older one, and keeps
+them beside those of the newest.
+
 ``--fast`` runs no job and prices some recorded steps: it fails if the estimates are others than those that are kept.
 """
 
@@ -18,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import distributions
@@ -62,7 +66,7 @@ def peak_of(phases: Sequence[PhasePeak], reserved_bytes: int, made: Made, fits: 
     return Peak((first, max(phase.peak_allocated_bytes for phase in phases)), reserved_bytes, made, fits)
 
 
-def needed(rows: Sequence[Row], found: Results, *, again: bool, record: bool) -> list[Run]:
+def needed(rows: Sequence[Row], peaks: Mapping[str, Peak], *, again: bool, record: bool, steps_too: bool) -> list[Run]:
     """The ranks to run: of peaks without a result, and of steps without a recording."""
     runs = []
     for row in rows:
@@ -70,15 +74,15 @@ def needed(rows: Sequence[Row], found: Results, *, again: bool, record: bool) ->
         if lacking := [name for name in script.needs if not any(distributions(name=name))]:
             print(f"left out {row.name}: {' and '.join(lacking)} is not installed")
             continue
-        if row.has_peak and (again or row.name not in found.peaks):
+        if row.has_peak and (again or row.name not in peaks):
             runs.append(Run(row, script.peak_rank if row.rank is None else row.rank, is_timed=False))
-        if row.published_s and not row.like and (record or not steps.is_recorded(row)):
+        if steps_too and row.published_s and not row.like and (record or not steps.is_recorded(row)):
             runs += [Run(row, rank, is_timed=True) for rank in script.ranks]
     return runs
 
 
-def rebuild(runs: Sequence[Run], found: Results, jobs: int | None, on: str) -> int:
-    """Run ranks, and write each result as it comes. Returns how many failed."""
+def rebuild(runs: Sequence[Run], found: Results, peaks: dict[str, Peak], jobs: int | None, on: str) -> int:
+    """Run ranks, and write each result as it comes, a peak into ``peaks`` of ``found``. Returns how many failed."""
     commit = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     named = {run.name: run for run in runs}
 
@@ -91,7 +95,7 @@ def rebuild(runs: Sequence[Run], found: Results, jobs: int | None, on: str) -> i
             steps.keep(run.row, run.rank, directory, made)
         else:
             said = manifest.summary
-            found.peaks[run.row.name] = peak = peak_of(said.by_phase, said.peak_reserved_bytes, made, said.fits)
+            peaks[run.row.name] = peak = peak_of(said.by_phase, said.peak_reserved_bytes, made, said.fits)
             found.write()
             print(f"{run.row.name}: {peak.allocated_bytes[1]:,} bytes allocated, {wall_s:.0f} s", flush=True)
         shutil.rmtree(directory)
@@ -108,12 +112,18 @@ def rebuild(runs: Sequence[Run], found: Results, jobs: int | None, on: str) -> i
     return len(failures)
 
 
+def release() -> str:
+    """Major and minor version of the torch that is installed."""
+    return ".".join(torch_build()[0].split(".")[:2])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names or patterns of rows, separated by spaces")
     parser.add_argument("--again", action="store_true", help="also rows that have a peak")
     parser.add_argument("--record", action="store_true", help="also steps that were recorded")
     parser.add_argument("--price", action="store_true", help="price every recorded step again")
+    parser.add_argument("--nearest", action="store_true", help="only peaks, on the torch nearest to the published one")
     parser.add_argument("--jobs", type=int, help="how many run at once; by cores and memory if not given")
     parser.add_argument("--on", default="local", help="local, ray or ray://HOST:PORT")
     parser.add_argument("--fast", action="store_true", help="price some recorded steps and compare, write nothing")
@@ -126,9 +136,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return bool(changed)
     failed = 0
     if not chosen.page:
-        runs = needed(catalogue().chosen(chosen.only), found, again=chosen.again, record=chosen.record)
+        rows = catalogue().chosen(chosen.only)
+        peaks = found.peaks
+        if chosen.nearest:
+            peaks, rows = found.nearest, [row for row in rows if catalogue().sources[row.source].nearest == release()]
+        runs = needed(rows, peaks, again=chosen.again, record=chosen.record, steps_too=not chosen.nearest)
         print(f"{len(runs)} ranks to run", flush=True)
-        failed = rebuild(runs, found, chosen.jobs, chosen.on) if runs else 0
+        failed = rebuild(runs, found, peaks, chosen.jobs, chosen.on) if runs else 0
         if chosen.price or any(run.is_timed for run in runs):
             steps.price(found)
             found.write()

@@ -34,6 +34,7 @@ class Source:
         ran: The container or torch of the published run.
         differs: What is otherwise in ours.
         commit: Of its repository.
+        nearest: The supported release of torch that is nearest to theirs, as "2.8", if it is not the newest.
     """
 
     text: str
@@ -41,6 +42,7 @@ class Source:
     ran: str
     differs: str
     commit: str = ""
+    nearest: str = ""
 
     @property
     def cited(self) -> str:
@@ -219,12 +221,23 @@ class Results:
     peaks: dict[str, Peak]
     steps: dict[str, Step]
     pairs: dict[str, Ratio] = field(default_factory=dict)
+    #: Peaks on the supported release of torch that is nearest to the published run's, if it is not the newest.
+    nearest: dict[str, Peak] = field(default_factory=dict)
+
+    def peak(self, name: str) -> Peak:
+        """The peak of a row on the release of torch that is nearest to the published run's."""
+        return self.nearest.get(name) or self.peaks[name]
 
     def write(self, path: Path = RESULTS) -> None:
         """Write one line for each result, in the catalogue's order."""
         order = [each.name for each in (*catalogue().rows, *catalogue().pairs)]
         parts = [f'"heat": {self.heat}', f'"fp8_heat": {self.fp8_heat}']
-        for name, found in (("peaks", self.peaks), ("steps", self.steps), ("pairs", self.pairs)):
+        for name, found in (
+            ("peaks", self.peaks),
+            ("nearest", self.nearest),
+            ("steps", self.steps),
+            ("pairs", self.pairs),
+        ):
             lines = [f'"{key}": {json.dumps(to_plain(found[key]))}' for key in order if key in found]
             parts.append(f'"{name}": {{\n' + ",\n".join(lines) + "\n}")
         path.write_text("{" + ",\n".join(parts) + "}\n")

@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 
 from fakedist.report.figures.look import GROUP_COLOURS, INK, LINE, MUTED, PANEL
 from fakedist.report.page.assets import plotly_text
-from fakedist.units import MIB
+from fakedist.units import GIB, MIB
 from tests.truth.catalogue import (
     BYTES_NEED_CAUSE,
     TIME_NEEDS_CAUSE,
@@ -55,7 +55,10 @@ workspaces that older releases keep and torch 2.15 does not, except where there 
 published peak. "Other" is the same test's peak in another version of its source or on another system, less the
 published one. A `liger-*` row is one training kernel of a benchmark, forward and backward: "kernels" above.
 """
-_RESERVED = "What torchtitan's monitor read, the allocator's reserved peak, on H100s with 95 GiB.\n"
+_RESERVED = """\
+What torchtitan's monitor read, the allocator's reserved peak, on H100s with 95 GiB. "Nearest" is ours on torch 2.8, the
+supported release next to the nightly that ran there, and counts in the first lines; "newest" is on torch 2.15.
+"""
 _FIRST = (
     "Peaks by the end of the first iteration, before there is optimizer state, of the tests above that publish them.\n"
 )
@@ -116,7 +119,7 @@ def text(found: Results) -> str:
         table(_PEAK_COLUMNS, [_peak_line(row, found.peaks[row.name]) for row in allocated]),
         "## Peaks, reserved\n",
         _RESERVED,
-        table(_RESERVED_COLUMNS, [_reserved_line(row, found.peaks[row.name]) for row in reserved]),
+        table(_RESERVED_COLUMNS, [_reserved_line(row, found) for row in reserved]),
         "## First iterations\n",
         _FIRST,
         table(
@@ -150,7 +153,7 @@ def verdicts(found: Results) -> list[str]:
         for kind in dict.fromkeys(row.kind for row in rows)
         if (
             peaks := [
-                (row, found.peaks[row.name])
+                (row, found.peak(row.name))
                 for row in rows
                 if row.kind == kind and row.name in found.peaks and not row.label
             ]
@@ -233,7 +236,19 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 _PEAK_COLUMNS = ("row", "job", "GPU", "type", "published:", "ours:", "left:", "other:", "cause", "made")
-_RESERVED_COLUMNS = ("row", "job", "GPU", "type", "published:", "ours:", "left:", "cause", "made")
+_RESERVED_COLUMNS = (
+    "row",
+    "job",
+    "GPU",
+    "type",
+    "published:",
+    "nearest:",
+    "left:",
+    "newest:",
+    "left:",
+    "cause",
+    "made",
+)
 _FIRST_COLUMNS = ("row", "published:", "ours:", "left:")
 _STEP_COLUMNS = ("row", "job", "GPU", "published:", "estimate:", "error:", "inside", "left out:",
                  "without communication:", "cause, note", "made")  # fmt: skip
@@ -272,10 +287,15 @@ def _cause(row: Row, peak: Peak) -> str:
     return row.why_bytes or (NOT_KNOWN if abs(bytes_error(row, peak)) > BYTES_NEED_CAUSE else "")
 
 
-def _reserved_line(row: Row, peak: Peak) -> Sequence[str]:
-    return (f"`{row.name}`", row.job, _gpus(row), row.precision, f"{row.reserved_gib:.1f} GiB",
-            f"{peak.reserved_bytes / 2**30:.2f} GiB", f"{bytes_error(row, peak):+.1%}", _cause(row, peak),
-            _made(peak.made))  # fmt: skip
+def _reserved_line(row: Row, found: Results) -> Sequence[str]:
+    peaks = (found.nearest.get(row.name), found.peaks[row.name])
+    ours = [
+        text
+        for peak in peaks
+        for text in ((f"{peak.reserved_bytes / GIB:.2f} GiB", f"{bytes_error(row, peak):+.1%}") if peak else ("", ""))
+    ]
+    return (f"`{row.name}`", row.job, _gpus(row), row.precision, f"{row.reserved_gib:.1f} GiB", *ours,
+            _cause(row, found.peak(row.name)), " and ".join(_made(peak.made) for peak in peaks if peak))  # fmt: skip
 
 
 def _first_line(row: Row, peak: Peak) -> Sequence[str]:
@@ -352,7 +372,7 @@ def picture(found: Results) -> go.Figure:
     groups: dict[str, list[tuple[Row, float, float, float]]] = {}
     for row in catalogue().rows:
         if row.name in found.peaks:
-            ratio = 1 + bytes_error(row, found.peaks[row.name])
+            ratio = 1 + bytes_error(row, found.peak(row.name))
             groups.setdefault(_group("peak", row), []).append((row, ratio, ratio, ratio))
     for row in catalogue().rows:
         if row.name in found.steps and row.published_s:

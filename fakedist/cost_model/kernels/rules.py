@@ -438,8 +438,8 @@ _APART = {
     },
     "nvfp4": {"b200-sxm": 0.18, "b300-sxm": 0.23, "gb200": 0.19, "gb300": 0.22, "rtx-pro-6000": 0.11},
 }  # fmt: skip
-#: The peak of NVFP4 over that of fp8 (NVIDIA's data sheets, dense), where it is not 2. No collector has cuBLAS' products
-#: in NVFP4: they may reach the fraction of their peak that those in fp8 do.
+#: The peak of NVFP4 over that of fp8 (NVIDIA's data sheets, dense), where it is not 2. No collector has cuBLAS'
+#: products in NVFP4: they may reach the fraction of their peak that those in fp8 do.
 _NVFP4_PEAK = {"b300-sxm": 3.0, "gb300": 3.0}
 #: FLOPs for each SM and clock of products whose operands are not aligned: y = x w^T of 8,192 x 50,257 x 768 in bf16 and
 #: its two gradients took 6,674, 4,521 and 4,285 us on an H200 (cuBLAS 13, CUTLASS' kernels "align1"; docs/accuracy).

@@ -14,6 +14,9 @@ struct held_object { /* kept alive by the graph: cudaGraphRetainUserObject */
 struct graph {
     struct graph_node **nodes;
     size_t count, room;
+    struct graph_order *orders;
+    uint64_t *recorded; /* the event of each order while it was captured */
+    size_t num_orders, room_of_orders;
     struct held_object *held;
     size_t num_held;
     int users; /* the graph itself and its instantiations */
@@ -62,6 +65,30 @@ void graph_add_call(struct graph *g, void (*function)(void *), void *data) {
     add(g, (struct graph_node){.type = NODE_HOST, .function = function, .to = data});
 }
 
+/* What a stream waits for was recorded in the same capture; else it was over before the graph begins. */
+void graph_add_order(struct graph *g, const struct launch *launch) {
+    pthread_mutex_lock(&lock);
+    struct graph_order made = {g->count, *launch};
+    size_t number = g->num_orders;
+    if (launch->kind == STREAM_WAITS)
+        while (number &&
+               (g->orders[number - 1].launch.kind != STREAM_RECORDS || g->recorded[number - 1] != launch->event))
+            number--;
+    else number++;
+    made.launch.event = number;
+    if (number) {
+        if (g->num_orders == g->room_of_orders) {
+            g->room_of_orders = g->room_of_orders ? 2 * g->room_of_orders : 64;
+            g->orders = realloc(g->orders, g->room_of_orders * sizeof *g->orders);
+            g->recorded = realloc(g->recorded, g->room_of_orders * sizeof *g->recorded);
+            if (!g->orders || !g->recorded) abort();
+        }
+        g->recorded[g->num_orders] = launch->event;
+        g->orders[g->num_orders++] = made;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 static void release_object(struct user_object *object, unsigned count) {
     if (object->references > count) {
         object->references -= count;
@@ -83,11 +110,16 @@ void graph_destroy(struct graph *g) {
     }
     for (size_t i = 0; i < g->num_held; i++) release_object(g->held[i].object, g->held[i].count);
     free(g->nodes);
+    free(g->orders);
+    free(g->recorded);
     free(g->held);
     free(g);
 }
 
 struct graph_node *const *graph_nodes(const struct graph *g, size_t *count) { return *count = g->count, g->nodes; }
+const struct graph_order *graph_orders(const struct graph *g, size_t *count) {
+    return *count = g->num_orders, g->orders;
+}
 
 API int cudaGraphCreate(void **out, unsigned flags) { return (void)flags, *out = graph_create(), OK; }
 API int cudaGraphDestroy(void *graph) { return graph_destroy(graph), OK; }

@@ -70,4 +70,5 @@ LOCAL struct launch launch_tagged(struct launch made,
                                   void *stream); /* with stream, device, this thread's tag and call */
 LOCAL void launch_append(const struct launch *made); /* to the log, if it is still on */
 LOCAL uint64_t launch_new_event(void); /* each recording of an event gets a number, so that a wait refers to it */
+LOCAL uint64_t launch_new_events(size_t number); /* returns the number before the first of them */
 #endif

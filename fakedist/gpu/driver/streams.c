@@ -133,6 +133,10 @@ struct graph *stream_find_graph(void *stream) {
     struct capture *c = capture_of(stream);
     return c && !c->invalid ? c->graph : NULL;
 }
+int stream_began_capture(void *stream) {
+    struct capture *c = capture_of(stream);
+    return c && c->origin == stream;
+}
 void stream_join(void *stream, uint64_t capture) {
     struct stream *s = own_stream(stream);
     if (!stream_any_capture() || !s) return;

@@ -20,6 +20,8 @@ static inline struct graph *stream_graph(void *stream) {
     return stream_any_capture() ? stream_find_graph(stream) : NULL;
 }
 
+LOCAL int stream_began_capture(void *stream); /* that it takes part in */
+
 LOCAL void stream_join(void *stream, uint64_t capture); /* if that capture is still in progress */
 LOCAL int stream_check_wait(void *stream); /* OK, or the error of a call that waits for a stream in a capture */
 LOCAL int stream_check_unsafe_call(void); /* OK, or the error of a call that a capture in progress forbids */

@@ -37,9 +37,16 @@ static void deliver(const struct launch *made, void *stream, uint64_t node) {
     if (cupti_is_tracing() && made->kind <= LAUNCH_FILL) cupti_trace_launch(made, stream_queue(stream), node);
 }
 
+/* In a graph, the stream in which the capture began is the one that the graph is launched on. */
+static struct launch tagged(struct launch made, void *stream, const struct graph *graph) {
+    made = launch_tagged(made, stream);
+    if (graph && stream_began_capture(stream)) made.stream = 0;
+    return made;
+}
+
 static void submit(struct launch made, void *stream) {
     struct graph *graph = stream_graph(stream);
-    made = launch_tagged(made, stream);
+    made = tagged(made, stream, graph);
     if (graph) graph_add_kernel(graph, &made);
     else deliver(&made, stream, 0);
 }
@@ -49,11 +56,13 @@ static void takes_a_place(void *stream) {
     if (lag_is_on() && !stream_capture(stream)) lag_launched(stream_lag(stream));
 }
 
-/* Waits inside a capture belong to the graph, whose nodes run one after the other. */
+/* Waits inside a capture belong to the graph. */
 static void log_wait(int kind, uint64_t event, void *stream) {
-    if ((!launch_is_logged() && !lag_is_timed()) || stream_graph(stream)) return;
-    struct launch made = launch_tagged((struct launch){.kind = kind, .event = event}, stream);
-    log_row(&made, stream);
+    struct graph *graph = stream_graph(stream);
+    if (!graph && !launch_is_logged() && !lag_is_timed()) return;
+    struct launch made = tagged((struct launch){.kind = kind, .event = event}, stream, graph);
+    if (!graph) log_row(&made, stream);
+    else if (kind <= STREAM_WAITS) graph_add_order(graph, &made);
 }
 
 /* ---- kernels, and calls that launch them ---- */
@@ -162,7 +171,7 @@ static int copy(void *to, const void *from, size_t size, void *stream) {
         int direction = to_device && from_device ? WITHIN_DEVICE : to_device ? TO_DEVICE : TO_HOST;
         struct launch made = {.kind = LAUNCH_COPY, .bytes = size, .direction = direction};
         made.pinned = direction != WITHIN_DEVICE && pinned_contains(to_device ? from : to);
-        made = launch_tagged(made, stream);
+        made = tagged(made, stream, graph);
         if (graph) graph_add_copy(graph, &made, to, from);
         else if (to_device || from_device) deliver(&made, stream, 0); /* else the GPU has no part in it */
     }
@@ -194,7 +203,7 @@ void submit_fill(void *to, int value, size_t size, void *stream) {
     if (lag_is_on() && memory_device_of(to) >= 0) takes_a_place(stream);
     if (is_wanted(stream)) {
         struct graph *graph = stream_graph(stream);
-        struct launch made = launch_tagged((struct launch){.kind = LAUNCH_FILL, .bytes = size}, stream);
+        struct launch made = tagged((struct launch){.kind = LAUNCH_FILL, .bytes = size}, stream, graph);
         if (graph) graph_add_fill(graph, &made, to, value);
         else if (memory_device_of(to) >= 0) deliver(&made, stream, 0);
     }
@@ -206,10 +215,34 @@ void submit_fill(void *to, int value, size_t size, void *stream) {
 /* Host memory that was pageable at capture may be gone by now. */
 static int may_touch(const void *address) { return memory_device_of(address) >= 0 || pinned_contains(address); }
 
-static void run(const struct graph *graph, void *stream, int number) {
+/* What a graph's launch gives to the streams. The streams that its capture forked are the graph's own: other work on the
+ * streams that they were captured from has no part in its order. */
+static struct launch launched(struct launch made, void *stream, int number) {
+    made.stream = made.stream ? made.stream | 1 : (uintptr_t)stream;
+    made.graph = number;
+    made.thread = launch_thread();
+    return made;
+}
+
+/* Log the records and waits before a node. Their events are new for each launch of the graph. */
+static void log_orders(const struct graph *graph, size_t *next, size_t node, uint64_t first_event, void *stream,
+                       int number) {
     size_t count;
+    const struct graph_order *orders = graph_orders(graph, &count);
+    for (; *next < count && orders[*next].node <= node; ++*next) {
+        struct launch made = launched(orders[*next].launch, stream, number);
+        made.event += first_event;
+        if (launch_is_logged()) launch_append(&made);
+    }
+}
+
+static void run(const struct graph *graph, void *stream, int number) {
+    size_t count, num_orders, next = 0;
     struct graph_node *const *nodes = graph_nodes(graph, &count);
+    graph_orders(graph, &num_orders);
+    uint64_t first_event = launch_new_events(num_orders);
     for (size_t i = 0; i < count; i++) {
+        log_orders(graph, &next, i, first_event, stream, number);
         const struct graph_node *n = nodes[i];
         if (n->type == NODE_MEMCPY && may_touch(n->to) && may_touch(n->from))
             memory_copy(n->to, n->from, n->launch.bytes);
@@ -218,12 +251,10 @@ static void run(const struct graph *graph, void *stream, int number) {
         else if (n->type == NODE_CONDITIONAL) run(n->body, stream, number);
         else if (n->type == NODE_KERNEL) COUNT(launches, 1);
         if (n->type > NODE_MEMSET) continue;
-        struct launch made = n->launch;
-        made.stream = (uintptr_t)stream;
-        made.graph = number;
-        made.thread = launch_thread();
+        struct launch made = launched(n->launch, stream, number);
         deliver(&made, stream, n->id);
     }
+    log_orders(graph, &next, count, first_event, stream, number);
 }
 
 int submit_graph(struct graph *graph, void *stream) {
@@ -255,11 +286,11 @@ void submit_record(struct recording *event, void *stream) {
 
 void submit_stream_wait(const struct recording *event, void *stream) {
     CLOCK_STANDS_STILL;
-    log_wait(STREAM_WAITS, event->number, stream);
     if (event->capture) stream_join(stream, event->capture);
-    else if (lag_is_on() && !stream_capture(stream)) lag_stream_waits(stream_lag(stream), event->point);
-    if (!event->capture && cupti_is_tracing())
-        cupti_trace_wait(STREAM_WAITS, event->number, stream_queue(stream), event->reached);
+    log_wait(STREAM_WAITS, event->number, stream);
+    if (event->capture) return;
+    if (lag_is_on() && !stream_capture(stream)) lag_stream_waits(stream_lag(stream), event->point);
+    if (cupti_is_tracing()) cupti_trace_wait(STREAM_WAITS, event->number, stream_queue(stream), event->reached);
 }
 
 static void host_waits(int kind, uint64_t event, void *stream, uint64_t until) {

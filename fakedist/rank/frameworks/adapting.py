@@ -12,6 +12,7 @@ module                                   adapter
 ``deepspeed.runtime.zero.utils``         :mod:`fakedist.rank.frameworks.deepspeed`
 ``safetensors.torch``                    :mod:`fakedist.rank.frameworks.safetensors`
 ``transformer_engine...module.base``     :mod:`fakedist.rank.frameworks.transformer_engine`
+``vllm.distributed...``                  :mod:`fakedist.rank.frameworks.vllm`
 =======================================  ============================================
 
 On the virtual GPU, :mod:`fakedist.rank.frameworks.sharding` also makes DTensor and FSDP2 answer sooner.
@@ -41,6 +42,7 @@ from fakedist.rank.frameworks.sharding import (
     strategies_once,
 )
 from fakedist.rank.frameworks.transformer_engine import buffers_of_ranks
+from fakedist.rank.frameworks.vllm import calls_of_torch, nodes_of_the_job, objects_of_groups
 
 #: Takes a module; returns what to replace in it, by dotted name.
 Adapter = Callable[[ModuleType], dict[str, object]]
@@ -59,6 +61,9 @@ _ADAPTERS: dict[str, Adapter] = {
     "deepspeed.runtime.zero.utils": lists_of_rank_0,
     "safetensors.torch": sparse_safetensors,
     "transformer_engine.pytorch.module.base": buffers_of_ranks,
+    "vllm.distributed.device_communicators.pynccl": calls_of_torch,
+    "vllm.distributed.device_communicators.shm_broadcast": objects_of_groups,
+    "vllm.distributed.parallel_state": nodes_of_the_job,
 }
 
 

@@ -32,6 +32,8 @@ MODEL = {
     "bos_token_id": 128000,
     "eos_token_id": 128001,
 }
+#: The ranks of the job share each layer.
+SHARDED = {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}
 
 
 def say(what: str, **more: int) -> None:
@@ -52,6 +54,7 @@ def main() -> None:
             enforce_eager="--graphs" not in sys.argv,
             gpu_memory_utilization=0.5,
             max_model_len=4096,
+            **(SHARDED if "--tensor-parallel" in sys.argv else {}),
         )
     cache = engine.llm_engine.vllm_config.cache_config
     say("started", blocks=cache.num_gpu_blocks, block_size=cache.block_size, total=torch.cuda.mem_get_info()[1])

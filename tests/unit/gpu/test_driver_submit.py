@@ -17,7 +17,7 @@ small = make("cudaMalloc", c_size_t(MIB))
 pinned = make("cudaMallocHost", c_size_t(64))
 pageable = (c_char * 64)()
 host = ctypes.addressof(pageable)
-names = {stream: "stream", side: "side", 0: "default"}
+names = {stream: "stream", side: "side", 0: "default", side | 1: "a branch"}
 sizes = [c_uint(number) for number in (2, 3, 4, 5, 6, 7)]
 
 def kernel(on=stream):
@@ -94,7 +94,10 @@ for memory in (host, pinned):
     ctypes.memset(memory, 4, 64)
 fill(small + 128, 0)
 before = gpu.counters()["launches"]
-found["replayed"] = logged(lambda: replay(graph))
+replayed, again = (logged(lambda: replay(graph)) for _ in range(2))
+events = [[about for kind, _, about, _ in rows if "STREAM" in kind] for rows in (replayed, again)]
+found["events of replays"] = [len(set(each)) for each in events] + [len({*events[0], *events[1]})]
+found["replayed"] = [[kind, on, "the event" if "STREAM" in kind else about, pinned] for kind, on, about, pinned in replayed]
 found["replayed kernels"] = gpu.counters()["launches"] - before
 found["after replay"] = [ctypes.string_at(small + at, 1)[0] for at in (0, 64, 128)]
 log.begin(); replay(graph); replay(graph)
@@ -145,8 +148,14 @@ EXPECTED = {
     # Captured work is not logged, and moves its bytes at once.
     "capture": [0, []],
     "while it is captured": [1, 2, 3],
-    "replayed": [*_REPLAYED, ["KERNEL", "side", 0, 0]],
-    "replayed kernels": 2,
+    "replayed": [
+        *_REPLAYED,
+        ["STREAM_RECORDS", "side", "the event", 0],
+        ["STREAM_WAITS", "a branch", "the event", 0],
+        ["KERNEL", "a branch", 0, 0],
+    ],
+    "events of replays": [1, 1, 2],
+    "replayed kernels": 4,
     "after replay": [1, 4, 3],  # pageable memory may be gone, so it is not read again
     "graph numbers": 2,
     "a graph in a graph": [["LIBRARY", "side", 0, 0]],

@@ -1,0 +1,49 @@
+"""vLLM: what the groups of an engine that shares layers over the job's ranks ask the other ranks (0.33.0)."""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import Any
+
+import torch.distributed as dist
+
+
+def calls_of_torch(module: ModuleType) -> dict[str, object]:
+    """For ``vllm...device_communicators.pynccl``: as with VLLM_DISABLE_PYNCCL, so that a group's calls are torch's.
+
+    Its own communicator of NCCL waits for the other ranks in the CUDA library, where no process group can answer.
+    """
+    make = getattr(getattr(module, "PyNcclCommunicator", None), "__init__", None)
+    if make is None:
+        return {}
+
+    def disabled(self: Any, group: Any, *args: object, **kwargs: object) -> None:
+        if group.size() == 1:
+            make(self, group, *args, **kwargs)
+            return
+        self.group, self.rank, self.world_size = group, group.rank(), group.size()
+        self.available, self.disabled = False, True
+
+    return {"PyNcclCommunicator.__init__": disabled}
+
+
+def nodes_of_the_job(module: ModuleType) -> dict[str, object]:
+    """For ``vllm.distributed.parallel_state``: which ranks are on one node, as the launcher says it."""
+    if not hasattr(module, "in_the_same_node_as"):
+        return {}
+
+    def in_the_same_node_as(pg: dist.ProcessGroup, source_rank: int = 0) -> list[bool]:
+        ranks = dist.get_process_group_ranks(pg)
+        nodes = [rank // int(os.environ["LOCAL_WORLD_SIZE"]) for rank in ranks]
+        return [node == nodes[source_rank] for node in nodes]
+
+    return {"in_the_same_node_as": in_the_same_node_as}
+
+
+def objects_of_groups(module: ModuleType) -> dict[str, object]:
+    """For ``vllm...shm_broadcast``: no queue in memory that ranks share. Groups then send objects by torch's calls."""
+    queue = getattr(module, "MessageQueue", None)
+    if not hasattr(queue, "create_from_process_group"):
+        return {}
+    return {"MessageQueue.create_from_process_group": staticmethod(lambda *args, **kwargs: None)}
