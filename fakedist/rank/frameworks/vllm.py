@@ -14,9 +14,10 @@ def calls_of_torch(module: ModuleType) -> dict[str, object]:
 
     Its own communicator of NCCL waits for the other ranks in the CUDA library, where no process group can answer.
     """
-    make = getattr(getattr(module, "PyNcclCommunicator", None), "__init__", None)
-    if make is None:
+    communicator = getattr(module, "PyNcclCommunicator", None)
+    if communicator is None:
         return {}
+    make = communicator.__init__
 
     def disabled(self: Any, group: Any, *args: object, **kwargs: object) -> None:
         if group.size() == 1:
