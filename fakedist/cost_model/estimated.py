@@ -97,7 +97,7 @@ def network_of(
         per_node = what_if.gpus_per_node or chosen.gpus_per_node
         chosen = replace(chosen, fabric=what_if.fabric or chosen.fabric, gpus_per_node=per_node)
     name = chosen.fabric or (job.fabric if job is not None else None) or default_fabric(gpu.like or gpu.name).name
-    fabric = find_fabric(name, chosen.gpus_per_node)
+    fabric = find_fabric(name, chosen.gpus_per_node, 0 if job is None else job.world_size)
     if chosen.gpus_per_node is None and job is not None and not fabric.spans_hosts:
         fabric = find_fabric(name, job.gpus_per_node)
     if what_if is not None:

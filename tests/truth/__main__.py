@@ -35,7 +35,7 @@ from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.summary import PhasePeak
 from tests.truth import page, steps
 from tests.truth.catalogue import Made, Peak, Results, Row, catalogue, results
-from tests.truth.jobs import ROOT, Liger, Titan, prepare_liger, prepare_titan
+from tests.truth.jobs import ROOT, Liger, Titan, prepare_liger, prepare_titan, torch_release
 
 #: The rows of --fast: each source, GPU and layout, without those whose launches take seconds to price.
 FAST = "eager-8 compiled-8* compiled-32-batch-1 *-a100 compiled-64-*tp8 gpt-7b-* nemotron-15b gpt-tiny-tp2*"
@@ -112,11 +112,6 @@ def rebuild(runs: Sequence[Run], found: Results, peaks: dict[str, Peak], jobs: i
     return len(failures)
 
 
-def release() -> str:
-    """Major and minor version of the torch that is installed."""
-    return ".".join(torch_build()[0].split(".")[:2])
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names or patterns of rows, separated by spaces")
@@ -139,7 +134,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = catalogue().chosen(chosen.only)
         peaks = found.peaks
         if chosen.nearest:
-            peaks, rows = found.nearest, [row for row in rows if catalogue().sources[row.source].nearest == release()]
+            peaks, rows = (
+                found.nearest,
+                [row for row in rows if catalogue().sources[row.source].nearest == torch_release()],
+            )
         runs = needed(rows, peaks, again=chosen.again, record=chosen.record, steps_too=not chosen.nearest)
         print(f"{len(runs)} ranks to run", flush=True)
         failed = rebuild(runs, found, peaks, chosen.jobs, chosen.on) if runs else 0

@@ -73,7 +73,7 @@ class Recording:
     def estimate(self, heat: float, fp8_heat: float) -> tuple[float, float, float]:
         """Seconds of the step, and its interval."""
         prices = KernelTimes(self.gpu, heat=heat, fp8_heat=fp8_heat)
-        network = JobNetwork(find_fabric(self.row.fabric), nccl=Nccl(self.script.nccl))
+        network = JobNetwork(find_fabric(self.row.fabric, world_size=self.row.gpus), nccl=Nccl(self.script.nccl))
         if len(self.tables) > 1:
             models = Models(self.gpu, prices, network, self._host)
             job = job_times(self.tables.items(), frozenset(self.tables), self.row.gpus, models)

@@ -31,6 +31,7 @@ class Fabric:
         send_us: Latency of a send between two nodes.
         nvlink_bandwidth: Of one GPU; 0 takes the GPU model's.
         spans_hosts: An NVLink domain is larger than a host, so a job's GPUs per host do not show it.
+        segment: GPUs of a domain that a job of several domains has; 0: all of them.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Fabric:
     send_us: float
     nvlink_bandwidth: float = 0.0
     spans_hosts: bool = False
+    segment: int = 0
 
 
 #: hop_us, local_hop_us and achieved are fitted to the logs of 1, 2, 4 and 8 GPUs on each of ten nodes
@@ -87,11 +89,13 @@ FABRICS = {
             _NDR,
             name="gb200-nvl72",
             source="NVLink: nccl-tests on 4 to 64 GB200 of an NVL72 (aiconfigurator 0.6.0). Between racks: "
-            "specification only (a NIC of 400 Gb/s a GPU), latencies of dgx-h100-ndr",
+            "specification only (a NIC of 400 Gb/s a GPU), latencies of dgx-h100-ndr. Segments of 16 hosts of four: "
+            "NVIDIA's job scripts (Slurm's --segment=16), the most that CoreWeave recommends",
             spread=_SPECIFICATION_SPREAD,
             gpus_per_node=72,
             nics_per_node=72,
             spans_hosts=True,
+            segment=64,
         ),
         replace(
             _NDR,
@@ -117,10 +121,11 @@ def default_fabric(gpu: str) -> Fabric:
     return FABRICS[next((name for prefix, name in _DEFAULTS if gpu.startswith(prefix)), "dgx-h100-ndr")]
 
 
-def find_fabric(name: str, gpus_per_node: int | None = None) -> Fabric:
+def find_fabric(name: str, gpus_per_node: int | None = None, world_size: int = 0) -> Fabric:
     """A preset of FABRICS by name, or a TOML file by path (:func:`read_fabric`); JobError if it is neither.
 
-    With ``gpus_per_node``, the size of an NVLink domain, the NICs change in proportion.
+    With ``gpus_per_node``, the size of an NVLink domain, the NICs change in proportion. Without it, a job of
+    ``world_size`` ranks that does not fit one domain has a segment of each.
     """
     if name in FABRICS:
         fabric = FABRICS[name]
@@ -128,6 +133,8 @@ def find_fabric(name: str, gpus_per_node: int | None = None) -> Fabric:
         fabric = read_fabric(Path(name))
     else:
         raise JobError(f"there is no fabric {name!r}", f"presets are {', '.join(FABRICS)}; or name a file.toml")
+    if gpus_per_node is None and world_size > fabric.gpus_per_node:
+        gpus_per_node = fabric.segment or None
     if gpus_per_node is None or gpus_per_node == fabric.gpus_per_node:
         return fabric
     nics = max(round(fabric.nics_per_node * gpus_per_node / fabric.gpus_per_node), 1)

@@ -180,6 +180,7 @@ static int copy(void *to, const void *from, size_t size, void *stream) {
 }
 int submit_copy(void *to, const void *from, size_t size, void *stream) {
     CLOCK_STANDS_STILL;
+    if (size && (!to || !from)) return gpu_fail(INVALID_VALUE);
     const void *mirrored = memory_mirrored(from), *source = from;
     int is_told = tell_peer_copy && (mirrored || memory_mirrored(to));
     if (mirrored) from = mirrored;

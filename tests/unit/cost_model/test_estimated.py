@@ -65,12 +65,14 @@ def test_the_source_says_what_the_step_was_priced_for(tables: dict[str, pd.DataF
         ({"what_if": "gpus-per-node=16"}, {"gpus_per_node": 4}, "dgx-h100-ndr", 16, 16),
         ({"what_if": "no-overlap", "gpus_per_node": 2}, None, "dgx-h100-ndr", 2, 2),
         ({"fabric": "gb200-nvl72"}, {"gpus_per_node": 4}, "gb200-nvl72", 72, 72),
+        ({"fabric": "gb200-nvl72"}, {"gpus_per_node": 4, "world_size": 128}, "gb200-nvl72", 64, 64),
+        ({"fabric": "gb200-nvl72", "gpus_per_node": 72}, {"world_size": 128}, "gb200-nvl72", 72, 72),
     ],
 )
 def test_the_network_is_the_what_ifs_else_the_one_chosen_else_the_jobs_else_the_gpus(
     chosen: dict[str, Any], job: dict[str, Any] | None, name: str, gpus_per_node: int, nics_per_node: int
 ) -> None:
-    made = None if job is None else Job(world_size=64, rank=0, target="x", **job)
+    made = None if job is None else Job(**{"world_size": 64, "rank": 0, "target": "x", **job})
     fabric = network_of(H100, made, NetworkChoice(**chosen)).fabric
     assert (fabric.name, fabric.gpus_per_node, fabric.nics_per_node) == (name, gpus_per_node, nics_per_node)
     recorded = Nccl({"A": "1", "B": "1"}, "2.27.5")
