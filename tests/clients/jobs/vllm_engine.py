@@ -11,27 +11,11 @@ os.environ |= {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 os.environ |= {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
 import torch
+from engine_model import MODEL
 from vllm import LLM, SamplingParams
 
 import fakedist
 
-#: The shapes of Llama 3.2 1B.
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "torch_dtype": "bfloat16",
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "vocab_size": 128256,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": True,
-    "bos_token_id": 128000,
-    "eos_token_id": 128001,
-}
 #: The ranks of the job share each layer.
 SHARDED = {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}
 
