@@ -42,7 +42,7 @@ from fakedist.rank.frameworks.sharding import (
     strategies_once,
 )
 from fakedist.rank.frameworks.transformer_engine import buffers_of_ranks
-from fakedist.rank.frameworks.vllm import calls_of_torch, nodes_of_the_job, objects_of_groups
+from fakedist.rank.frameworks.vllm import buffers_of_graphs, calls_of_torch, nodes_of_the_job, objects_of_groups
 
 #: Takes a module; returns what to replace in it, by dotted name.
 Adapter = Callable[[ModuleType], dict[str, object]]
@@ -61,6 +61,7 @@ _ADAPTERS: dict[str, Adapter] = {
     "deepspeed.runtime.zero.utils": lists_of_rank_0,
     "safetensors.torch": sparse_safetensors,
     "transformer_engine.pytorch.module.base": buffers_of_ranks,
+    "vllm.distributed.device_communicators.custom_all_reduce": buffers_of_graphs,
     "vllm.distributed.device_communicators.pynccl": calls_of_torch,
     "vllm.distributed.device_communicators.shm_broadcast": objects_of_groups,
     "vllm.distributed.parallel_state": nodes_of_the_job,

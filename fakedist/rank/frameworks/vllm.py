@@ -48,3 +48,15 @@ def objects_of_groups(module: ModuleType) -> dict[str, object]:
     if not hasattr(queue, "create_from_process_group"):
         return {}
     return {"MessageQueue.create_from_process_group": staticmethod(lambda *args, **kwargs: None)}
+
+
+def buffers_of_graphs(module: ModuleType) -> dict[str, object]:
+    """For ``vllm...custom_all_reduce``: peers' buffers in a CUDA graph are like mine. It asks for them one by one."""
+    if not hasattr(getattr(module, "CustomAllreduce", None), "register_graph_buffers"):
+        return {}
+
+    def register_graph_buffers(self: Any) -> None:
+        handle, offsets = module.ops.get_graph_buffer_ipc_meta(self._ptr)
+        module.ops.register_graph_buffers(self._ptr, [handle] * self.world_size, [offsets] * self.world_size)
+
+    return {"CustomAllreduce.register_graph_buffers": register_graph_buffers}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from fakedist.rank.frameworks.vllm import calls_of_torch, nodes_of_the_job, objects_of_groups
+from fakedist.rank.frameworks.vllm import buffers_of_graphs, calls_of_torch, nodes_of_the_job, objects_of_groups
 from tests.unit.rank.frameworks.conftest import Enter
 
 
@@ -45,6 +45,21 @@ def test_a_group_of_several_ranks_has_no_communicator_of_its_own() -> None:
     assert vars(communicators[1]) == {
         "group": several, "rank": 1, "world_size": 2, "available": False, "disabled": True
     }  # fmt: skip
+
+
+def test_peers_have_the_buffers_of_a_graph_that_this_rank_has() -> None:
+    registered = []
+    module = ModuleType("custom_all_reduce")
+    assert buffers_of_graphs(module) == {}
+    module.CustomAllreduce = SimpleNamespace(register_graph_buffers=None)  # type: ignore[attr-defined]
+    module.ops = SimpleNamespace(  # type: ignore[attr-defined]
+        get_graph_buffer_ipc_meta=lambda pointer: ([pointer], [0, 64]),
+        register_graph_buffers=lambda *given: registered.append(given),
+    )
+    (register,) = buffers_of_graphs(module).values()
+    assert callable(register)
+    register(SimpleNamespace(_ptr=7, world_size=2))
+    assert registered == [(7, [[7], [7]], [[0, 64], [0, 64]])]
 
 
 def test_objects_of_a_group_go_through_torch() -> None:
