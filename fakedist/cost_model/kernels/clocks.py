@@ -7,7 +7,8 @@ that memory limits keep their time. f is the largest that keeps the step's mean 
 
 Products' power at full clock follows from measurements of long products at a GPU's own limit (:data:`LONG_PRODUCTS`),
 by type. But their 10 ms are short, and a GPU in training is warmer than in a benchmark: :data:`HEAT`, fitted
-(``make truth``), says how much more they draw. Products in fp8 have a parameter of their own.
+(``make truth``), says how much more they draw. Products in fp8 have a parameter of their own. GPUs that are cooled by
+liquid are taken to stay as cool as in a benchmark.
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ LONG_NARROW_PRODUCTS = {
 #: the GPU, which is all that is known of those that were measured, as they kept the full clock.
 HEAT, FP8_HEAT = 1.6, 0.75
 #: How the power of arithmetic grows with the clock, down to the fraction of the clock where the voltage has its floor.
-#: A GB300 at 500 W instead of 1,400 keeps 0.28 to 0.39 of the rate of products (facebookexperimental/triton#2023):
-#: 0.38 with this floor, 0.65 without.
 _EXPONENT, _FLOOR = 3, 0.65
+#: Cooled by liquid: their HEAT, chosen for a published step of 128 GB200 in bf16 (``nemotron-340b-gb200``), and their
+#: floor: a GB300 at 500 W instead of 1,400 keeps 0.28 to 0.39 of the rate of products
+#: (facebookexperimental/triton#2023); 0.36 with this one.
+_LIQUID_COOLED, _LIQUID_HEAT, _LIQUID_FLOOR = frozenset({"gb200", "gb300"}), 1.0, 0.8
 #: Of the measured GPU's own limit: what it draws when idle, and under kernels that are limited by memory. Assumptions.
 _IDLE, _MEMORY = 0.12, 0.5
 #: Burst times of products up to the first are at the full clock, from the second on at the sustained one.
@@ -87,7 +90,7 @@ class Draws:
 class PowerModel:
     """The power that a GPU with the chip of ``measured_on`` draws.
 
-    ``heat`` and ``fp8_heat`` replace HEAT and FP8_HEAT.
+    ``heat`` and ``fp8_heat`` replace HEAT, but of a GPU that is cooled by liquid, and FP8_HEAT.
     """
 
     def __init__(
@@ -96,7 +99,10 @@ class PowerModel:
         # Half as many SMs draw half as much.
         size = measured_on.watts * gpu.sms / measured_on.sms
         self._watts, self._idle, self._memory = gpu.watts, _IDLE * size, _MEMORY * size
-        self._name, self._arithmetic, self._heats = name, size - self._idle, {"fp8": fp8_heat, "": heat}
+        self._name, self._arithmetic, self._fitted = name, size - self._idle, {"fp8": fp8_heat, "": heat}
+        is_cool = name in _LIQUID_COOLED
+        self._heats = self._fitted | ({"": _LIQUID_HEAT} if is_cool else {})
+        self._floor = _LIQUID_FLOOR if is_cool else _FLOOR
 
     def draws(self, types: Texts) -> Draws:
         """Power of work by its type: "fp8", "nvfp4", or another, which is priced as bf16."""
@@ -137,14 +143,13 @@ class PowerModel:
 
     def _unknown(self, text: str) -> float:
         # The parameter is all that is known besides the measured products: as far as it moves the power.
-        heat = self._heats.get(text, self._heats[""])
+        heat = self._fitted.get(text, self._fitted[""])
         return abs(float(np.log(heat))) if text in LONG_NARROW_PRODUCTS else 0.0
 
     def _mean_watts(self, fraction: float, time_us: Floats, computes: Flags, total: Floats, draws: Draws) -> float:
         longer = total * self.slower(time_us, computes, SustainedClock(fraction, self._watts), draws)
-        drawn = np.where(computes, self._idle + draws.full_watts * _power(fraction), self._memory)
+        drawn = np.where(computes, self._idle + draws.full_watts * self._power(fraction), self._memory)
         return float((longer * drawn).sum() / longer.sum())
 
-
-def _power(fraction: float) -> float:
-    return float(max(fraction, _FLOOR) ** (_EXPONENT - 1) * fraction)
+    def _power(self, fraction: float) -> float:
+        return float(max(fraction, self._floor) ** (_EXPONENT - 1) * fraction)

@@ -62,14 +62,13 @@ def test_published_steps_of_experts_are_held_by_their_intervals() -> None:
 def test_communication_matters_and_rows_left_out_of_the_fit_are_as_close() -> None:
     found = _steps(is_host_bound=False)
     stages = {name for name, (_, step) in found.items() if step.kernels_s is None}
-    assert stages == {
-        "gpt-7b-pp4", EIGHT_STAGES, "llama-70b-fp8-h100", "llama-70b-mxfp8-gb300", "llama-70b-nvfp4-gb300"
-    }  # fmt: skip
+    assert {EIGHT_STAGES, "gpt-7b-pp4", "nemotron-340b-gb200"} <= stages
+    assert all("PP " in row.job for row, step in found.values() if step.kernels_s is None)
     assert all(step.kernels_s < step.step_s for _, step in found.values() if step.kernels_s is not None)
     row, step = found["gpt-7b-tp4"]
     assert (step.kernels_s or 0.0) / (row.published_s or 1.0) - 1 < -0.15
     fitted = [pair for pair in found.values() if pair[0].is_fitted]
-    assert len(fitted) == 5
+    assert len(fitted) == 6
     assert [
         row.name for row, step in fitted if abs((step.left_out_s or 0.0) / (row.published_s or 1.0) - 1) > 0.15
     ] == []
