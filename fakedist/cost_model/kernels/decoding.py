@@ -67,8 +67,8 @@ class DecodingTimes:
     def of(cls, table: pd.DataFrame, measured_on: GpuSpec) -> DecodingTimes:
         """From the rows of ``Measured.decoding``, of which there is at least one."""
         shapes, grids, bandwidth = [], [], measured_on.memory_bandwidth
-        for key, rows in beyond_l2(table, measured_on).groupby(_SHAPE, sort=True):
-            shape = DecodingShape(*key)
+        for _, rows in beyond_l2(table, measured_on).groupby(_SHAPE, sort=True):
+            shape = DecodingShape(*(int(rows[name].iloc[0]) for name in _SHAPE))
             batch, context = (rows[name].to_numpy(np.float64) for name in ("batch", "context"))
             ratio = np.log(rows["time_us"].to_numpy() / _reference_us(shape, batch, context, bandwidth))
             grid = pd.DataFrame({"batch": batch, "context": context, "ratio": ratio}).pivot_table(
@@ -99,12 +99,12 @@ class DecodingTimes:
             nearest = nearest[:1]
         weights = 1 / (distances[nearest] + _SAME)
         points = [np.log(np.maximum(batch, 1.0)), np.log(np.maximum(context, 1.0))]
-        ratio = sum(
-            weight * interpolate(*self._grids[at], points)
-            for at, weight in zip(nearest, weights / weights.sum(), strict=True)
-        )
+        ratio = np.zeros(len(batch))
+        for at, weight in zip(nearest.tolist(), weights / weights.sum(), strict=True):
+            axes, grid = self._grids[at]
+            ratio += weight * interpolate(axes, grid, points)
         time_us = np.exp(ratio) * _reference_us(shape, batch, context, bandwidth)
-        return np.maximum(time_us, self.floor_us(shape, batch, context, bandwidth))
+        return np.asarray(np.maximum(time_us, self.floor_us(shape, batch, context, bandwidth)))
 
     @staticmethod
     def floor_us(shape: DecodingShape, batch: Floats, context: Floats, bandwidth: float) -> Floats:

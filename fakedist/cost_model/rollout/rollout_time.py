@@ -11,7 +11,8 @@ The host schedules a step while the GPU computes the one before, so the longer o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from fakedist.cost_model.collectives.collective_times import CollectiveTime, Col
 from fakedist.cost_model.kernels.decoding import DecodingShape, DecodingTimes
 from fakedist.cost_model.kernels.gpus import nearest_table
 from fakedist.cost_model.kernels.measurements import Floats, load_measured
+from fakedist.cost_model.kernels.work_arrays import Flags
 from fakedist.cost_model.nccl.interconnect import GroupShape
 from fakedist.cost_model.rollout.model_config import ModelShapes
 from fakedist.cost_model.rollout.schedule import EngineLimits, engine_steps
@@ -40,7 +42,7 @@ _OWN_ALL_REDUCE_BYTES = 8 << 20
 #: Microseconds of the host in a step, and for each of its requests: vLLM 0.33.0 in one process, with CUDA graphs and
 #: asynchronous scheduling, 1 to 512 requests of Llama 3.2 1B (CPU time on a virtual H100 next to an Intel Xeon, on
 #: which a forward of torch's Linear takes 7.1 us; docs/rl.md).
-_HOST_STEP_US, _HOST_REQUEST_US, HOST_LINEAR_US = 1850.0, 26.7, 7.1
+_HOST_STEP_US, _HOST_REQUEST_US, _HOST_LINEAR_US = 1850.0, 26.7, 7.1
 #: The host's time, least and most, over that. The engine in a process of its own leaves some of it to another process.
 _HOST_RANGE = (0.35, 1.5)
 #: Contexts that grow by no more than this are priced as their mean.
@@ -259,7 +261,8 @@ def _product(tokens: Floats, n: int, k: int, rows: Floats | None = None, groups:
 def _padded(tokens: Floats) -> Floats:
     """Tokens of the CUDA graph that computes so many; beyond the largest, none does."""
     at = np.searchsorted(_CAPTURED, tokens)
-    return np.where(at < len(_CAPTURED), _CAPTURED[np.minimum(at, len(_CAPTURED) - 1)], tokens).astype(np.float64)
+    graph = _CAPTURED[np.minimum(at, len(_CAPTURED) - 1)]
+    return np.asarray(np.where(at < len(_CAPTURED), graph, tokens), np.float64)
 
 
 class _StepTimes:
@@ -288,8 +291,7 @@ class _StepTimes:
     def _add(self, part: str, rows_us: Floats) -> None:
         self._parts[part] = self._parts.get(part, np.zeros(len(self._number))) + rows_us
 
-    def _add_work(self, tokens: Floats, chosen: np.ndarray, work_of: object, times: int) -> None:
-        assert callable(work_of)
+    def _add_work(self, tokens: Floats, chosen: Flags, work_of: Callable[[Floats], pd.DataFrame], times: int) -> None:
         sizes, of_row = np.unique(tokens[chosen], return_inverse=True)
         if not sizes[-1]:
             return
@@ -367,7 +369,7 @@ class _StepTimes:
 
     @property
     def _kernels_us(self) -> Floats:
-        return np.sum(list(self._parts.values()), axis=0)
+        return np.asarray(np.sum(list(self._parts.values()), axis=0), np.float64)
 
     def step_us(self, *, kernels: float = 1.0, calls: float = 0.0, host: float = 1.0, bare: float = 0.0) -> Floats:
         """Microseconds of a step of each row.
@@ -379,7 +381,7 @@ class _StepTimes:
             bare: The fraction of the host's time without requests during which the GPU waits.
         """
         gpu_us = kernels * self._kernels_us + self._call_us * np.exp(calls * self._call_spread)
-        return np.maximum(gpu_us, host * self._host_us) + bare * self._models.host * _HOST_STEP_US
+        return np.asarray(np.maximum(gpu_us, host * self._host_us) + bare * self._models.host * _HOST_STEP_US)
 
     def total_us(self) -> float:
         """Microseconds of all steps, mean of the draws."""
@@ -387,7 +389,7 @@ class _StepTimes:
 
     def by_draw_us(self) -> Floats:
         """Microseconds of all steps of each draw."""
-        return np.bincount(self._steps["draw"].to_numpy("i8"), self.step_us() * self._number)
+        return np.asarray(np.bincount(self._steps["draw"].to_numpy("i8"), self.step_us() * self._number), np.float64)
 
     def interval(self) -> tuple[float, float]:
         """The 90 % interval of the sum: kernels, collectives and host err independently."""
@@ -410,6 +412,6 @@ class _StepTimes:
         return [RolloutPart(name, us) for name, us in sums.items() if us]
 
 
-def engine_models(gpu: GpuSpec, prices: Prices, collectives: CollectiveTimes, dispatch_us: float) -> EngineModels:
-    """The models of an engine whose host takes ``dispatch_us`` for a forward of torch's ``Linear``, without CUDA."""
-    return EngineModels(gpu, prices, collectives, dispatch_us / HOST_LINEAR_US)
+def relative_host(dispatch_us: float) -> float:
+    """``EngineModels.host`` of a host that takes so many microseconds for a forward of torch's Linear without CUDA."""
+    return dispatch_us / _HOST_LINEAR_US
