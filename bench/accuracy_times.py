@@ -173,15 +173,16 @@ def decoding(name: str) -> Judged:
     """Attention of one query a sequence: contexts, batches and combinations of heads and width that were left out."""
     spec = measured_spec(name)
     rows = beyond_l2(load_measured(name).decoding, spec)
-    every, parts = DecodingTimes.of(rows, spec), []
+    every, parts = DecodingTimes(rows, spec), []
     held = [rows["context"].isin(LEFT_OUT_CONTEXTS), rows["batch"].isin(LEFT_OUT_BATCHES), rows["context"] > 0]
     for chosen in held:
-        rest = every if chosen.all() else DecodingTimes.of(rows[~chosen], spec)
+        rest = every if chosen.all() else DecodingTimes(rows[~chosen], spec)
         for key, own in rows[chosen].groupby(["heads", "kv_heads", "width"]):
             shape = DecodingShape(*key)
-            times = rest.without(shape) if rest is every else rest
             batch, context = (own[column].to_numpy(np.float64) for column in ("batch", "context"))
-            parts.append(Judged.of(times.time_us(shape, batch, context), own["time_us"]))
+            parts.append(
+                Judged.of(rest.time_us(shape, batch, context, without=shape if rest is every else None), own["time_us"])
+            )
     return together(parts)
 
 

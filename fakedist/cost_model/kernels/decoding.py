@@ -11,7 +11,7 @@ and again, and between the layers of a model the weights pass through.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -51,49 +51,56 @@ class DecodingShape:
         return np.array([_WIDTH * np.log(self.width), _KV_HEADS * np.log(self.kv_heads), _GROUP * np.log(group)])
 
 
-@dataclass(frozen=True)
 class DecodingTimes:
     """Estimates attention of decoding on the GPU that was measured, or one of its architecture.
 
-    Attributes:
-        bandwidth: The peak of the GPU that was measured, bytes per second.
+    Args:
+        table: The rows of ``Measured.decoding``, of which there is at least one.
+        measured_on: Their GPU.
     """
 
-    bandwidth: float
-    _shapes: tuple[DecodingShape, ...]
-    _grids: tuple[tuple[list[Floats], Floats], ...]
+    def __init__(self, table: pd.DataFrame, measured_on: GpuSpec) -> None:
+        self._bandwidth = measured_on.memory_bandwidth
+        rows = beyond_l2(table, measured_on)
+        shapes, of_row = np.unique(rows[_SHAPE].to_numpy("i8"), axis=0, return_inverse=True)
+        self._shapes = [DecodingShape(*map(int, shape)) for shape in shapes]
+        self._points = np.stack([shape.point() for shape in self._shapes])
+        order = np.argsort(of_row.ravel(), kind="stable")
+        self._rows = rows[["batch", "context", "time_us"]].to_numpy(np.float64)[order]
+        self._begins = np.searchsorted(of_row.ravel()[order], np.arange(len(shapes) + 1))
 
-    @classmethod
-    def of(cls, table: pd.DataFrame, measured_on: GpuSpec) -> DecodingTimes:
-        """From the rows of ``Measured.decoding``, of which there is at least one."""
-        shapes, grids, bandwidth = [], [], measured_on.memory_bandwidth
-        for _, rows in beyond_l2(table, measured_on).groupby(_SHAPE, sort=True):
-            shape = DecodingShape(*(int(rows[name].iloc[0]) for name in _SHAPE))
-            batch, context = (rows[name].to_numpy(np.float64) for name in ("batch", "context"))
-            ratio = np.log(rows["time_us"].to_numpy() / _reference_us(shape, batch, context, bandwidth))
-            grid = pd.DataFrame({"batch": batch, "context": context, "ratio": ratio}).pivot_table(
-                index="batch", columns="context", values="ratio"
-            )
-            axes = [np.log(axis.to_numpy(np.float64)) for axis in (grid.index, grid.columns)]
-            shapes.append(shape)
-            grids.append((axes, fill_gaps(grid.to_numpy())))
-        return cls(bandwidth, tuple(shapes), tuple(grids))
-
-    def without(self, shape: DecodingShape) -> DecodingTimes:
-        """Without a measured combination, to judge how well it is estimated from the others."""
-        kept = [at for at, own in enumerate(self._shapes) if own != shape]
-        return replace(
-            self, _shapes=tuple(self._shapes[at] for at in kept), _grids=tuple(self._grids[at] for at in kept)
+    def _grid(self, at: int) -> tuple[list[Floats], Floats]:
+        """The logarithm of measured time over reference of one combination, over the logarithms of batch and context."""
+        batch, context, time_us = self._rows[self._begins[at] : self._begins[at + 1]].T
+        (batches, in_batch), (contexts, in_context) = (
+            np.unique(axis, return_inverse=True) for axis in (batch, context)
         )
+        grid = np.full((len(batches), len(contexts)), np.nan)
+        grid[in_batch, in_context] = np.log(time_us / _reference_us(self._shapes[at], batch, context, self._bandwidth))
+        return [np.log(batches), np.log(contexts)], fill_gaps(grid)
 
-    def time_us(self, shape: DecodingShape, batch: Floats, context: Floats, bandwidth: float | None = None) -> Floats:
+    def time_us(
+        self,
+        shape: DecodingShape,
+        batch: Floats,
+        context: Floats,
+        bandwidth: float | None = None,
+        *,
+        without: DecodingShape | None = None,
+    ) -> Floats:
         """Microseconds of attention of ``batch`` sequences with ``context`` keys each, on average.
 
-        ``bandwidth`` is the peak of another GPU of the architecture.
+        Args:
+            shape: The combination of heads and width.
+            batch: Sequences.
+            context: Keys of each, on average.
+            bandwidth: The peak of another GPU of the architecture; None for the one that was measured.
+            without: A measured combination that is left out, to judge how well the others estimate it.
         """
-        bandwidth = self.bandwidth if bandwidth is None else bandwidth
-        own = shape.point()
-        distances = np.array([np.square(other.point() - own).sum() for other in self._shapes])
+        bandwidth = self._bandwidth if bandwidth is None else bandwidth
+        distances = np.square(self._points - shape.point()).sum(axis=1)
+        if without is not None:
+            distances[[own == without for own in self._shapes]] = np.inf
         nearest = np.argsort(distances, kind="stable")[:_NEIGHBOURS]
         if distances[nearest[0]] == 0:
             nearest = nearest[:1]
@@ -101,7 +108,7 @@ class DecodingTimes:
         points = [np.log(np.maximum(batch, 1.0)), np.log(np.maximum(context, 1.0))]
         ratio = np.zeros(len(batch))
         for at, weight in zip(nearest.tolist(), weights / weights.sum(), strict=True):
-            axes, grid = self._grids[at]
+            axes, grid = self._grid(at)
             ratio += weight * interpolate(axes, grid, points)
         time_us = np.exp(ratio) * _reference_us(shape, batch, context, bandwidth)
         return np.asarray(np.maximum(time_us, self.floor_us(shape, batch, context, bandwidth)))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ import pandas as pd
 from fakedist.cost_model.accuracy import ErrorIntervals, half_width
 from fakedist.cost_model.collectives.collective_times import CollectiveTime, CollectiveTimes, symmetric_time
 from fakedist.cost_model.kernels.decoding import DecodingShape, DecodingTimes
-from fakedist.cost_model.kernels.gpus import nearest_table
+from fakedist.cost_model.kernels.gpus import measured_spec, nearest_table
 from fakedist.cost_model.kernels.measurements import Floats, load_measured
 from fakedist.cost_model.kernels.work_arrays import Flags
 from fakedist.cost_model.nccl.interconnect import GroupShape
@@ -331,7 +332,7 @@ class _StepTimes:
     def _add_decoding(self, layers: int) -> None:
         gpu, chosen = self._models.gpu, self._decoding > 0
         table = nearest_table(gpu)
-        times = DecodingTimes.of(load_measured(table.name).decoding, table.measured_on)
+        times = _decoding_times(table.name)
         batch = self._decoding[chosen]
         context = self._steps["context"].to_numpy("f8")[chosen] / np.maximum(batch, 1.0)
         us = times.time_us(self._rank.attention, batch, context, gpu.memory_bandwidth)
@@ -410,6 +411,11 @@ class _StepTimes:
         every = {**self._parts, "collectives": self._call_us, "host": np.maximum(self._host_us - gpu_us, 0.0)}
         sums = {name: float((us * self._number).sum()) / self._num_draws for name, us in every.items()}
         return [RolloutPart(name, us) for name, us in sums.items() if us]
+
+
+@cache
+def _decoding_times(name: str) -> DecodingTimes:
+    return DecodingTimes(load_measured(name).decoding, measured_spec(name))
 
 
 def relative_host(dispatch_us: float) -> float:
