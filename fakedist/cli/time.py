@@ -35,8 +35,6 @@ from fakedist.options.option import OptionGroup
 
 if TYPE_CHECKING:
     from fakedist.cost_model.rollout.rollout_time import RolloutTime
-    from fakedist.options.pricing import PricingOptions
-    from fakedist.options.rollout import Rollout
     from fakedist.results.job_time import JobTime
     from fakedist.results.run import Run
 
@@ -119,7 +117,7 @@ def time(
 
             run = open_run(runs[0])
             price = partial(run.priced_for, gpu, **pricing)
-            simulate = None if rollout is None else partial(_simulated, run, rollout, gpu, pricing)
+            simulate = None if rollout is None else partial(run.rollout, rollout, gpu, **pricing)
             _print_run(price, what_ifs, output, table=table, all_rows=all_rows, simulate=simulate)
     return 0
 
@@ -166,12 +164,6 @@ def _print_table(
         output.render(lambda console: print_sheets(console, [sheet]))
 
 
-def _simulated(run: Run, rollout: Rollout, gpu: str | None, pricing: PricingOptions) -> RolloutTime:
-    from fakedist.results.rollout import time_rollout
-
-    return time_rollout(run, rollout, gpu, **pricing)
-
-
 def _print_run(
     price: Callable[..., Run],
     what_ifs: Sequence[str],
@@ -181,24 +173,24 @@ def _print_run(
     all_rows: bool,
     simulate: Callable[[], RolloutTime] | None,
 ) -> None:
-    from fakedist.report.text import rollout_sheets, time_sheets
+    from fakedist.report.text import time_sheets
     from fakedist.report.text.sheet import table_csv
 
     priced = price(gains=output.format != CSV)
     changed = time_sheets.what_if_steps(priced, {text: price(what_if=text) for text in what_ifs})
     rollout = None if simulate is None else simulate()
     if output.format == JSON:
-        added = {} if rollout is None else {"rollout": rollout_sheets.rollout_object(rollout)}
+        added = {} if rollout is None else {"rollout": time_sheets.rollout_object(rollout)}
         output.write_object(time_sheets.priced_object(priced, changed) | added)
     elif output.format == MARKDOWN:
         markdown = time_sheets.priced_markdown(priced, all_layers=all_rows, what_ifs=changed)
-        output.write(markdown + ("" if rollout is None else "\n" + rollout_sheets.rollout_markdown(rollout)))
+        output.write(markdown + ("" if rollout is None else "\n" + time_sheets.rollout_markdown(rollout)))
     elif output.format == CSV:
         output.write(table_csv(priced, table or _DEFAULT_TABLE, all_layers=all_rows))
     else:
         output.render(lambda console: time_sheets.render_priced(priced, console, all_layers=all_rows, what_ifs=changed))
         if rollout is not None:
-            output.render(lambda console: rollout_sheets.render_rollout(rollout, console))
+            output.render(lambda console: time_sheets.render_rollout(rollout, console))
 
 
 def print_job(job: JobTime, output: Output, changed: Mapping[str, JobTime]) -> None:

@@ -70,7 +70,7 @@ class DecodingTimes:
         self._begins = np.searchsorted(of_row.ravel()[order], np.arange(len(shapes) + 1))
 
     def _grid(self, at: int) -> tuple[list[Floats], Floats]:
-        """The logarithm of measured time over reference of one combination, over the logarithms of batch and context."""
+        """The logarithm of one combination's time over its reference, over the logarithms of batch and context."""
         batch, context, time_us = self._rows[self._begins[at] : self._begins[at + 1]].T
         (batches, in_batch), (contexts, in_context) = (
             np.unique(axis, return_inverse=True) for axis in (batch, context)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -21,16 +22,22 @@ import pandas as pd
 
 from fakedist.cost_model.accuracy import ErrorIntervals, half_width
 from fakedist.cost_model.collectives.collective_times import CollectiveTime, CollectiveTimes, symmetric_time
+from fakedist.cost_model.estimated import Models
+from fakedist.cost_model.hosts import default_host, find_host
 from fakedist.cost_model.kernels.decoding import DecodingShape, DecodingTimes
 from fakedist.cost_model.kernels.gpus import measured_spec, nearest_table
 from fakedist.cost_model.kernels.measurements import Floats, load_measured
 from fakedist.cost_model.kernels.work_arrays import Flags
 from fakedist.cost_model.nccl.interconnect import GroupShape
-from fakedist.cost_model.rollout.model_config import ModelShapes
+from fakedist.cost_model.nccl.settings import read_settings
+from fakedist.cost_model.rollout.lengths import request_lengths
+from fakedist.cost_model.rollout.model_config import ModelShapes, read_model_config
 from fakedist.cost_model.rollout.schedule import EngineLimits, engine_steps
 from fakedist.cost_model.step import Prices
 from fakedist.gpu.models.spec import GpuSpec
+from fakedist.options.rollout import Rollout
 from fakedist.rundir.launch_records import WorkRow
+from fakedist.units import GIB
 
 _BYTES = 2.0
 #: vLLM 0.33.0's sizes of CUDA graphs: multiples of 8 up to 256, then of 16 (``VllmConfig._set_cudagraph_sizes``).
@@ -43,9 +50,11 @@ _OWN_ALL_REDUCE_BYTES = 8 << 20
 #: Microseconds of the host in a step, and for each of its requests: vLLM 0.33.0 in one process, with CUDA graphs and
 #: asynchronous scheduling, 1 to 512 requests of Llama 3.2 1B (CPU time on a virtual H100 next to an Intel Xeon, on
 #: which a forward of torch's Linear takes 7.1 us; docs/rl.md).
-_HOST_STEP_US, _HOST_REQUEST_US, _HOST_LINEAR_US = 1850.0, 26.7, 7.1
+_HOST_STEP_US, _HOST_REQUEST_US, HOST_LINEAR_US = 1850.0, 26.7, 7.1
 #: The host's time, least and most, over that. The engine in a process of its own leaves some of it to another process.
 _HOST_RANGE = (0.35, 1.5)
+#: vLLM 0.33.0's defaults for ``LLM`` (``EngineArgs.get_batch_defaults``): requests and tokens of a step, by memory.
+_LARGE_BYTES, _LARGE, _SMALL = 70 * GIB, (1024, 16384), (256, 8192)
 #: Contexts that grow by no more than this are priced as their mean.
 _GROWTH = 1.25
 #: From how few of the most requests at once the tail begins.
@@ -105,7 +114,7 @@ class RolloutTime:
 
 @dataclass(frozen=True)
 class EngineModels:
-    """What an engine's steps are priced with.
+    """The models that price an engine's steps.
 
     Attributes:
         prices: Of its GPU's kernels.
@@ -118,13 +127,34 @@ class EngineModels:
     host: float
 
 
+def time_rollout(rollout: Rollout, models: Models) -> RolloutTime:
+    """Price a rollout with the models that price a run's step.
+
+    Raises:
+        JobError: The model's configuration or the lengths cannot be read, or the engine cannot answer such requests.
+    """
+    assert rollout.engine is not None
+    assert rollout.lengths is not None
+    assert rollout.prompt_tokens is not None
+    assert rollout.kv_tokens is not None
+    gpu, network, host = models.gpu, models.network, models.host
+    model, draws = read_model_config(Path(rollout.engine)), request_lengths(rollout.lengths, rollout.requests)
+    max_running, step_tokens = _LARGE if gpu.memory_bytes >= _LARGE_BYTES and "A100" not in gpu.product else _SMALL
+    limits = EngineLimits(rollout.kv_tokens, rollout.max_running or max_running, rollout.step_tokens or step_tokens)
+    collectives = CollectiveTimes(gpu, network.fabric, nccl=read_settings(network.nccl))
+    spec = default_host(gpu.like or gpu.name) if host.chosen is None else find_host(host.chosen, host.time.machine_us)
+    engine = EngineModels(gpu, models.prices, collectives, spec.dispatch_us / HOST_LINEAR_US)
+    return price_rollout(model, draws, limits, engine, prompt_tokens=rollout.prompt_tokens, ranks=rollout.engine_tp)
+
+
 def price_rollout(
     model: ModelShapes,
     draws: list[list[int]],
-    prompt_tokens: int,
     limits: EngineLimits,
-    ranks: int,
     models: EngineModels,
+    *,
+    prompt_tokens: int,
+    ranks: int = 1,
 ) -> RolloutTime:
     """Price the answers of one engine of ``ranks`` GPUs, whose lengths are drawn one or several times.
 
@@ -416,8 +446,3 @@ class _StepTimes:
 @cache
 def _decoding_times(name: str) -> DecodingTimes:
     return DecodingTimes(load_measured(name).decoding, measured_spec(name))
-
-
-def relative_host(dispatch_us: float) -> float:
-    """``EngineModels.host`` of a host that takes so many microseconds for a forward of torch's Linear without CUDA."""
-    return dispatch_us / _HOST_LINEAR_US

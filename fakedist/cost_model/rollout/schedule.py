@@ -25,7 +25,7 @@ from fakedist.errors import JobError
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """What bounds an engine's steps.
+    """The bounds of an engine's steps.
 
     Attributes:
         cache_tokens: Tokens whose keys and values the KV cache holds.
