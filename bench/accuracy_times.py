@@ -177,8 +177,8 @@ def decoding(name: str) -> Judged:
     held = [rows["context"].isin(LEFT_OUT_CONTEXTS), rows["batch"].isin(LEFT_OUT_BATCHES), rows["context"] > 0]
     for chosen in held:
         rest = every if chosen.all() else DecodingTimes(rows[~chosen], spec)
-        for key, own in rows[chosen].groupby(["heads", "kv_heads", "width"]):
-            shape = DecodingShape(*key)
+        for _, own in rows[chosen].groupby(["heads", "kv_heads", "width"]):
+            shape = DecodingShape(*(int(own[column].iloc[0]) for column in ("heads", "kv_heads", "width")))
             batch, context = (own[column].to_numpy(np.float64) for column in ("batch", "context"))
             parts.append(
                 Judged.of(rest.time_us(shape, batch, context, without=shape if rest is every else None), own["time_us"])

@@ -41,8 +41,8 @@ alone). A sweep gives those that are a job's options as such, and the others as 
 _ROLLOUT = """
 ## Rollout
 
-Options of `fakedist time`, and keywords of `fakedist.options.rollout.Rollout`, which `Run.rollout` takes: the rollout of
-an inference engine ([rl.md](rl.md#time)).
+Options of `fakedist time`, and keywords of `fakedist.options.rollout.Rollout`, which `Run.rollout` takes: the rollout
+of an inference engine ([rl.md](rl.md#time)).
 """
 
 
