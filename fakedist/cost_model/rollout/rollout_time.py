@@ -44,7 +44,7 @@ _BYTES = 2.0
 _CAPTURED = np.array([1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)])
 #: Bytes for each logit that sampling reads and writes: fp32 from bf16 (6), a division by the temperature (8), softmax
 #: (8), random numbers (4), their division (12) and the largest (4), as vLLM 0.33.0's own sampler runs them.
-_SAMPLING_BYTES, _SAMPLING_KERNELS = (6.0, 8.0, 8.0, 4.0, 12.0, 4.0), 6
+_SAMPLING_BYTES = (6.0, 8.0, 8.0, 4.0, 12.0, 4.0)
 #: vLLM's own all_reduce, or symmetric memory, runs up to these bytes; NCCL's beyond.
 _OWN_ALL_REDUCE_BYTES = 8 << 20
 #: Microseconds of the host in a step, and for each of its requests: vLLM 0.33.0 in one process, with CUDA graphs and
