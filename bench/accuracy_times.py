@@ -7,6 +7,8 @@ its two marks.
 - Products: whole values of n and k are left out, all at once; then wide values, one at a time. Only shapes with every
   side of at least 256 count.
 - Attention: whole numbers of tokens are left out. Of inference, at least 1 GFLOP counts.
+- Decoding: every second context, then every second batch, are left out, and each combination of heads and width in
+  turn. Times are those beyond the L2 cache, as the estimates are.
 - Experts: whole hidden sizes are left out. At least 32 rows an expert count.
 - Memory-bound kernels: of quantisation, whole row widths are left out, and only sizes beyond the L2 cache count; of
   the others, each measured kernel is left out in turn. At least 8 us count. Liger's elementwise kernels are estimated
@@ -31,6 +33,7 @@ import pandas as pd
 
 from fakedist.cost_model.accuracy import AccuracyRow, half_widths_at, widths_by_bin
 from fakedist.cost_model.kernels.attention import AttentionShapes, AttentionTimes
+from fakedist.cost_model.kernels.decoding import DecodingShape, DecodingTimes, beyond_l2
 from fakedist.cost_model.kernels.gpus import MEASURED_GPUS, attention_roof, measured_spec, product_roof
 from fakedist.cost_model.kernels.measurements import DATA, ProductTable, load_measured
 from fakedist.cost_model.kernels.moving import ELEMENTWISE, Moved, MovingTimes, beyond_cache, measured_moves
@@ -43,6 +46,8 @@ BEGIN, END = "<!-- make accuracy-times: begin -->", "<!-- make accuracy-times: e
 LEFT_OUT = (1536, 2560, 3584, 5120, 7168, 10240)
 WIDE = (12288, 16384, 51200, 65536)
 LEFT_OUT_TOKENS = (1536, 3072, 6144, 10240)
+LEFT_OUT_CONTEXTS = (256, 1024, 4096, 16384, 65536)
+LEFT_OUT_BATCHES = (2, 8, 32, 128, 512)
 LEFT_OUT_HIDDEN = (2048, 5120, 7168)
 LEFT_OUT_WIDTHS = (1024, 2560, 4096, 7168, 10240, 51200)
 LEAST_ATTENTION_FLOPS = 1e9
@@ -110,6 +115,7 @@ def judged(name: str) -> list[AccuracyRow]:
     for kind, table in measured.products.items():
         found += products(f"products {kind}", name, table, kind)
     found.append(closeness("attention forward", name, inference_attention(name)))
+    found.append(closeness("attention decoding", name, decoding(name)))
     found += [
         closeness(f"attention training {direction}", name, training_attention(name, direction))
         for direction in ("forward", "backward")
@@ -161,6 +167,23 @@ def inference_attention(name: str) -> Judged:
     shapes = AttentionShapes.of_itself(*columns, causal=True)
     judged = Judged.of(times.forward_us(shapes, "inference"), rows["time_us"])
     return judged.only(shapes.flops() >= LEAST_ATTENTION_FLOPS)
+
+
+def decoding(name: str) -> Judged:
+    """Attention of one query a sequence: contexts, batches and combinations of heads and width that were left out."""
+    spec = measured_spec(name)
+    rows = beyond_l2(load_measured(name).decoding, spec)
+    every, parts = DecodingTimes(rows, spec), []
+    held = [rows["context"].isin(LEFT_OUT_CONTEXTS), rows["batch"].isin(LEFT_OUT_BATCHES), rows["context"] > 0]
+    for chosen in held:
+        rest = every if chosen.all() else DecodingTimes(rows[~chosen], spec)
+        for _, own in rows[chosen].groupby(["heads", "kv_heads", "width"]):
+            shape = DecodingShape(*(int(own[column].iloc[0]) for column in ("heads", "kv_heads", "width")))
+            batch, context = (own[column].to_numpy(np.float64) for column in ("batch", "context"))
+            parts.append(
+                Judged.of(rest.time_us(shape, batch, context, without=shape if rest is every else None), own["time_us"])
+            )
+    return together(parts)
 
 
 def training_attention(name: str, direction: str) -> Judged:

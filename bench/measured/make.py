@@ -40,6 +40,8 @@ PRODUCTS = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4":
 ONLY_BY = {"fp8": "TRTLLM"}
 #: Attention rows with less than this many FLOPs say more about the collector than about the kernel.
 LEAST_ATTENTION_FLOPS = 1e8
+#: Attention of one query to shorter contexts takes as long as to these, within the collectors' noise.
+LEAST_CONTEXT = 64
 
 #: Times are stored as log2 of microseconds in steps of 1/1024 (0.07 %).
 STEPS = 1024
@@ -57,7 +59,7 @@ def main() -> None:
         source = Path(sys.argv[1]) / directory
         arrays: Arrays = {}
         origins: dict[str, list[str]] = {}
-        for part in (products, attention_forward, grouped, quantise):
+        for part in (products, attention_forward, attention_decoding, grouped, quantise):
             part(source, arrays, origins)
         training(name, arrays, origins)
         arrays["origins"] = np.frombuffer(json.dumps(origins, indent=1).encode(), np.uint8)
@@ -113,6 +115,31 @@ def attention_forward(source: Path, arrays: Arrays, origins: dict[str, list[str]
         arrays[f"attention.forward.{column}"] = median.index.get_level_values(column).to_numpy().astype(np.int32)
     arrays["attention.forward.time"] = _packed(median)
     origins["attention.forward"] = files
+
+
+def attention_decoding(source: Path, arrays: Arrays, origins: dict[str, list[str]]) -> None:
+    """``attention.decoding.*``: one query a sequence, bf16, by batch, heads, kv_heads, context and width.
+
+    Only vLLM's collector counts, and of it the last release and the kernel that vLLM chooses there: rollouts of
+    reinforcement learning run it. Each sequence of a batch has the same context.
+    """
+    rows, files = _read(source, "attention/vllm/*/generation_attention_perf.parquet")
+    if rows.empty:
+        return
+    rows = rows[(rows["attn_dtype"] == "bfloat16") & (rows["kv_cache_dtype"] == "bfloat16") & (rows["latency"] > 0)]
+    if "window_size" in rows:
+        rows = rows[rows["window_size"].fillna(0) == 0]
+    last = max(rows["version"].unique(), key=lambda version: [int(part) for part in version.split(".")])
+    rows = rows[rows["version"] == last]
+    rows["context"] = rows["isl"] + rows["step"]
+    rows = rows[rows["context"] >= LEAST_CONTEXT]
+    names = {"batch_size": "batch", "num_heads": "heads", "num_key_value_heads": "kv_heads", "head_dim": "width"}
+    shape = ["heads", "kv_heads", "width", "batch", "context"]
+    median = rows.rename(columns=names).groupby(shape)["latency"].median()
+    for column in shape:
+        arrays[f"attention.decoding.{column}"] = median.index.get_level_values(column).to_numpy().astype(np.int32)
+    arrays["attention.decoding.time"] = _packed(median)
+    origins["attention.decoding"] = [file for file in files if f"/{last}/" in file]
 
 
 def grouped(source: Path, arrays: Arrays, origins: dict[str, list[str]]) -> None:

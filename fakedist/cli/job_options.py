@@ -22,6 +22,7 @@ from fakedist.options import Door, Job, JobProgram, make_jobs, options_among, wo
 from fakedist.options.definition import OPTIONS
 from fakedist.options.option import Option
 from fakedist.options.pricing import MICRO_BATCHES, PRICING_OPTIONS, TOKENS_PER_STEP, PricingOptions
+from fakedist.options.rollout import ROLLOUT_OPTIONS, Rollout, read_rollout
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
@@ -186,6 +187,18 @@ def pricing_options() -> list[click.Parameter]:
 def count_options(metavar: str = "") -> list[click.Parameter]:
     """The options that say how much a priced step does, as texts: ``--tokens-per-step`` and ``--micro-batches``."""
     return [_as_click(replace(option, metavar=metavar)) for option in (TOKENS_PER_STEP, MICRO_BATCHES)]
+
+
+def rollout_options() -> list[click.Parameter]:
+    """Every option of a rollout."""
+    return [_as_click(option) for option in ROLLOUT_OPTIONS]
+
+
+def rollout_of(values: Mapping[str, object]) -> Rollout | None:
+    """The rollout to simulate; None if no option asks for one."""
+    return read_rollout(
+        {option.name: _stored(option, values) for option in ROLLOUT_OPTIONS if values[option.name] is not None}
+    )
 
 
 def pricing_of(values: Mapping[str, object]) -> tuple[str | None, PricingOptions]:

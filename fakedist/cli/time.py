@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 import click
 
-from fakedist.cli.job_options import GroupedCommand, count_options, counts_of, pricing_of, pricing_options
+from fakedist.cli.job_options import (
+    GroupedCommand,
+    count_options,
+    counts_of,
+    pricing_of,
+    pricing_options,
+    rollout_of,
+    rollout_options,
+)
 from fakedist.cli.output import (
     CSV,
     HTML,
@@ -26,6 +34,7 @@ from fakedist.cli.say import reading
 from fakedist.options.option import OptionGroup
 
 if TYPE_CHECKING:
+    from fakedist.cost_model.rollout.rollout_time import RolloutTime
     from fakedist.results.job_time import JobTime
     from fakedist.results.run import Run
 
@@ -34,12 +43,16 @@ _DEFAULT_TABLE = "layer_times"
 
 
 class _TimeCommand(GroupedCommand):
-    headings: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        [*(str(param.name) for param in (*pricing_options(), *count_options())), "what_ifs"], OptionGroup.PRICING.value
-    )
+    headings: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            (str(param.name) for param in (*pricing_options(), *count_options())), OptionGroup.PRICING.value
+        ),
+        **dict.fromkeys((str(param.name) for param in rollout_options()), OptionGroup.ROLLOUT.value),
+        "what_ifs": OptionGroup.PRICING.value,
+    }
 
 
-@click.command(cls=_TimeCommand, params=[*pricing_options(), *count_options()])
+@click.command(cls=_TimeCommand, params=[*pricing_options(), *count_options(), *rollout_options()])
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--what-if",
@@ -75,11 +88,16 @@ def time(
     the others send. The result is the step of the whole job; --format html draws it.
 
     With several GPUs or fabrics, such as --gpu h100,b200 --fabric dgx-h100-ndr,p5-efa, the result is one table.
+
+    With --engine CONFIG --lengths LENGTHS --prompt-tokens N --kv-tokens N, the rollout of an inference engine on these
+    GPUs is simulated, too.
     """
     output = chosen_output(form, as_json, file)
-    counts = counts_of(values)
+    counts, rollout = counts_of(values), rollout_of(values)
     several = len(runs) > 1 or bool(counts) or output.format == HTML
     _check_output(output, len(runs), several=several, table=table, all_rows=all_rows, what_ifs=what_ifs)
+    if rollout is not None and (several or output.format == CSV or "," in f"{values['gpu']}{values['fabric']}"):
+        raise click.UsageError("--engine is for one run, GPU and fabric, as text, markdown or JSON")
     choices = [str(values[name]).split(",") if values[name] else [None] for name in ("gpu", "fabric")]
     if max(map(len, choices)) > 1:
         if several or what_ifs or output.format == CSV:
@@ -97,8 +115,10 @@ def time(
         else:
             from fakedist.results.opening import open_run
 
-            price = partial(open_run(runs[0]).priced_for, gpu, **pricing)
-            _print_run(price, what_ifs, output, table=table, all_rows=all_rows)
+            run = open_run(runs[0])
+            price = partial(run.priced_for, gpu, **pricing)
+            simulate = None if rollout is None else partial(run.rollout, rollout, gpu, **pricing)
+            _print_run(price, what_ifs, output, table=table, all_rows=all_rows, simulate=simulate)
     return 0
 
 
@@ -145,21 +165,32 @@ def _print_table(
 
 
 def _print_run(
-    price: Callable[..., Run], what_ifs: Sequence[str], output: Output, *, table: str | None, all_rows: bool
+    price: Callable[..., Run],
+    what_ifs: Sequence[str],
+    output: Output,
+    *,
+    table: str | None,
+    all_rows: bool,
+    simulate: Callable[[], RolloutTime] | None,
 ) -> None:
     from fakedist.report.text import time_sheets
     from fakedist.report.text.sheet import table_csv
 
     priced = price(gains=output.format != CSV)
     changed = time_sheets.what_if_steps(priced, {text: price(what_if=text) for text in what_ifs})
+    rollout = None if simulate is None else simulate()
     if output.format == JSON:
-        output.write_object(time_sheets.priced_object(priced, changed))
+        added = {} if rollout is None else {"rollout": time_sheets.rollout_object(rollout)}
+        output.write_object(time_sheets.priced_object(priced, changed) | added)
     elif output.format == MARKDOWN:
-        output.write(time_sheets.priced_markdown(priced, all_layers=all_rows, what_ifs=changed))
+        markdown = time_sheets.priced_markdown(priced, all_layers=all_rows, what_ifs=changed)
+        output.write(markdown + ("" if rollout is None else "\n" + time_sheets.rollout_markdown(rollout)))
     elif output.format == CSV:
         output.write(table_csv(priced, table or _DEFAULT_TABLE, all_layers=all_rows))
     else:
         output.render(lambda console: time_sheets.render_priced(priced, console, all_layers=all_rows, what_ifs=changed))
+        if rollout is not None:
+            output.render(lambda console: time_sheets.render_rollout(rollout, console))
 
 
 def print_job(job: JobTime, output: Output, changed: Mapping[str, JobTime]) -> None:

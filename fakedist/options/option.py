@@ -23,6 +23,7 @@ class OptionGroup(Enum):
     DEVICE = "Device"
     RECORDING = "Recording"
     PRICING = "Pricing"
+    ROLLOUT = "Rollout"
 
 
 class Door(Enum):

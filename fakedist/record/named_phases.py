@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from fakedist.record.memory_recording import Append
 from fakedist.record.position import Position
+from fakedist.record.timed_step import RangeTracer
 from fakedist.rundir.records import NamedPhaseRecord
 
 
@@ -16,12 +17,17 @@ class NamedPhases:
     Args:
         in_use: What is in use of the virtual GPU: the most since it was called before, behind the allocator's segments,
             outside of it, by other processes.
+        tracer: What is given each as a range of the timed step; None without one.
     """
 
     def __init__(
-        self, append: Append, position: Position, in_use: Callable[[], tuple[int, int, int, int]] | None
+        self,
+        append: Append,
+        position: Position,
+        in_use: Callable[[], tuple[int, int, int, int]] | None,
+        tracer: RangeTracer | None = None,
     ) -> None:
-        self._append, self._position, self._in_use = append, position, in_use
+        self._append, self._position, self._in_use, self._tracer = append, position, in_use, tracer
         self._most_of_open: list[int] = []
         self._num_of_script = 0
         self._is_closed = False
@@ -50,9 +56,12 @@ class NamedPhases:
         step, first_op = self._position.step, self._position.op
         self._restart_most()
         self._most_of_open.append(0)
+        number = None if self._tracer is None else self._tracer.range_begins(name)
         try:
             yield
         finally:
+            if self._tracer is not None and number is not None:
+                self._tracer.range_ended(number)
             most, *now = self._restart_most()
             self._most_of_open.pop()
             if not self._is_closed:

@@ -136,7 +136,7 @@ class Recorder(StepListener):
             all_collectives=all_collectives,
         )
         self._exit = self._until_bare = ExitStack()
-        self._named_phases = NamedPhases(append, self._position, in_use)
+        self._named_phases = NamedPhases(append, self._position, in_use, tracer)
         self._is_closed = self._names_again = False  # the latter: what ran first was not the model that trains
 
     def __enter__(self) -> Recorder:

@@ -15,8 +15,10 @@ import pandas as pd
 from fakedist.analysis.layer_table import Fold, fold_layers, fold_table, unfolded
 from fakedist.cost_model.breakdown import fold_times
 from fakedist.cost_model.host_times import host_waits, late_launches
+from fakedist.cost_model.rollout.rollout_time import RolloutTime, time_rollout
 from fakedist.errors import RunDirectoryError
 from fakedist.options.pricing import Pricing, PricingOptions
+from fakedist.options.rollout import Rollout
 from fakedist.results.repricing import find_gains_again, models_of, price_again
 from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.plain import to_plain
@@ -356,6 +358,22 @@ class Run:
             shorter = find_gains_again(self.manifest, self.table, models, summary)
             summary = replace(summary, time=replace(times.summary, gains=shorter))
         return Run(self.path, self.manifest, summary, self._tables.with_tables(times.tables), device=self.device)
+
+    def rollout(self, rollout: Rollout, gpu: str | None = None, **options: Unpack[PricingOptions]) -> RolloutTime:
+        """The rollout of an inference engine on the run's GPUs, or others. The run's own steps do not matter.
+
+        Args:
+            rollout: With an engine, lengths, a prompt's tokens and those of the KV cache.
+            gpu: As for :meth:`priced_for`.
+            options: See :class:`fakedist.options.pricing.Pricing`.
+
+        Raises:
+            SetupError: The calibration table cannot be read, or is of another GPU.
+            JobError: There is no such GPU, fabric or host, the model's configuration or the lengths cannot be read, or
+                the engine cannot answer such requests.
+            RunDirectoryError: The run's own GPU model is not known.
+        """
+        return time_rollout(rollout, models_of(Pricing(gpu, **options), self.manifest, self.summary))
 
     def keeping_tables(self) -> Run:
         """The same run, which keeps each table that it has read: for a report, which asks for one several times."""

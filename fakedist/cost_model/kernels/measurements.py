@@ -63,6 +63,7 @@ class Measured:
         name: Such as "h100-sxm".
         products: By type: "bf16", "fp8" (one scale a tensor), "fp8_block" (a scale a block), "nvfp4".
         attention: Causal self-attention forward in bf16: batch, heads, kv_heads, tokens, width, time_us.
+        decoding: Attention of one query a sequence in bf16, by vLLM: heads, kv_heads, width, batch, context, time_us.
         experts: Gated bf16 experts of a layer, with gate and permutation: rows (of all experts), experts, hidden,
             inner, time_us.
         quantise: bf16 to fp8 by a given scale: m, k, time_us.
@@ -75,6 +76,7 @@ class Measured:
     name: str
     products: dict[str, ProductTable]
     attention: pd.DataFrame
+    decoding: pd.DataFrame
     experts: pd.DataFrame
     quantise: pd.DataFrame
     training_attention: pd.DataFrame
@@ -108,6 +110,7 @@ def _measured(name: str, arrays: dict[str, npt.NDArray[np.generic]]) -> Measured
         name,
         {kind: _product_table(arrays, f"products.{kind}") for kind in kinds},
         _columns(arrays, "attention.forward", ("batch", "heads", "kv_heads", "tokens", "width")),
+        _columns(arrays, "attention.decoding", ("heads", "kv_heads", "width", "batch", "context")),
         _columns(arrays, "grouped", ("rows", "experts", "hidden", "inner")),
         _columns(arrays, "quantise", ("m", "k")),
         _text_table(arrays, "sdpa_training"),

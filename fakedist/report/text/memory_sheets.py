@@ -11,7 +11,7 @@ import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
 from fakedist.analysis.stack_lines import forward_line, script_lines
-from fakedist.report.text.sheet import EMPTY_RANK, KEY, Sheet, SheetColumn
+from fakedist.report.text.sheet import EMPTY_RANK, KEY, Sheet, SheetColumn, us_column
 from fakedist.report.text.wording import (
     LAYER_COLUMNS,
     MIN_SHARE,
@@ -286,12 +286,26 @@ def named_phase_sheet(summary: Summary) -> Sheet:
     ]
     where = [SheetColumn("phase", [row.phase for row in rows], is_text=True)]
     where.append(SheetColumn("step", [str(row.step) for row in rows]))
+    if any(times := _phase_times(summary)):
+        where.append(us_column("time", times))
     remarks = [
         "hand-over: the most from where the phase before it began or ended, or the run began, to its begin",
         "in use: by all processes, without their contexts; what sleeps is allocated and reserved, but not in use",
         "end: in use when the phase ended, behind the allocator's segments, outside of it and by other processes",
     ]
+    if any(times) and summary.kernels is not None:
+        word = summary.kernels.source
+        remarks.append(f"time, {word}: in the timed step, from the first kernel to the last; several of one name: mean")
     return Sheet("By the script's phases", [*where, *figures], remarks)
+
+
+def _phase_times(summary: Summary) -> list[float | None]:
+    """Microseconds on the GPU of each named phase; None outside of the timed step, and without kernels."""
+    if summary.timed is None:
+        return [None] * len(summary.named_phases)
+    time, source = summary.timed
+    means = {span.name: span.gpu_us / span.num_ranges for span in time.ranges}
+    return [(row.step == source.step and means.get(row.phase)) or None for row in summary.named_phases]
 
 
 def category_sheet(summary: Summary) -> Sheet:

@@ -83,3 +83,66 @@ def test_list_prints_what_there_is(option: str, known: dict[str, object], capsys
         assert main([command, option, "list"]) == 0
         first = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()]
         assert set(known) <= set(first)
+
+
+ENGINE = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "vocab_size": 128256,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+
+
+def test_an_engine_adds_its_rollout(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(ENGINE))
+    asked = [
+        "--engine",
+        str(config),
+        "--lengths",
+        "100",
+        "--requests",
+        "4",
+        "--prompt-tokens",
+        "9",
+        "--kv-tokens",
+        "999",
+    ]
+    assert main(["time", str(run), *asked, "--json"]) == 0
+    rollout = json.loads(capsys.readouterr().out)["rollout"]
+    assert (rollout["num_steps"], rollout["generated_tokens"], rollout["most_decoding"]) == (100, 400, 4)
+    assert rollout["tokens_per_s"] == pytest.approx(400 / rollout["time_us"] * 1e6)
+    assert main(["time", str(run), *asked, "--host", "20", "--gpu", "h200", "--json"]) == 0
+    slow = json.loads(capsys.readouterr().out)["rollout"]
+    assert slow["time_us"] > 3 * rollout["time_us"]
+    assert {part["name"] for part in slow["parts"]} - {part["name"] for part in rollout["parts"]} <= {"host"}
+    for form in ("text", "markdown"):
+        assert main(["time", str(run), *asked, "--format", form]) == 0
+        shown = capsys.readouterr().out
+        assert "Rollout of one engine" in shown
+        assert "400 tokens" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--engine", "x.json"], "--engine was given without --lengths, which a rollout needs"),
+        (["--lengths", "5", "--engine", "x.json", "--kv-tokens", "9"], "without --prompt-tokens"),
+        (["--requests", "0"], "--requests must be 1 or more, not 0"),
+    ],
+)
+def test_an_engine_lacks_nothing(
+    run: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["time", str(run), *options]) == ExitCode.USAGE
+    assert message in capsys.readouterr().err
+
+
+def test_an_engine_is_for_one_run_and_gpu(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--engine", "x", "--lengths", "1", "--requests", "1", "--prompt-tokens", "1", "--kv-tokens", "9"]
+    for more in ([str(run)], ["--gpu", "h100,b200"], ["--format", "csv"]):
+        assert main(["time", str(run), *more, *asked]) == ExitCode.USAGE
+        assert "--engine is for one run, GPU and fabric" in capsys.readouterr().err
