@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fakedist.errors import RecordingError
 from fakedist.gpu.driver.build import ensure_driver, find_cuda, further_libraries
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 #: Where the processes of a rank find what they hold of each device.
 LEDGER_VARIABLE = "FAKEDIST_LEDGER"
 MAX_DEVICES = 128  # MAX_DEVICES in driver/virtual_gpu.h
+_NUM_LANES, _MOST_MOMENTS = 16, 512  # NUM_LANES and MOST_MOMENTS in driver/ledger.h
 _loaded: list[
     ctypes.CDLL
 ] = []  # a fork server loads the driver, and each rank that forks from it configures its own GPU
@@ -54,12 +55,27 @@ class _GpuCounters(ctypes.Structure):
     ]
 
 
+_LONGEST_NAME = 40
 #: ``enum owner`` of driver/capacity.h after the allocator: memory that others can map, NVSHMEM's, managed, all else.
 _OWNERS = ("user buffers", "NVSHMEM heap", "managed memory", "memory pools", "extensions")
 #: ``peer_copy_function`` of driver/submit.c.
 _TELL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int)
 #: ``decide_function`` of driver/capacity.c.
 _DECIDE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64)
+
+
+class Timeline(NamedTuple):
+    """What is in use of a device over the changes of it, of which the first has number 1.
+
+    Attributes:
+        processes: Names of other processes that held memory. Those of one name that ran one after another are one.
+        rows: The number of a change, and bytes after it: behind this process's segments of the caching allocator,
+            outside of it, and of each other process. In a long run a row stands for all changes before the next row,
+            with the bytes after that of them with the most in use.
+    """
+
+    processes: list[str]
+    rows: list[tuple[int, ...]]
 
 
 class VirtualGpu:
@@ -71,7 +87,8 @@ class VirtualGpu:
         library.fakedist_refused.restype = ctypes.c_char_p
         library.fakedist_constant.restype = ctypes.c_char_p
         library.fakedist_work_area.restype = ctypes.c_char_p
-        for counted in ("traced", "managed_bytes", "outside", "backed"):
+        library.fakedist_lane.restype = ctypes.c_char_p
+        for counted in ("traced", "managed_bytes", "outside", "backed", "num_changes"):
             getattr(library, f"fakedist_{counted}").restype = ctypes.c_uint64
         library.fakedist_name_crashes()
         self._decide: object = None  # what the driver calls must live
@@ -213,6 +230,25 @@ class VirtualGpu:
         self._library.fakedist_in_use(device, 1, used)
         most, backed, outside, others = used
         return most, backed, outside, others
+
+    def called(self, name: str) -> None:
+        """Say what this process is called where it is another process than the one that shares first."""
+        self._library.fakedist_called(name.encode(errors="replace")[:_LONGEST_NAME])
+
+    def num_changes(self, device: int) -> int:
+        """Changes of what all processes use of a device, so far."""
+        return int(self._library.fakedist_num_changes(device))
+
+    def timeline(self, device: int) -> Timeline:
+        """What all processes used of a device, without their contexts, for the process that shares first."""
+        moments = (ctypes.c_uint64 * (1 + _NUM_LANES) * (_MOST_MOMENTS + 1))()
+        count = self._library.fakedist_timeline(device, moments)
+        rows = [list(moment) for moment in moments[:count]]
+        lanes = [(lane, self._library.fakedist_lane(lane)) for lane in range(_NUM_LANES)]
+        named = {
+            lane: name.decode(errors="replace") for lane, name in lanes if name and any(row[1 + lane] for row in rows)
+        }
+        return Timeline(list(named.values()), [(*row[:3], *(row[1 + lane] for lane in named)) for row in rows])
 
     def traced(self) -> int:
         """Launches reported to a profiler through CUPTI, so far."""

@@ -16,12 +16,18 @@ class NamedPhases:
     Args:
         in_use: What is in use of the virtual GPU: the most since it was called before, behind the allocator's segments,
             outside of it, by other processes.
+        num_changes: How often that changed so far.
     """
 
     def __init__(
-        self, append: Append, position: Position, in_use: Callable[[], tuple[int, int, int, int]] | None
+        self,
+        append: Append,
+        position: Position,
+        in_use: Callable[[], tuple[int, int, int, int]] | None,
+        num_changes: Callable[[], int] | None = None,
     ) -> None:
         self._append, self._position, self._in_use = append, position, in_use
+        self._num_changes = num_changes
         self._most_of_open: list[int] = []
         self._num_of_script = 0
         self._is_closed = False
@@ -50,17 +56,22 @@ class NamedPhases:
         step, first_op = self._position.step, self._position.op
         self._restart_most()
         self._most_of_open.append(0)
+        first_change = self._next_change()
         try:
             yield
         finally:
             most, *now = self._restart_most()
             self._most_of_open.pop()
             if not self._is_closed:
-                self._append(NamedPhaseRecord(name, step, first_op, self._position.op, most, *now))
+                changes = first_change, self._next_change()
+                self._append(NamedPhaseRecord(name, step, first_op, self._position.op, most, *now, *changes))
 
     def close(self) -> None:
         """Record no more of them."""
         self._is_closed = True
+
+    def _next_change(self) -> int:
+        return -1 if self._num_changes is None else self._num_changes() + 1
 
     def _restart_most(self) -> tuple[int, int, int, int]:
         """Begin to look for the most anew. Return what is in use, with the most of the innermost phase that is open.

@@ -98,6 +98,7 @@ class Recorder(StepListener):
         all_collectives: bool = False,
         own_bytes: Callable[[], int] = lambda: 0,
         in_use: Callable[[], tuple[int, int, int, int]] | None = None,
+        num_changes: Callable[[], int] | None = None,
     ) -> None:
         self._append, self._capacity = append, capacity
         self._layers = LayerTable()
@@ -136,7 +137,7 @@ class Recorder(StepListener):
             all_collectives=all_collectives,
         )
         self._exit = self._until_bare = ExitStack()
-        self._named_phases = NamedPhases(append, self._position, in_use)
+        self._named_phases = NamedPhases(append, self._position, in_use, num_changes)
         self._is_closed = self._names_again = False  # the latter: what ran first was not the model that trains
 
     def __enter__(self) -> Recorder:
