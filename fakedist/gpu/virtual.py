@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from fakedist.errors import RecordingError
 from fakedist.gpu.driver.build import ensure_driver, find_cuda, further_libraries
@@ -16,6 +16,7 @@ from fakedist.gpu.models.spec import queue_depth
 from fakedist.rundir import notes
 from fakedist.rundir.launch_records import LAG_ROW
 from fakedist.rundir.notes import Note
+from fakedist.rundir.rows import DeviceUseRow
 
 if TYPE_CHECKING:
     from fakedist.gpu.models.spec import GpuSpec
@@ -62,20 +63,6 @@ _OWNERS = ("user buffers", "NVSHMEM heap", "managed memory", "memory pools", "ex
 _TELL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int)
 #: ``decide_function`` of driver/capacity.c.
 _DECIDE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64)
-
-
-class Timeline(NamedTuple):
-    """What is in use of a device over the changes of it, of which the first has number 1.
-
-    Attributes:
-        processes: Names of other processes that held memory. Those of one name that ran one after another are one.
-        rows: The number of a change, and bytes after it: behind this process's segments of the caching allocator,
-            outside of it, and of each other process. In a long run a row stands for all changes before the next row,
-            with the bytes after that of them with the most in use.
-    """
-
-    processes: list[str]
-    rows: list[tuple[int, ...]]
 
 
 class VirtualGpu:
@@ -239,16 +226,23 @@ class VirtualGpu:
         """Changes of what all processes use of a device, so far."""
         return int(self._library.fakedist_num_changes(device))
 
-    def timeline(self, device: int) -> Timeline:
-        """What all processes used of a device, without their contexts, for the process that shares first."""
+    def timeline(self, device: int) -> tuple[list[str], list[DeviceUseRow]]:
+        """What all processes used of a device, without their contexts, for the process that shares first.
+
+        Returns:
+            Names of other processes that held memory, where those of one name that ran one after another are one; and
+            at most 513 rows. In a long run a row has the bytes after that of its changes with the most in use.
+        """
         moments = (ctypes.c_uint64 * (1 + _NUM_LANES) * (_MOST_MOMENTS + 1))()
         count = self._library.fakedist_timeline(device, moments)
-        rows = [list(moment) for moment in moments[:count]]
+        rows = [(moment[0], moment[1:]) for moment in moments[:count]]
         lanes = [(lane, self._library.fakedist_lane(lane)) for lane in range(_NUM_LANES)]
         named = {
-            lane: name.decode(errors="replace") for lane, name in lanes if name and any(row[1 + lane] for row in rows)
+            lane: name.decode(errors="replace") for lane, name in lanes if name and any(held[lane] for _, held in rows)
         }
-        return Timeline(list(named.values()), [(*row[:3], *(row[1 + lane] for lane in named)) for row in rows])
+        return list(named.values()), [
+            DeviceUseRow(change, held[0], held[1], tuple(held[lane] for lane in named)) for change, held in rows
+        ]
 
     def traced(self) -> int:
         """Launches reported to a profiler through CUPTI, so far."""

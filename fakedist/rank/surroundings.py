@@ -63,7 +63,7 @@ from fakedist.rundir.records import (
     TakenRecord,
     UnansweredRecord,
 )
-from fakedist.rundir.rows import DeviceUseRow, UnansweredRow
+from fakedist.rundir.rows import UnansweredRow
 from fakedist.rundir.step_time import Peaks
 from fakedist.rundir.tape import find_tapes, script_identity
 from fakedist.world.dispatchers import Device
@@ -482,9 +482,8 @@ class Surroundings:
             peak, backed = self._gpu.outside_peak(device), self._gpu.backed_peak(device)
             if peak or backed < torch.cuda.max_memory_reserved(device):
                 self._journal.append(TakenRecord(device, peak, self._gpu.outside(device), backed))
-            processes, moments = self._gpu.timeline(device)
-            if moments:
-                rows = [DeviceUseRow(*moment[:3], moment[3:]) for moment in moments]
+            processes, rows = self._gpu.timeline(device)
+            if rows:
                 self._journal.append(DeviceUseRecord(processes, rows))
 
 

@@ -63,8 +63,9 @@ class NamedPhases:
             most, *now = self._restart_most()
             self._most_of_open.pop()
             if not self._is_closed:
-                changes = first_change, self._next_change()
-                self._append(NamedPhaseRecord(name, step, first_op, self._position.op, most, *now, *changes))
+                ops = first_op, self._position.op
+                changes = {"first_change": first_change, "end_change": self._next_change()}
+                self._append(NamedPhaseRecord(name, step, *ops, most, *now, **changes))
 
     def close(self) -> None:
         """Record no more of them."""

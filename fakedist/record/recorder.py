@@ -74,7 +74,7 @@ class Recorder(StepListener):
         own_bytes: What the recording itself has written to files.
         capacity: The virtual GPUs whose memory the run may exceed. None lets torch raise its error.
         in_use: What is in use of the virtual GPU: the most since it was called before, behind the allocator's segments,
-            outside of it, by other processes.
+            outside of it, by other processes. ``num_changes``: how often that changed so far.
         make_tracker: Numbers the allocator's events if :func:`~fakedist.record.device_memory.keeps_metadata` is false.
     """
 

@@ -419,8 +419,8 @@ TABLES: dict[str, Table] = {
         is_newer=True,
     ),
     "device_use": Table(
-        "What a process held of the rank's virtual GPU after a change of what is in use, without contexts; in the order "
-        "of changes. No rows without a virtual GPU.",
+        "What a process held of the rank's virtual GPU after a change of what is in use, without contexts; in the "
+        "order of changes. No rows without a virtual GPU.",
         (
             Column(
                 "change",

@@ -89,7 +89,7 @@ found["alone again"] = left(0)
 
 def course(device):
     names, rows = gpu.timeline(device)
-    return names, [[change, *(size >> 30 for size in held)] for change, *held in rows]
+    return names, [[change, *(size >> 30 for size in (*held, *others))] for change, *held, others in rows]
 
 found["course"], found["course of another GPU"] = course(0), course(1)
 '''
@@ -143,7 +143,7 @@ def many(device):
     for turn in range(1500):
         driver.cudaFree(c_void_p(make("cudaMalloc", c_size_t(30 * GIB if turn == 700 else 2 * MIB))))
     last = make("cudaMalloc", c_size_t(3 * GIB))
-    return gpu.num_changes(device), gpu.timeline(device).rows
+    return gpu.num_changes(device), gpu.timeline(device)[1]
 
 found["alone"] = many(0)
 gpu.share()
@@ -157,9 +157,9 @@ def test_a_long_course_keeps_its_peak_in_few_moments() -> None:
         assert changes == 3002
         assert len(rows) <= 513
         assert {after[0] - before[0] for before, after in itertools.pairwise(rows[:-1])} == {8}
-        peak = [change for change, *held in rows if sum(held) == 31 << 30]
+        peak = [change for change, backed, outside, _ in rows if backed + outside == 31 << 30]
         assert peak == [1 + 8 * ((2 + 2 * 700 - 1) // 8)], "the moment of the change that took it"
-        assert rows[-1] == [3002, 0, 4 << 30], "what is in use at the end"
+        assert rows[-1] == [3002, 0, 4 << 30, []], "what is in use at the end"
 
 
 #: As vLLM's and torch_memory_saver's pools allocate.
@@ -218,7 +218,7 @@ del training
 torch.cuda.empty_cache()
 found["woken"] = pool_library.wake()
 found["awake again"] = held()
-found["course"] = [[size // MIB for size in row[1:]] for row in gpu.timeline(0).rows]
+found["course"] = [[size // MIB for size in row[1:3]] for row in gpu.timeline(0)[1]]
 found["peaks"] = gpu.backed_peak(0) // MIB, torch.cuda.max_memory_reserved() // MIB, gpu.outside_peak(0)
 """
 
