@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,8 +80,30 @@ def named_phase_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
         inside = slice(max(first - 1, 0), end)
         most = [int(curve[part].max(initial=0)) for part in (handover, inside) for curve in (allocated, reserved)]
         used = (row.peak_used_bytes, row.backed_bytes, row.outside_bytes, row.others_bytes)
-        rows.append((row.name, row.step, first, end, *most, *used))
+        changes = [np.nan if number < 0 else number for number in (row.first_change, row.end_change)]
+        rows.append((row.name, row.step, first, end, *most, *used, *changes))
     return pd.DataFrame(rows, columns=[column.name for column in TABLES["named_phases"].columns])
+
+
+def device_use_table(recording: Recording) -> pd.DataFrame:
+    """The table ``device_use``: for each change its parts, this process's first."""
+    use = recording.device_use
+    columns = [column.name for column in TABLES["device_use"].columns]
+    if use is None:
+        return pd.DataFrame(columns=columns)
+    holders = [("", "allocator"), ("", "outside"), *((name, "all") for name in _numbered(use.processes))]
+    rows = [
+        (row.change, *holder, held)
+        for row in use.rows
+        for holder, held in zip(holders, (row.backed_bytes, row.outside_bytes, *row.others_bytes), strict=True)
+    ]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Names with a number behind those that repeat an earlier one: "worker.py", "worker.py (2)"."""
+    earlier = [names[:at].count(name) for at, name in enumerate(names)]
+    return [f"{name} ({count + 1})" if count else name for name, count in zip(names, earlier, strict=True)]
 
 
 def span_table(positions: pd.DataFrame) -> pd.DataFrame:

@@ -43,6 +43,7 @@ from fakedist.rundir.records import (
     CallLinesRecord,
     CallsRecord,
     CallTermsRecord,
+    DeviceUseRecord,
     GpuRecord,
     GroupsRecord,
     InventedRecord,
@@ -197,6 +198,7 @@ class Recording:
     bound: set[int] = field(default_factory=set)
     outside: OutsideRecord | None = None
     taken: TakenRecord | None = None
+    device_use: DeviceUseRecord | None = None
     outcome: OutcomeRecord | None = None
     unanswered: dict[str, int] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
@@ -253,6 +255,7 @@ _KEPT: dict[type[Record], str] = {
     NcclRecord: "nccl",
     OutsideRecord: "outside",
     TakenRecord: "taken",
+    DeviceUseRecord: "device_use",
     OutcomeRecord: "outcome",
     FailedRequestRecord: "failed_request",
     BeyondCapacityRecord: "beyond",

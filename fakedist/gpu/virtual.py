@@ -16,6 +16,7 @@ from fakedist.gpu.models.spec import queue_depth
 from fakedist.rundir import notes
 from fakedist.rundir.launch_records import LAG_ROW
 from fakedist.rundir.notes import Note
+from fakedist.rundir.rows import DeviceUseRow
 
 if TYPE_CHECKING:
     from fakedist.gpu.models.spec import GpuSpec
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 #: Where the processes of a rank find what they hold of each device.
 LEDGER_VARIABLE = "FAKEDIST_LEDGER"
 MAX_DEVICES = 128  # MAX_DEVICES in driver/virtual_gpu.h
+_NUM_LANES, _MOST_MOMENTS = 16, 512  # NUM_LANES and MOST_MOMENTS in driver/ledger.h
 _loaded: list[
     ctypes.CDLL
 ] = []  # a fork server loads the driver, and each rank that forks from it configures its own GPU
@@ -54,6 +56,7 @@ class _GpuCounters(ctypes.Structure):
     ]
 
 
+_LONGEST_NAME = 40
 #: ``enum owner`` of driver/capacity.h after the allocator: memory that others can map, NVSHMEM's, managed, all else.
 _OWNERS = ("user buffers", "NVSHMEM heap", "managed memory", "memory pools", "extensions")
 #: ``peer_copy_function`` of driver/submit.c.
@@ -71,7 +74,8 @@ class VirtualGpu:
         library.fakedist_refused.restype = ctypes.c_char_p
         library.fakedist_constant.restype = ctypes.c_char_p
         library.fakedist_work_area.restype = ctypes.c_char_p
-        for counted in ("traced", "managed_bytes", "outside", "backed"):
+        library.fakedist_lane.restype = ctypes.c_char_p
+        for counted in ("traced", "managed_bytes", "outside", "backed", "num_changes"):
             getattr(library, f"fakedist_{counted}").restype = ctypes.c_uint64
         library.fakedist_name_crashes()
         self._decide: object = None  # what the driver calls must live
@@ -213,6 +217,32 @@ class VirtualGpu:
         self._library.fakedist_in_use(device, 1, used)
         most, backed, outside, others = used
         return most, backed, outside, others
+
+    def called(self, name: str) -> None:
+        """Say what this process is called where it is another process than the one that shares first."""
+        self._library.fakedist_called(name.encode(errors="replace")[:_LONGEST_NAME])
+
+    def num_changes(self, device: int) -> int:
+        """Changes of what all processes use of a device, so far."""
+        return int(self._library.fakedist_num_changes(device))
+
+    def timeline(self, device: int) -> tuple[list[str], list[DeviceUseRow]]:
+        """What all processes used of a device, without their contexts, for the process that shares first.
+
+        Returns:
+            Names of other processes that held memory, where those of one name that ran one after another are one; and
+            at most 513 rows. In a long run a row has the bytes after that of its changes with the most in use.
+        """
+        moments = (ctypes.c_uint64 * (1 + _NUM_LANES) * (_MOST_MOMENTS + 1))()
+        count = self._library.fakedist_timeline(device, moments)
+        rows = [(moment[0], moment[1:]) for moment in moments[:count]]
+        lanes = [(lane, self._library.fakedist_lane(lane)) for lane in range(_NUM_LANES)]
+        named = {
+            lane: name.decode(errors="replace") for lane, name in lanes if name and any(held[lane] for _, held in rows)
+        }
+        return list(named.values()), [
+            DeviceUseRow(change, held[0], held[1], tuple(held[lane] for lane in named)) for change, held in rows
+        ]
 
     def traced(self) -> int:
         """Launches reported to a profiler through CUPTI, so far."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import atexit
 import functools
+import multiprocessing
+import multiprocessing.util
 import os
 import sys
 from collections.abc import Callable
@@ -45,6 +47,21 @@ def offer(run_directory: Path) -> None:
     os.environ[RUN_VARIABLE] = os.fspath(run_directory.resolve())
     further = [path for path in os.environ.get(_PATH, "").split(os.pathsep) if path and path != _STARTED]
     os.environ[_PATH] = os.pathsep.join([_STARTED, *further])
+
+
+def name_in_use(gpu: VirtualGpu, name: str) -> None:
+    """Call this process by its name in what is in use of the GPU, and those that multiprocessing forks from it."""
+    gpu.called(name)
+    multiprocessing.util.register_after_fork(gpu, lambda gpu: gpu.called(multiprocessing.current_process().name))
+
+
+def _own_name() -> str:
+    """The name that multiprocessing gave this process, or the script or module that it runs."""
+    if (name := multiprocessing.current_process().name) != "MainProcess":
+        return name
+    if "-m" in (options := sys.orig_argv[1:]) and sys.argv[0] in ("-m", ""):
+        return f"python -m {options[options.index('-m') + 1]}"
+    return Path(sys.argv[0]).name if sys.argv[0] not in ("-c", "") else f"python {sys.argv[0]}".strip()
 
 
 def join() -> None:
@@ -106,6 +123,7 @@ class _Started:
         gpu = virtual_gpu(find_gpu(job.gpu), devices=job.gpus_per_node, memory_bytes=job.gpu_memory_bytes)
         self._gpu = self._before.enter_context(gpu)
         self._gpu.share()
+        name_in_use(self._gpu, _own_name())
         self._before.enter_context(when_imported("torch".__eq__, self._torch_is_imported))
 
     def _torch_is_imported(self, torch: ModuleType) -> None:

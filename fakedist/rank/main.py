@@ -36,7 +36,7 @@ from fakedist.rank.ending import (
     watched_exit,
     watched_signals,
 )
-from fakedist.rank.joining import offer
+from fakedist.rank.joining import name_in_use, offer
 from fakedist.rank.leaving import leave_at_once
 from fakedist.rank.preloading import Start, start_of_rank
 from fakedist.rank.read_files import ListedSources, listed_sources
@@ -142,6 +142,7 @@ class Rank:
             self._gpu = enter(gpu)
             os.environ.pop(LEDGER_VARIABLE, None)  # of another rank
             self._gpu.share(CONTEXT_BYTES.get(find_gpu(job.gpu).product, (0, ""))[0])
+            name_in_use(self._gpu, "")
             offer(self._run_directory)
         self._own_ranks = enter(own_ranks(job))
         self._sources = enter(listed_sources(self._run_directory / SOURCES_NAME))

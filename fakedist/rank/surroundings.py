@@ -54,6 +54,7 @@ from fakedist.rundir.launch_records import LaunchesRecord
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.records import (
+    DeviceUseRecord,
     GpuRecord,
     InventedRecord,
     NoteRecord,
@@ -300,10 +301,14 @@ class Surroundings:
             all_collectives=bool(self._process.lag_rows),
             own_bytes=lambda: self._process.journal.num_bytes + self._process.tape.num_bytes - saved.holes_bytes,
             in_use=None if self._gpu is None else partial(self._in_use, self._gpu),
+            num_changes=None if self._gpu is None else partial(self._num_changes, self._gpu),
         )
 
     def _in_use(self, gpu: VirtualGpu) -> tuple[int, int, int, int]:
         return gpu.in_use(self._device_index())
+
+    def _num_changes(self, gpu: VirtualGpu) -> int:
+        return gpu.num_changes(self._device_index())
 
     def _cuda_begins(self) -> None:
         self._process.cuda_begins()
@@ -477,6 +482,9 @@ class Surroundings:
             peak, backed = self._gpu.outside_peak(device), self._gpu.backed_peak(device)
             if peak or backed < torch.cuda.max_memory_reserved(device):
                 self._journal.append(TakenRecord(device, peak, self._gpu.outside(device), backed))
+            processes, rows = self._gpu.timeline(device)
+            if rows:
+                self._journal.append(DeviceUseRecord(processes, rows))
 
 
 def _unless_on_device(tensor: torch.Tensor) -> torch.Tensor | None:

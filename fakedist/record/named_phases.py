@@ -17,6 +17,7 @@ class NamedPhases:
     Args:
         in_use: What is in use of the virtual GPU: the most since it was called before, behind the allocator's segments,
             outside of it, by other processes.
+        num_changes: How often that changed so far.
         tracer: What is given each as a range of the timed step; None without one.
     """
 
@@ -25,9 +26,11 @@ class NamedPhases:
         append: Append,
         position: Position,
         in_use: Callable[[], tuple[int, int, int, int]] | None,
+        num_changes: Callable[[], int] | None = None,
         tracer: RangeTracer | None = None,
     ) -> None:
         self._append, self._position, self._in_use, self._tracer = append, position, in_use, tracer
+        self._num_changes = num_changes
         self._most_of_open: list[int] = []
         self._num_of_script = 0
         self._is_closed = False
@@ -57,6 +60,7 @@ class NamedPhases:
         self._restart_most()
         self._most_of_open.append(0)
         number = None if self._tracer is None else self._tracer.range_begins(name)
+        first_change = self._next_change()
         try:
             yield
         finally:
@@ -65,11 +69,16 @@ class NamedPhases:
             most, *now = self._restart_most()
             self._most_of_open.pop()
             if not self._is_closed:
-                self._append(NamedPhaseRecord(name, step, first_op, self._position.op, most, *now))
+                ops = first_op, self._position.op
+                changes = {"first_change": first_change, "end_change": self._next_change()}
+                self._append(NamedPhaseRecord(name, step, *ops, most, *now, **changes))
 
     def close(self) -> None:
         """Record no more of them."""
         self._is_closed = True
+
+    def _next_change(self) -> int:
+        return -1 if self._num_changes is None else self._num_changes() + 1
 
     def _restart_most(self) -> tuple[int, int, int, int]:
         """Begin to look for the most anew. Return what is in use, with the most of the innermost phase that is open.

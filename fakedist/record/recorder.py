@@ -74,7 +74,7 @@ class Recorder(StepListener):
         own_bytes: What the recording itself has written to files.
         capacity: The virtual GPUs whose memory the run may exceed. None lets torch raise its error.
         in_use: What is in use of the virtual GPU: the most since it was called before, behind the allocator's segments,
-            outside of it, by other processes.
+            outside of it, by other processes. ``num_changes``: how often that changed so far.
         make_tracker: Numbers the allocator's events if :func:`~fakedist.record.device_memory.keeps_metadata` is false.
     """
 
@@ -98,6 +98,7 @@ class Recorder(StepListener):
         all_collectives: bool = False,
         own_bytes: Callable[[], int] = lambda: 0,
         in_use: Callable[[], tuple[int, int, int, int]] | None = None,
+        num_changes: Callable[[], int] | None = None,
     ) -> None:
         self._append, self._capacity = append, capacity
         self._layers = LayerTable()
@@ -136,7 +137,7 @@ class Recorder(StepListener):
             all_collectives=all_collectives,
         )
         self._exit = self._until_bare = ExitStack()
-        self._named_phases = NamedPhases(append, self._position, in_use, tracer)
+        self._named_phases = NamedPhases(append, self._position, in_use, num_changes, tracer)
         self._is_closed = self._names_again = False  # the latter: what ran first was not the model that trains
 
     def __enter__(self) -> Recorder:

@@ -24,7 +24,7 @@ from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending, Outcome
 
 #: Tables that mean nothing without steps, which a snapshot does not have.
-_STEP_TABLES = ("spans", "phases", "named_phases")
+_STEP_TABLES = ("spans", "phases", "named_phases", "device_use")
 #: Files of a run directory that are not a run by themselves. Its snapshot is.
 _OF_A_RUN = (MANIFEST_NAME, JOURNAL_NAME, PAGE_NAME, TRACE_NAME, TAPE_NAME)
 #: Endings of other files, what they are, and what to type for one.

@@ -55,6 +55,8 @@ from fakedist.units import UNLIMITED_BYTES
 
 _Estimate = TypeVar("_Estimate")
 NUM_HELD = 10
+#: They are rows of another table, which only the page reads.
+_ONLY_IN_TABLE = ["first_change", "end_change"]
 _SEGMENT_FIELDS = [field.name for field in dataclasses.fields(HeldSegment) if field.name != "block"]
 
 
@@ -176,7 +178,7 @@ def summarize(
         notes=notes,
         router_load=None if recording.routers is None else recording.routers.facts,
         host_memory=_host_memory(recording, job, tables, notes),
-        named_phases=rows_of(NamedPhase, tables["named_phases"]) if has_steps else [],
+        named_phases=rows_of(NamedPhase, tables["named_phases"].drop(columns=_ONLY_IN_TABLE)) if has_steps else [],
         asleep_bytes=peak.reserved_bytes - held,
     )
 

@@ -18,6 +18,7 @@ from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.rows import (
     CallRow,
     CallTerms,
+    DeviceUseRow,
     GroupRow,
     InventedRow,
     LayerRow,
@@ -102,6 +103,16 @@ class TakenRecord(Record):
     peak_bytes: int
     by_owner: dict[str, int]
     backed_bytes: int = 0
+
+
+@record_kind("device_use")
+class DeviceUseRecord(Record):
+    """What was in use of the rank's virtual GPU over the run, without contexts: names of other processes that held
+    memory of it, and rows in the order of changes.
+    """
+
+    processes: list[str]
+    rows: list[DeviceUseRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +225,8 @@ class NamedPhaseRecord(Record):
         backed_bytes: At its end, memory behind the caching allocator's segments. Segments that sleep have none.
         outside_bytes: At its end, this process's memory outside the caching allocator.
         others_bytes: At its end, memory of other processes.
+        first_change: Number of the first change of what is in use of the device during it; -1 if it is not known.
+        end_change: Number of the first change after it.
     """
 
     name: str
@@ -224,6 +237,8 @@ class NamedPhaseRecord(Record):
     backed_bytes: int = 0
     outside_bytes: int = 0
     others_bytes: int = 0
+    first_change: int = -1
+    end_change: int = -1
 
 
 @record_kind("step")

@@ -236,6 +236,22 @@ class UnansweredRow(NamedTuple):
     num_calls: int
 
 
+class DeviceUseRow(NamedTuple):
+    """What is in use of the rank's device after a change of it.
+
+    Attributes:
+        change: The change's number, from 1. It stands for all changes before the next row's.
+        backed_bytes: This process's, behind the caching allocator's segments.
+        outside_bytes: This process's, outside of the allocator.
+        others_bytes: Of each other process.
+    """
+
+    change: int
+    backed_bytes: int
+    outside_bytes: int
+    others_bytes: tuple[int, ...] = ()
+
+
 class FrameRow(NamedTuple):
     """A Python frame."""
 

@@ -205,6 +205,8 @@ KINDS = ("generation", "forward", "recompute", "backward", "optimizer", "other")
 BOUNDS = ("", "compute", "memory", "launch")
 #: The moments of the table `segments`: the reserved peak when it was reached, and the allocated peak.
 MOMENTS = ("peak_reserved", "peak_allocated")
+#: Parts of what is in use of a device: two of the rank's own process, and another process as a whole.
+USE_PARTS = ("allocator", "outside", "all")
 #: What the free memory of a segment is; where several hold, the first does.
 SEGMENT_STATES = {
     "unknown": "before the history, at an unknown address",
@@ -406,6 +408,34 @@ TABLES: dict[str, Table] = {
             Column("end_backed_bytes", "int64", "In use at its end behind the allocator's segments."),
             Column("end_outside_bytes", "int64", "In use at its end outside of the allocator."),
             Column("end_others_bytes", "int64", "In use at its end by other processes."),
+            Column(
+                "first_change",
+                "double",
+                "Number of the first change in `device_use` during it; NaN if not known.",
+                is_newer=True,
+            ),
+            Column("end_change", "double", "Number of the first change after it.", is_newer=True),
+        ),
+        is_newer=True,
+    ),
+    "device_use": Table(
+        "What a process held of the rank's virtual GPU after a change of what is in use, without contexts; in the "
+        "order of changes. No rows without a virtual GPU.",
+        (
+            Column(
+                "change",
+                "int64",
+                "Number of the change, from 1. In a long run it stands for all changes before the next number; the "
+                "bytes are those after the one of them with the most in use.",
+            ),
+            Column("process", "string", "Name of another process of the rank; empty for the rank's own."),
+            Column(
+                "part",
+                "string",
+                "Of the rank's own process: allocator (behind its segments), outside (of it). Of another: all.",
+                words=USE_PARTS,
+            ),
+            Column("bytes", "int64", "How much."),
         ),
         is_newer=True,
     ),

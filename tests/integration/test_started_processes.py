@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fakedist.rank import joining
+from fakedist.results.opening import open_run
 from tests.conftest import ROOT, RunFakedist
 
 JOB = Path(__file__).parent / "jobs/starts_processes.py"
@@ -27,6 +28,8 @@ def found(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -
     line = next(line for line in finished.stdout.splitlines() if line.startswith("FOUND "))
     answers = json.loads(line.removeprefix("FOUND "))
     assert isinstance(answers, dict)
+    use = open_run(directory / "run").table("device_use")
+    answers["most"] = use.groupby(["process", "part"], sort=False, observed=True)["bytes"].max().to_dict()
     return answers
 
 
@@ -56,6 +59,19 @@ def test_a_started_process_is_out_of_memory_as_on_one_gpu(found: dict[str, Any])
 def test_a_started_process_has_a_group_of_its_own_and_no_other(found: dict[str, Any]) -> None:
     assert found["sum"] == 4.0
     assert "fakedist: a process that the script started joins a group of 2 ranks" in found["two"]
+
+
+@pytest.mark.long
+def test_the_course_of_the_gpu_names_started_processes(found: dict[str, Any]) -> None:
+    servers = [(f"ForkServerProcess-{number}", "all") for number in (3, 4)]
+    assert list(found["most"]) == [
+        ("", "allocator"),
+        ("", "outside"),
+        ("SpawnProcess-1", "all"),
+        *servers,
+        ("python -c", "all"),
+    ]
+    assert list(found["most"].values()) == [GIB, 0, 3 * GIB + 2 * MIB, GIB, GIB, GIB]
 
 
 @pytest.mark.long

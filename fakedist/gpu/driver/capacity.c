@@ -45,7 +45,7 @@ static uint64_t limit_beside(int device, uint64_t others) {
 static uint64_t limit_of(int device) {
     pthread_mutex_lock(&lock);
     uint64_t limit = limit_beside(device, ledger_enter(device_installed(device)));
-    ledger_leave(device_installed(device), used_bytes[device]);
+    ledger_leave(device_installed(device), used_bytes[device], all_outside[device]);
     pthread_mutex_unlock(&lock);
     return limit;
 }
@@ -75,6 +75,8 @@ void capacity_now_of(int device, uint64_t bytes, enum owner before, enum owner a
     outside_bytes[device][before] -= bytes;
     all_outside[device] -= bytes;
     count_outside(device, bytes, after);
+    ledger_enter(device_installed(device));
+    ledger_leave(device_installed(device), used_bytes[device], all_outside[device]);
     pthread_mutex_unlock(&lock);
 }
 
@@ -121,6 +123,23 @@ API int fakedist_in_use(int device, int restarts, struct in_use *out) {
     return OK;
 }
 
+/* Changes of what is in use of a device, so far. */
+API uint64_t fakedist_num_changes(int device) {
+    if (device < 0 || device >= MAX_DEVICES) return 0;
+    pthread_mutex_lock(&lock);
+    uint64_t changes = ledger_changes(device_installed(device));
+    pthread_mutex_unlock(&lock);
+    return changes;
+}
+/* The course of what is in use of a device. Returns the number of moments. */
+API int fakedist_timeline(int device, struct moment out[MOST_MOMENTS + 1]) {
+    if (device < 0 || device >= MAX_DEVICES) return 0;
+    pthread_mutex_lock(&lock);
+    int count = ledger_course(device_installed(device), out);
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
 static int take(int device, uint64_t bytes, enum owner owner, int even_beyond) {
     pthread_mutex_lock(&lock);
     uint64_t others = ledger_enter(device_installed(device));
@@ -129,7 +148,7 @@ static int take(int device, uint64_t bytes, enum owner owner, int even_beyond) {
         used_bytes[device] += bytes;
         count_outside(device, bytes, owner);
     }
-    ledger_leave(device_installed(device), used_bytes[device]);
+    ledger_leave(device_installed(device), used_bytes[device], all_outside[device]);
     if (!fits && even_beyond) is_beyond[device] = 1;
     pthread_mutex_unlock(&lock);
     return fits || even_beyond;
@@ -231,20 +250,20 @@ void capacity_give_back(int device, uint64_t bytes, enum owner owner) {
     assert(used_bytes[device] >= bytes);
     ledger_enter(device_installed(device));
     used_bytes[device] -= bytes;
-    ledger_leave(device_installed(device), used_bytes[device]);
     if (owner != ALLOCATOR) {
         assert(outside_bytes[device][owner] >= bytes);
         raise_peaks(device);
         outside_bytes[device][owner] -= bytes;
         all_outside[device] -= bytes;
     }
+    ledger_leave(device_installed(device), used_bytes[device], all_outside[device]);
     pthread_mutex_unlock(&lock);
 }
 
 void capacity_left(int device, size_t *free_bytes, size_t *total_bytes) {
     pthread_mutex_lock(&lock);
     uint64_t used = used_bytes[device] + ledger_enter(device_installed(device));
-    ledger_leave(device_installed(device), used_bytes[device]);
+    ledger_leave(device_installed(device), used_bytes[device], all_outside[device]);
     *total_bytes = model.memory_bytes;
     *free_bytes = is_beyond[device] || used > model.memory_bytes ? 0 : model.memory_bytes - used;
     pthread_mutex_unlock(&lock);

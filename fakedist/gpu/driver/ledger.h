@@ -10,8 +10,19 @@ struct holder {
 };
 /* Between these two no other process takes or gives back memory. Without other processes they do nothing. */
 LOCAL uint64_t ledger_enter(int installed); /* what other processes hold of the machine's device */
-LOCAL void ledger_leave(int installed, uint64_t own); /* what this process now holds */
+/* What this process now holds, and how much of it is outside of the caching allocator. */
+LOCAL void ledger_leave(int installed, uint64_t own, uint64_t outside);
 LOCAL int ledger_holders(int installed, struct holder out[MAX_HOLDERS]); /* other processes; returns their number */
 /* The most that all processes held at once since it was restarted, and what the others hold now; without contexts. */
 LOCAL uint64_t ledger_most(int installed, int restarts, uint64_t *others);
+
+/* The course of a device: what is in use after each change, for the process that shares first, or that shares with none. */
+enum { ALLOCATED_LANE, OUTSIDE_LANE, FIRST_OTHER_LANE, NUM_LANES = 16 }; /* gpu/virtual.py has NUM_LANES, too */
+struct moment {
+    uint64_t first_change; /* it stands for all changes from this one to before the next moment's */
+    uint64_t bytes[NUM_LANES]; /* after that of them with which most was in use */
+};
+enum { MOST_MOMENTS = 512 }; /* gpu/virtual.py has this, too */
+LOCAL uint64_t ledger_changes(int installed); /* how many there were; the first has number 1 */
+LOCAL int ledger_course(int installed, struct moment out[MOST_MOMENTS + 1]); /* the last is what is in use now */
 #endif

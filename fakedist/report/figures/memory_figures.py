@@ -267,7 +267,12 @@ def named_bands(run: Run, curve: MemoryCurve) -> pd.DataFrame:
     if not len(table):
         return pd.DataFrame(columns=["phase", "begin", "end", "depth"])
     begin, end = (curve.move_at(table[name].to_numpy()) for name in ("first_event", "end_event"))
-    bands = pd.DataFrame({"phase": table["phase"].astype(str), "begin": begin, "end": end})
+    return _nested(pd.DataFrame({"phase": table["phase"].astype(str), "begin": begin, "end": end}))
+
+
+def _nested(bands: pd.DataFrame) -> pd.DataFrame:
+    """Stretches in order of their begin, with their depth, of stretches in the order of their end."""
+    begin, end = bands["begin"], bands["end"]
     ends_later = bands[begin < end].iloc[::-1]  # of phases that begin together, the outer one ended last
     bands = ends_later.sort_values("begin", kind="stable", ignore_index=True)
     open_ends: list[int] = []
@@ -284,6 +289,64 @@ def _positions(curve: MemoryCurve, moves: Array, axis: str) -> Array:
         return moves
     time_us = curve.time_us[curve.events[moves]]
     return (time_us - curve.time_us[curve.events[:1]]) / 1e6 if len(moves) else time_us
+
+
+_OWN_PARTS = {
+    ("", "allocator"): ("this process: the allocator's segments", "parameter"),
+    ("", "outside"): ("this process: outside of the allocator", "communication"),
+}
+#: Colours of other processes, which repeat.
+_OTHER_COLOURS = ("optimizer_state", "activation", "temporary", "workspace", "gradient", "other")
+
+
+def shows_device(run: Run) -> bool:
+    """True if the use of the device says more than the timeline: by other processes, or in the script's phases."""
+    if not run.has("device_use") or not run.num_rows("device_use"):
+        return False
+    return bool(run.num_rows("named_phases") or (run.table("device_use", ["part"])["part"] == "all").any())
+
+
+def device_timeline(run: Run) -> go.Figure:
+    """What is in use of the virtual GPU after each change of that: by this process and by each other, with the peak.
+
+    Raises:
+        ValueError: The run has no virtual GPU, or used no memory of it.
+    """
+    table = run.table("device_use") if run.has("device_use") else pd.DataFrame()
+    if not len(table):
+        raise ValueError(f"{run.path} does not have what was in use of a virtual GPU")
+    changes = table["change"].drop_duplicates().to_numpy("i8")
+    positions = np.append(changes, changes[-1] + 1)  # what is in use at the end is as wide as one change
+    keys = list(zip(table["process"].astype(str), table["part"].astype(str), strict=True))
+    holders = list(dict.fromkeys(keys))
+    held = table["bytes"].to_numpy("i8").reshape(len(changes), len(holders))
+    held = np.vstack([held, held[-1:]])
+    total = held.sum(axis=1)
+    unit, size = byte_unit(float(total.max()))
+    figure = new_figure()
+    for at, holder in enumerate(holders):
+        other = shown(holder[0]), _OTHER_COLOURS[(at - len(_OWN_PARTS)) % len(_OTHER_COLOURS)]
+        name, colour = _OWN_PARTS.get(holder, other)
+        if held[:, at].any():
+            line = {"width": 0, "shape": "hv", "color": CATEGORY_COLOURS[colour]}
+            look = {"line": line, "fillcolor": CATEGORY_COLOURS[colour], "stackgroup": "used"}
+            _add_line(figure, at, name, positions, held[:, at] / size, unit=unit, **look)
+    line = {"width": 1, "color": INK, "shape": "hv"}
+    _add_line(figure, "used", "in use", positions, total / size, unit=unit, line=line)
+    _mark_peak(figure, positions, total, size)
+    bands = _device_bands(run)
+    top = 1 - _BAND * (int(bands["depth"].max()) + 1 if len(bands) else 0)
+    figure.update_layout(hovermode="x unified", shapes=_named_stretches(bands, float(np.ptp(positions)), floor=top))
+    figure.update_yaxes(rangemode="tozero", ticksuffix=f" {unit}", domain=[0, top])
+    title = f"In use of the GPU: peak {format_bytes(int(total.max()))}"
+    return framed(figure, title, x="changes of what is in use, in order", height=380)
+
+
+def _device_bands(run: Run) -> pd.DataFrame:
+    """The script's phases, as :func:`named_bands`, with changes of what is in use. Those without one are left out."""
+    table = run.table("named_phases", ["phase", "first_change", "end_change"])
+    known = table[table["first_change"].notna()].rename(columns={"first_change": "begin", "end_change": "end"})
+    return _nested(known.astype({"phase": str}))
 
 
 def compared_timeline(before: Run, after: Run, *, num_points: int = NUM_POINTS) -> go.Figure:
@@ -459,12 +522,19 @@ def _mark_spans(figure: go.Figure, run: Run, curve: MemoryCurve, axis: str) -> N
     bands = named_bands(run, curve)
     ends = (np.minimum(bands[name].to_numpy("i8"), curve.num_moves - 1) for name in ("begin", "end"))
     begins, ends_at = (_positions(curve, moves, axis) for moves in ends)
-    for row, (text, depth) in enumerate(zip(bands["phase"], bands["depth"], strict=True)):
-        at = (float(begins[row]), float(ends_at[row]))
+    drawn = bands.assign(begin=begins.astype("f8"), end=ends_at.astype("f8"))
+    figure.update_layout(shapes=shapes + _named_stretches(drawn, width, floor=1 + _BAND))
+
+
+def _named_stretches(bands: pd.DataFrame, width: float, *, floor: float) -> list[dict[str, object]]:
+    """Names of phases in rows by their depth, the lowest at ``floor``; ``begin`` and ``end`` are positions."""
+    shapes = []
+    for band in bands.to_dict("records"):
+        at = (float(band["begin"]), float(band["end"]))
         if at[1] - at[0] > _LEAST_DRAWN * width:
-            level = 1 + _BAND * (1 + depth)
-            shapes.append(_stretch(at, "", text, width)[1] | {"y0": level, "y1": level + _BAND})
-    figure.update_layout(shapes=shapes)
+            level = floor + _BAND * band["depth"]
+            shapes.append(_stretch(at, "", band["phase"], width)[1] | {"y0": level, "y1": level + _BAND})
+    return shapes
 
 
 def _stretch(at: tuple[float, float], phase: str, text: str, width: float) -> list[dict[str, object]]:

@@ -142,6 +142,10 @@ class RunFigures:
         """Memory over the run by category. ``axis`` is "event" or "time"."""
         return memory_figures.memory_timeline(self._run, axis=axis)
 
+    def device(self) -> go.Figure:
+        """What is in use of the virtual GPU over the run: by this process and by each other on the GPU."""
+        return memory_figures.device_timeline(self._run)
+
     def compared_with(self, other: Run) -> go.Figure:
         """Allocated memory of this run and another, on one axis of steps and phases."""
         return memory_figures.compared_timeline(self._run, other)

@@ -18,7 +18,15 @@ from pathlib import Path
 import pandas as pd
 import plotly.graph_objects as go
 
-from fakedist.report.figures.memory_figures import MemoryCurve, has_segments, peak_by_layer, segment_map, timeline_of
+from fakedist.report.figures.memory_figures import (
+    MemoryCurve,
+    device_timeline,
+    has_segments,
+    peak_by_layer,
+    segment_map,
+    shows_device,
+    timeline_of,
+)
 from fakedist.report.figures.run_figures import Calls, calls_of
 from fakedist.report.figures.time_figures import has_roofline, lanes_of, roofline
 from fakedist.results.run import Run
@@ -131,6 +139,8 @@ def run_figures(run: Run) -> dict[str, object]:
     figures: dict[str, object] = {}
     if run.summary.peak_allocated_bytes and run.by_category is not None:
         figures["peak"] = figure_object(peak_by_layer(run, kind="treemap"))
+    if shows_device(run):
+        figures["device"] = figure_object(device_timeline(run))
     if has_segments(run):
         figures["segments"] = figure_object(segment_map(run, most=MOST_SEGMENTS))
     if has_roofline(run):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -40,15 +41,16 @@ from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.virtual import virtual_gpu
 with virtual_gpu(find_gpu("h100-80g"), 2, 100 << 30) as gpu:
     gpu.share()
+    gpu.called(sys.argv[1])
     driver = ctypes.CDLL("libcuda.so.1")
     for line in sys.stdin:
         print(driver.cudaMalloc(byref(c_void_p()), c_size_t(int(line) << 30)), flush=True)
     os._exit(0)
 """
 
-def start():
+def start(name):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(CODE)], **pipes)
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(CODE), name], **pipes)
 
 def takes(process, gib):
     process.stdin.write(f"{gib}\\n")
@@ -56,7 +58,7 @@ def takes(process, gib):
     return int(process.stdout.readline())
 
 found["alone"] = left(0), processes()[1]
-other, killed = start(), start()
+other, killed = start("other.py"), start("killed.py")
 found["others take"] = takes(other, 20), takes(killed, 40), takes(other, 50)
 found["with them"] = left(0), left(1)
 driver.cudaSetDevice(0)
@@ -84,6 +86,12 @@ os.waitpid(forked, 0)
 other.stdin.close()
 other.wait()
 found["alone again"] = left(0)
+
+def course(device):
+    names, rows = gpu.timeline(device)
+    return names, [[change, *(size >> 30 for size in (*held, *others))] for change, *held, others in rows]
+
+found["course"], found["course of another GPU"] = course(0), course(1)
 '''
 
 
@@ -117,6 +125,41 @@ def test_the_most_in_use_counts_all_processes(found: dict[str, Any]) -> None:
 def test_a_fork_of_a_process_with_memory_holds_none(found: dict[str, Any]) -> None:
     """CUDA does not survive a fork: what the child believes it holds is its parent's."""
     assert found["with a fork"] == [20, 2]
+
+
+def test_the_course_has_the_part_of_each_process_also_of_those_that_died(found: dict[str, Any]) -> None:
+    names, rows = found["course"]
+    assert names == ["other.py", "killed.py"]
+    taken = [[1, 0, 0, 20, 0], [2, 0, 0, 20, 40], [3, 0, 10, 20, 40]]
+    later = [[4, 0, 10, 20, 0], [5, 0, 60, 20, 0], [6, 0, 50, 20, 0], [7, 0, 50, 0, 0]]
+    assert rows == [*taken, *later], "what one held is in use until another looks"
+    assert found["course of another GPU"] == [[], []]
+
+
+_MANY_CHANGES = """
+def many(device):
+    driver.cudaSetDevice(device)
+    make("cudaMalloc", c_size_t(GIB))
+    for turn in range(1500):
+        driver.cudaFree(c_void_p(make("cudaMalloc", c_size_t(30 * GIB if turn == 700 else 2 * MIB))))
+    last = make("cudaMalloc", c_size_t(3 * GIB))
+    return gpu.num_changes(device), gpu.timeline(device)[1]
+
+found["alone"] = many(0)
+gpu.share()
+found["shared"] = many(1)
+"""
+
+
+def test_a_long_course_keeps_its_peak_in_few_moments() -> None:
+    found = on_driver(_MANY_CHANGES)
+    for changes, rows in found.values():
+        assert changes == 3002
+        assert len(rows) <= 513
+        assert {after[0] - before[0] for before, after in itertools.pairwise(rows[:-1])} == {8}
+        peak = [change for change, backed, outside, _ in rows if backed + outside == 31 << 30]
+        assert peak == [1 + 8 * ((2 + 2 * 700 - 1) // 8)], "the moment of the change that took it"
+        assert rows[-1] == [3002, 0, 4 << 30, []], "what is in use at the end"
 
 
 #: As vLLM's and torch_memory_saver's pools allocate.
@@ -175,6 +218,7 @@ del training
 torch.cuda.empty_cache()
 found["woken"] = pool_library.wake()
 found["awake again"] = held()
+found["course"] = [[size // MIB for size in row[1:3]] for row in gpu.timeline(0)[1]]
 found["peaks"] = gpu.backed_peak(0) // MIB, torch.cuda.max_memory_reserved() // MIB, gpu.outside_peak(0)
 """
 
@@ -189,3 +233,5 @@ def test_memory_that_sleeps_is_reserved_but_not_in_use(tmp_path: Path) -> None:
     assert (found["trains"], found["cannot wake"]) == ([80, 120, 80, 0], 2)
     assert (found["woken"], found["awake again"]) == (0, [40, 40, 40, 0]), "woken memory is the allocator's again"
     assert found["peaks"] == [80, 120, 0]
+    awake, asleep = [40, 0], [0, 0]
+    assert found["course"] == [awake, asleep, [80, 0], asleep, awake], "mapped memory is the allocator's at once"

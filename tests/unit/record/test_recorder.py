@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -103,6 +104,7 @@ def recorded() -> Iterator[Recorded]:
             run,
             lambda *told: made.phases.append(told),
             in_use=lambda: ((number := next(most)), number - 1, number - 2, number - 3),
+            num_changes=partial(next, iter(range(10, 100, 10))),
         )
         with recorder:
             assert active() is recorder
@@ -142,6 +144,8 @@ def test_a_named_phase_has_the_most_in_use_also_of_phases_within(recorded: Recor
     assert (outer.name, outer.step, outer.peak_used_bytes) == ("outer", 0, 70), "not the 100 from before it"
     assert (outer.backed_bytes, outer.outside_bytes, outer.others_bytes) == (49, 48, 47), "as it ended"
     assert (second.name, second.step, second.peak_used_bytes) == ("outer", 1, 90), "step 2 begins within it"
+    changes = [(phase.first_change, phase.end_change) for phase in (inner, outer, second)]
+    assert changes == [(21, 31), (11, 41), (51, 61)], "the next ones as it begins and as it ends"
     names = recorded.operations()
     assert "aten.addmm.default" in names[outer.first_op : inner.first_op]
     assert "aten.addmm.default" not in names[: outer.first_op]

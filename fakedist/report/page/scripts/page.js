@@ -93,6 +93,7 @@ function chartsOf(data, address) {
   return {
     memory,
     peak: figures.peak ? new PeakChart($('#picture'), data) : null,
+    device: figures.device && $('#device-use') ? new Chart($('#device-use'), figures.device, style) : null,
     segments: figures.segments ? new Chart($('#segment-map'), figures.segments, style) : null,
     kernels: figures.kernels ? kernelChart(data, address) : null,
     roofline: figures.roofline ? new Chart($('#roofline'), figures.roofline, style) : null,
