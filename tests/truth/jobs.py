@@ -244,7 +244,10 @@ class Megatron(Script):
         )  # fmt: skip
 
     def flops(self) -> Flops:
-        """The FLOPs of all stages of a replica, on one of its tensor parallel ranks, without recomputation."""
+        """The FLOPs of all stages of a replica, on one of its tensor parallel ranks.
+
+        Of what is recomputed, those of all layers and of unfused attention.
+        """
         size, options = self._size, self.options
         layers, hidden, sequence = size("num-layers"), size("hidden-size"), size("seq-length")
         tensor, inner = size("tensor-model-parallel-size", 1), size("ffn-hidden-size", 4 * hidden)
@@ -260,10 +263,13 @@ class Megatron(Script):
             layer += hidden * (experts + size("moe-router-topk") * linear * size("moe-ffn-hidden-size", inner))
         else:
             layer += linear * hidden * inner
-        products = 3 * 2 * tokens * (layers * layer + hidden * self._padded_words)
+        recomputes = options.get("recompute-granularity")
+        passes = 4 if recomputes == "full" else 3
+        products = 2 * tokens * (passes * layers * layer + 3 * hidden * self._padded_words)
         of_key = 2 * tokens * heads * channels  # a product of all queries and one key each
         if options.get("attention-backend") == "unfused":
-            return Flops((products + (2 + 4) * layers * sequence * of_key) / tensor, 0.0)
+            unfused = (2 * 2 if recomputes else 2) + 4
+            return Flops((products + unfused * layers * sequence * of_key) / tensor, 0.0)
         attention = (2 + 5) * of_key * layers * (sequence + 1) / 2
         if window := size("window-size", 0):  # in every second layer
             keys = window + 1
