@@ -75,6 +75,7 @@ class Row:
         step_s: Seconds of a step.
         tokens: Of a GPU in a step, with ``tokens_s``, if that is what was published.
         others_s: What the same test took in other versions of the source, or on another system.
+        stages: Numbers of the pipeline stages that are recorded, where a formula has the bubble; all if empty.
         fabric: What ``find_fabric`` takes.
         like: The row whose recorded launches are priced.
         is_fitted: Whether the power model's parameter of its precision is fitted on it.
@@ -105,6 +106,7 @@ class Row:
     tokens: int = 0
     tokens_s: float = 0.0
     others_s: list[float] = field(default_factory=list)
+    stages: list[int] = field(default_factory=list)
     fabric: str = ""
     like: str = ""
     is_fitted: bool = False
@@ -249,7 +251,7 @@ class Catalogue:
         """The command of a row."""
         kind = {"titan": Titan, "megatron": Megatron, "liger": Liger}[self.sources[row.source].script]
         environment = {name: value for key in row.environment for name, value in self.environments[key].items()}
-        return kind(tuple(self._words(row.flags)), environment, row.gpus)
+        return kind(tuple(self._words(row.flags)), environment, row.gpus, tuple(row.stages))
 
     def chosen(self, only: str, rows: Sequence[Row] | None = None) -> list[Row]:
         """The rows that match one of several patterns, separated by spaces; all without any.

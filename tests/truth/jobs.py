@@ -77,11 +77,13 @@ class Script(ABC):
         flags: The script's own.
         environment: Variables of the published job.
         world_size: Ranks.
+        stages: Numbers of the pipeline stages that are recorded; all if there are none.
     """
 
     flags: tuple[str, ...]
     environment: Mapping[str, str]
     world_size: int
+    stages: tuple[int, ...] = ()
 
     #: Distributions that ``make frameworks`` does not install.
     needs: ClassVar[tuple[str, ...]] = ("megatron-core", "transformer-engine-torch")
@@ -224,8 +226,21 @@ class Megatron(Script):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The first rank of each stage."""
-        return tuple(range(0, self.world_size, self.world_size // self._size("pipeline-model-parallel-size", 1)))
+        """The first rank of each stage that is recorded."""
+        ranks = range(0, self.world_size, self.world_size // self.num_stages)
+        return tuple(ranks[stage] for stage in self.stages or range(self.num_stages))
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the pipeline, recorded or not."""
+        return self._size("pipeline-model-parallel-size", 1)
+
+    @property
+    def num_chunks(self) -> int:
+        """Model chunks of each stage."""
+        if layers := self._size("num-layers-per-virtual-pipeline-stage", 0):
+            return self._size("num-layers") // self.num_stages // layers
+        return self._size("num-virtual-stages-per-pipeline-rank", 1)
 
     @property
     def peak_rank(self) -> int:
@@ -244,14 +259,15 @@ class Megatron(Script):
         )  # fmt: skip
 
     def flops(self) -> Flops:
-        """The FLOPs of all stages of a replica, on one of its tensor parallel ranks.
+        """The FLOPs of the recorded stages of a replica, the last among them, on one of its tensor parallel ranks.
 
         Of what is recomputed, those of all layers and of unfused attention.
         """
         size, options = self._size, self.options
         layers, hidden, sequence = size("num-layers"), size("hidden-size"), size("seq-length")
         tensor, inner = size("tensor-model-parallel-size", 1), size("ffn-hidden-size", 4 * hidden)
-        replicas = self.world_size // tensor // size("pipeline-model-parallel-size", 1)
+        replicas = self.world_size // tensor // self.num_stages
+        layers = layers * len(self.ranks) // self.num_stages
         tokens = size("global-batch-size") // replicas * sequence
         if "multi-latent-attention" in options:
             return self._latent_flops(tokens)
