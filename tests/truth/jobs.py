@@ -224,6 +224,9 @@ def prepare_liger(releases: Iterable[str]) -> None:
 class Megatron(Script):
     """A GPT of Megatron-LM's functional tests or of NVIDIA's benchmarks, by Megatron-LM's own flags."""
 
+    #: The script that runs it.
+    target: ClassVar[Path] = ROOT / "examples" / "megatron_gpt.py"
+
     @property
     def ranks(self) -> tuple[int, ...]:
         """The first rank of each stage that is recorded."""
@@ -248,10 +251,10 @@ class Megatron(Script):
         return self.world_size - 1
 
     def job(self, rank: int, gpu: str, *, is_timed: bool) -> Job:
-        path = os.pathsep.join([str(ROOT), str(Path(__file__).parent / "megatron_fusion")])
+        path = os.pathsep.join(map(str, (ROOT, Path(__file__).parent / "megatron_fusion", ROOT / "examples")))
         environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **self.environment, "PYTHONPATH": path}
         return Job(
-            world_size=self.world_size, rank=rank, target=str(ROOT / "examples" / "megatron_gpt.py"),
+            world_size=self.world_size, rank=rank, target=str(self.target),
             arguments=("--max-microbatches", "0", *self.flags), gpu=gpu,
             # Nemotron takes 80.3 GiB: today's fused cross entropy copies the logits, those of 2025 did not.
             gpu_memory_bytes=UNLIMITED_BYTES if is_timed else None, steps=3, kernels=is_timed, page=False,
@@ -319,3 +322,9 @@ class Megatron(Script):
         if text is None and default is None:
             raise LookupError(f"the job lacks --{name}")
         return int(text) if text is not None else default or 0
+
+
+class Megatron2022(Megatron):
+    """A GPT of Megatron-LM's papers of 2022: ``megatron_2022.py`` next to this file has what differs."""
+
+    target = Path(__file__).parent / "megatron_2022.py"

@@ -77,7 +77,8 @@ class Recording:
         scale = 1.0
         if len(self.tables) > 1:
             models = Models(self.gpu, prices, network, self._host)
-            job = job_times(self.tables.items(), frozenset(self.tables), self.row.gpus, models)
+            ranks, number = frozenset(self.tables), self.row.micro_batches or None
+            job = job_times(self.tables.items(), ranks, self.row.gpus, models, micro_batches=number)
             found = (job.step_us, job.low_us, job.high_us)
             scale = self._by_formula(job) / job.step_us if self.row.stages else scale
         else:
@@ -125,7 +126,8 @@ class Recording:
         longest = min(job.ranks, key=lambda rank: rank.parts.bubble_us)
         passes = longest.lanes[longest.lanes["lane"].isin(("forward", "recompute", "backward"))]
         passes_us = float((passes["end_us"] - passes["start_us"]).sum())
-        bubble_us = (self.script.num_stages - 1) / self.script.num_chunks * passes_us / longest.num_recorded
+        micro_batches = self.row.micro_batches or longest.num_recorded
+        bubble_us = (self.script.num_stages - 1) / self.script.num_chunks * passes_us / micro_batches
         return job.step_us - longest.parts.bubble_us + bubble_us
 
     def _alone(self, prices: Prices, communication: Communication | None) -> PricedStep:
