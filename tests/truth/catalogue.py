@@ -13,7 +13,7 @@ from typing import Any
 
 from fakedist.rundir.plain import from_plain, to_plain
 from fakedist.units import GIB
-from tests.truth.jobs import ROOT, Liger, Megatron, Script, Titan
+from tests.truth.jobs import ROOT, Liger, Megatron, Megatron2022, Script, Titan
 
 HERE = Path(__file__).parent
 CATALOGUE, RESULTS = HERE / "catalogue.toml", HERE / "results.json"
@@ -30,7 +30,7 @@ class Source:
 
     Attributes:
         text: Who and where.
-        script: What runs its jobs: "titan", "megatron" or "liger".
+        script: What runs its jobs: "titan", "megatron", "megatron-2022" or "liger".
         ran: The container or torch of the published run.
         differs: What is otherwise in ours.
         commit: Of its repository.
@@ -77,6 +77,8 @@ class Row:
         step_s: Seconds of a step.
         tokens: Of a GPU in a step, with ``tokens_s``, if that is what was published.
         others_s: What the same test took in other versions of the source, or on another system.
+        stages: Numbers of the pipeline stages that are recorded, where a formula has the bubble; all if empty.
+        micro_batches: Of a step, where the flags have fewer: the recorded ones are repeated. 0: those of the flags.
         fabric: What ``find_fabric`` takes.
         like: The row whose recorded launches are priced.
         is_fitted: Whether the power model's parameter of its precision is fitted on it.
@@ -107,6 +109,8 @@ class Row:
     tokens: int = 0
     tokens_s: float = 0.0
     others_s: list[float] = field(default_factory=list)
+    stages: list[int] = field(default_factory=list)
+    micro_batches: int = 0
     fabric: str = ""
     like: str = ""
     is_fitted: bool = False
@@ -260,9 +264,11 @@ class Catalogue:
 
     def script(self, row: Row) -> Script:
         """The command of a row."""
-        kind = {"titan": Titan, "megatron": Megatron, "liger": Liger}[self.sources[row.source].script]
+        kind = {"titan": Titan, "megatron": Megatron, "megatron-2022": Megatron2022, "liger": Liger}[
+            self.sources[row.source].script
+        ]
         environment = {name: value for key in row.environment for name, value in self.environments[key].items()}
-        return kind(tuple(self._words(row.flags)), environment, row.gpus)
+        return kind(tuple(self._words(row.flags)), environment, row.gpus, tuple(row.stages))
 
     def chosen(self, only: str, rows: Sequence[Row] | None = None) -> list[Row]:
         """The rows that match one of several patterns, separated by spaces; all without any.

@@ -81,11 +81,13 @@ class Script(ABC):
         flags: The script's own.
         environment: Variables of the published job.
         world_size: Ranks.
+        stages: Numbers of the pipeline stages that are recorded; all if there are none.
     """
 
     flags: tuple[str, ...]
     environment: Mapping[str, str]
     world_size: int
+    stages: tuple[int, ...] = ()
 
     #: Distributions that ``make frameworks`` does not install.
     needs: ClassVar[tuple[str, ...]] = ("megatron-core", "transformer-engine-torch")
@@ -238,10 +240,26 @@ def prepare_liger(releases: Iterable[str]) -> None:
 class Megatron(Script):
     """A GPT of Megatron-LM's functional tests or of NVIDIA's benchmarks, by Megatron-LM's own flags."""
 
+    #: The script that runs it.
+    target: ClassVar[Path] = ROOT / "examples" / "megatron_gpt.py"
+
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The first rank of each stage."""
-        return tuple(range(0, self.world_size, self.world_size // self._size("pipeline-model-parallel-size", 1)))
+        """The first rank of each stage that is recorded."""
+        ranks = range(0, self.world_size, self.world_size // self.num_stages)
+        return tuple(ranks[stage] for stage in self.stages or range(self.num_stages))
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the pipeline, recorded or not."""
+        return self._size("pipeline-model-parallel-size", 1)
+
+    @property
+    def num_chunks(self) -> int:
+        """Model chunks of each stage."""
+        if layers := self._size("num-layers-per-virtual-pipeline-stage", 0):
+            return self._size("num-layers") // self.num_stages // layers
+        return self._size("num-virtual-stages-per-pipeline-rank", 1)
 
     @property
     def peak_rank(self) -> int:
@@ -249,10 +267,10 @@ class Megatron(Script):
         return self.world_size - 1
 
     def job(self, rank: int, gpu: str, *, is_timed: bool) -> Job:
-        path = os.pathsep.join([str(ROOT), str(Path(__file__).parent / "megatron_fusion")])
+        path = os.pathsep.join(map(str, (ROOT, Path(__file__).parent / "megatron_fusion", ROOT / "examples")))
         environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **self.environment, "PYTHONPATH": path}
         return Job(
-            world_size=self.world_size, rank=rank, target=str(ROOT / "examples" / "megatron_gpt.py"),
+            world_size=self.world_size, rank=rank, target=str(self.target),
             arguments=("--max-microbatches", "0", *self.flags), gpu=gpu,
             # Nemotron takes 80.3 GiB: today's fused cross entropy copies the logits, those of 2025 did not.
             gpu_memory_bytes=UNLIMITED_BYTES if is_timed else None, steps=3, kernels=is_timed, page=False,
@@ -260,11 +278,15 @@ class Megatron(Script):
         )  # fmt: skip
 
     def flops(self) -> Flops:
-        """The FLOPs of all stages of a replica, on one of its tensor parallel ranks, without recomputation."""
+        """The FLOPs of the recorded stages of a replica, the last among them, on one of its tensor parallel ranks.
+
+        Of what is recomputed, those of all layers and of unfused attention.
+        """
         size, options = self._size, self.options
         layers, hidden, sequence = size("num-layers"), size("hidden-size"), size("seq-length")
         tensor, inner = size("tensor-model-parallel-size", 1), size("ffn-hidden-size", 4 * hidden)
-        replicas = self.world_size // tensor // size("pipeline-model-parallel-size", 1)
+        replicas = self.world_size // tensor // self.num_stages
+        layers = layers * len(self.ranks) // self.num_stages
         tokens = size("global-batch-size") // replicas * sequence
         if "multi-latent-attention" in options:
             return self._latent_flops(tokens)
@@ -276,10 +298,13 @@ class Megatron(Script):
             layer += hidden * (experts + size("moe-router-topk") * linear * size("moe-ffn-hidden-size", inner))
         else:
             layer += linear * hidden * inner
-        products = 3 * 2 * tokens * (layers * layer + hidden * self._padded_words)
+        recomputes = options.get("recompute-granularity")
+        passes = 4 if recomputes == "full" else 3
+        products = 2 * tokens * (passes * layers * layer + 3 * hidden * self._padded_words)
         of_key = 2 * tokens * heads * channels  # a product of all queries and one key each
         if options.get("attention-backend") == "unfused":
-            return Flops((products + (2 + 4) * layers * sequence * of_key) / tensor, 0.0)
+            unfused = (2 * 2 if recomputes else 2) + 4
+            return Flops((products + unfused * layers * sequence * of_key) / tensor, 0.0)
         attention = (2 + 5) * of_key * layers * (sequence + 1) / 2
         if window := size("window-size", 0):  # in every second layer
             keys = window + 1
@@ -313,3 +338,9 @@ class Megatron(Script):
         if text is None and default is None:
             raise LookupError(f"the job lacks --{name}")
         return int(text) if text is not None else default or 0
+
+
+class Megatron2022(Megatron):
+    """A GPT of Megatron-LM's papers of 2022: ``megatron_2022.py`` next to this file has what differs."""
+
+    target = Path(__file__).parent / "megatron_2022.py"

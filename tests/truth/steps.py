@@ -25,7 +25,7 @@ from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.collectives.fabric import find_fabric
 from fakedist.cost_model.estimated import JobNetwork, communication_for
 from fakedist.cost_model.hosts import HostModel, host_model
-from fakedist.cost_model.job.job_times import Models, job_times
+from fakedist.cost_model.job.job_times import JobTimes, Models, job_times
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.nccl.settings import Nccl
 from fakedist.cost_model.step import PricedStep, Prices, StepPrices, price_step
@@ -35,7 +35,7 @@ from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.plain import from_plain
 from fakedist.rundir.step_time import ClockSteadiness, HostTime
 from tests.truth.catalogue import Made, Results, Row, Step, catalogue
-from tests.truth.jobs import ROOT
+from tests.truth.jobs import ROOT, Megatron
 
 RECORDED = ROOT / "tests" / "data" / "steps"
 TABLES = ("launches", "work", "calls", "groups")
@@ -74,10 +74,13 @@ class Recording:
         """Seconds of the step, and its interval."""
         prices = KernelTimes(self.gpu, heat=heat, fp8_heat=fp8_heat)
         network = JobNetwork(find_fabric(self.row.fabric, world_size=self.row.gpus), nccl=Nccl(self.script.nccl))
+        scale = 1.0
         if len(self.tables) > 1:
             models = Models(self.gpu, prices, network, self._host)
-            job = job_times(self.tables.items(), frozenset(self.tables), self.row.gpus, models)
+            ranks, number = frozenset(self.tables), self.row.micro_batches or None
+            job = job_times(self.tables.items(), ranks, self.row.gpus, models, micro_batches=number)
             found = (job.step_us, job.low_us, job.high_us)
+            scale = self._by_formula(job) / job.step_us if self.row.stages else scale
         else:
             (tables,) = self.tables.values()
             alone = self._alone(prices, communication_for(tables, self.gpu, network))
@@ -85,7 +88,7 @@ class Recording:
         step_us, low_us, high_us = found
         assert low_us is not None
         assert high_us is not None
-        return step_us / 1e6, low_us / 1e6, high_us / 1e6
+        return step_us * scale / 1e6, low_us * scale / 1e6, high_us * scale / 1e6
 
     def error(self, heat: float, fp8_heat: float) -> float:
         """Logarithm of the estimate over the published step."""
@@ -116,6 +119,16 @@ class Recording:
             if abs(recorded - expected) > 1e-3 * expected:
                 figures = f"{recorded / 1e12:.2f} TFLOP recorded, {expected / 1e12:.2f} expected"
                 raise WrongWorkError(f"{self.row.name}: {name}: {figures}")
+
+    def _by_formula(self, job: JobTimes) -> float:
+        """Microseconds of a step of which some stages were recorded, as ``fakedist sweep`` has it (docs/sweeps.md)."""
+        assert isinstance(self.script, Megatron)
+        longest = min(job.ranks, key=lambda rank: rank.parts.bubble_us)
+        passes = longest.lanes[longest.lanes["lane"].isin(("forward", "recompute", "backward"))]
+        passes_us = float((passes["end_us"] - passes["start_us"]).sum())
+        micro_batches = self.row.micro_batches or longest.num_recorded
+        bubble_us = (self.script.num_stages - 1) / self.script.num_chunks * passes_us / micro_batches
+        return job.step_us - longest.parts.bubble_us + bubble_us
 
     def _alone(self, prices: Prices, communication: Communication | None) -> PricedStep:
         (tables,) = self.tables.values()

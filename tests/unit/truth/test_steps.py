@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 
@@ -112,6 +112,29 @@ def test_the_kept_estimates_are_those_of_the_model_today(is_chosen: Callable[[Ro
     kept = results()
     rows = [row for row in catalogue().rows if row.name in kept.steps and is_chosen(row)]
     assert [steps.change(row, kept) for row in rows] == [""] * len(rows)
+
+
+def test_a_formula_stands_for_the_stages_that_were_not_recorded() -> None:
+    kept, row = results(), catalogue().row(EIGHT_STAGES)
+    every = kept.steps[EIGHT_STAGES]
+    some = steps.Recording(replace(row, stages=[0, 7]))
+    some.check_work()
+    assert sorted(some.tables) == [0, 224]
+    step_s, low_s, high_s = some.estimate(kept.heat, kept.fp8_heat)
+    assert step_s / every.step_s == pytest.approx(0.985, abs=0.001)  # 0.981 without the formula
+    assert (low_s / step_s, high_s / step_s) == pytest.approx(
+        (every.low_s / every.step_s, every.high_s / every.step_s), rel=0.02
+    )
+
+
+def test_micro_batches_that_were_not_recorded_take_as_long_as_those_that_were() -> None:
+    kept, row = results(), replace(catalogue().row("llama-70b-mxfp8-gb300"), stages=[0, 3])
+    once, twice, thrice = (
+        steps.Recording(replace(row, micro_batches=number)).estimate(kept.heat, kept.fp8_heat)[0]
+        for number in (0, 32, 48)
+    )
+    assert 1.7 * once < twice < 2 * once
+    assert thrice - twice == pytest.approx(twice - once, rel=1e-3)
 
 
 def test_an_estimate_that_is_not_kept_is_named() -> None:
