@@ -68,6 +68,7 @@ def build(args: argparse.Namespace, world_size: int) -> Job:
         notes += _without_transformer_engine(args)
     args.transformer_impl = "transformer_engine" if use_te else "local"
     notes += _parallelism(args)
+    _hybrid(args)
     _precision_and_activation(args)
     model = _transformer_config(args)
     divisor = args.make_vocab_size_divisible_by * args.tensor_model_parallel_size
@@ -169,6 +170,17 @@ def _virtual_stages(args: argparse.Namespace) -> int | None:
         return int(layers // stages // chunk) or None
     virtual = args.num_virtual_stages_per_pipeline_rank
     return virtual if stages > 1 and virtual is not None and virtual > 1 else None
+
+
+def _hybrid(args: argparse.Namespace) -> None:
+    """Settings of a model with Mamba layers; refused are those that its layers do not have."""
+    args.is_hybrid_model = args.hybrid_override_pattern is not None
+    if not args.is_hybrid_model:
+        return
+    if args.transformer_impl == "local":
+        raise SystemExit("--hybrid-override-pattern: needs Transformer Engine, whose layers megatron-core's Mamba has")
+    if args.virtual_pipeline_model_parallel_size is not None:
+        raise SystemExit("--hybrid-override-pattern: megatron-core's Mamba models have no virtual pipeline stages")
 
 
 def _precision_and_activation(args: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ Presets: ``mixtral-8x7b`` (64 ranks), ``qwen3-235b`` (256), ``deepseek-v3`` (1,0
 theirs. Layers are Transformer Engine's if it is installed. A step runs as many microbatches as fill the pipeline, two
 for each stage. More microbatches take more time and a little more memory: 16 of Mixtral instead of 8 allocate 0.01 GiB
 more and reserve 1.7 GiB more. ``--max-microbatches 0`` runs the whole global batch.
+``--hybrid-override-pattern`` trains a model with Mamba layers, as pretrain_mamba.py does; it needs mamba-ssm.
 Tokens are synthetic, as with ``--mock-data``.
 """
 
@@ -28,6 +29,8 @@ from megatron.core.distributed import DistributedDataParallel, finalize_model_gr
 from megatron.core.full_cuda_graph import FullCudaGraphWrapper
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.models.mamba import MambaModel
+from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec
 from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
 from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -110,9 +113,11 @@ def _memory_left() -> int:
     return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
 
 
-def build_chunk(job: Job, vp_stage: int | None) -> GPTModel:
+def build_chunk(job: Job, vp_stage: int | None) -> GPTModel | MambaModel:
     """One model chunk of this rank's pipeline stage."""
     args, config = job.args, job.model
+    if args.hybrid_override_pattern:
+        return build_hybrid(job)
     spec = get_gpt_decoder_block_spec(config, job.use_te, config.normalization, config.qk_l2_norm, vp_stage)
     if not job.use_te:
         spec = completed(spec, config)
@@ -134,6 +139,25 @@ def build_chunk(job: Job, vp_stage: int | None) -> GPTModel:
         seq_len_interpolation_factor=args.rotary_seq_len_interpolation_factor,
         mtp_block_spec=prediction,
         vp_stage=vp_stage,
+    )
+
+
+def build_hybrid(job: Job) -> MambaModel:
+    """This rank's stage of a model with Mamba layers."""
+    args = job.args
+    return MambaModel(
+        job.model,
+        mamba_stack_spec,
+        job.vocab_size,
+        args.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        hybrid_override_pattern=args.hybrid_override_pattern,
+        share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+        position_embedding_type=args.position_embedding_type,
+        rotary_percent=getattr(args, "rotary_percent", 1.0),
+        rotary_base=int(getattr(args, "rotary_base", 10_000)),
+        seq_len_interpolation_factor=args.rotary_seq_len_interpolation_factor,
     )
 
 
@@ -253,6 +277,8 @@ def forward_step(
     if return_schedule_plan:
         plan = get_attr_wrapped_model(model, "build_schedule_plan")
         return plan(*inputs, labels=batch["labels"], loss_mask=batch["loss_mask"]), loss
+    if job.model.is_hybrid_model:  # which predicts no further tokens
+        return model(*inputs, labels=batch["labels"]), loss
     return model(*inputs, labels=batch["labels"], loss_mask=batch["loss_mask"]), loss
 
 

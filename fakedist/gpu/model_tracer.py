@@ -318,6 +318,8 @@ class ModelTracer:
 
     def _triton_run(self, original: Callable[..., object]) -> Callable[..., object]:
         def run(launcher: object, *args: object, **kwargs: object) -> object:
+            if kwargs.get("warmup"):  # compiles alone
+                return original(launcher, *args, **kwargs)
             thread = self._thread
             function = launcher if hasattr(launcher, "arg_names") else getattr(launcher, "fn", None)
             arguments = dict(zip(getattr(function, "arg_names", ()), args, strict=False)) | kwargs

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -101,8 +101,16 @@ class _KernelTuner(Protocol):
     launchers: list[object]
 
 
+class _TritonConfig(Protocol):
+    def all_kwargs(self) -> dict[str, object]: ...
+
+
 class _TritonTuner(Protocol):
+    """Triton's ``Autotuner``; ``nargs`` has the arguments of the launch that is tuned, in order."""
+
     configs: list[object]
+    nargs: dict[str, object]
+    fn: Any
 
 
 class FirstConfigurations:
@@ -128,7 +136,7 @@ class FirstConfigurations:
     def _count(self, choice: str) -> None:
         self._chosen[choice] = self._chosen.get(choice, 0) + 1
 
-    def _patch(self, owner: object, name: str, make: Callable[[_Method], _Method]) -> None:
+    def _patch(self, owner: object, name: str, make: Callable[[Any], _Method]) -> None:
         self._exit.enter_context(patched(owner, name, make(present(owner, name))))
 
     def _inductor(self, module: ModuleType) -> None:
@@ -184,11 +192,32 @@ class FirstConfigurations:
         self._patch(present(module, "AlgorithmSelectorCache"), "__call__", select)
 
     def _triton(self, module: ModuleType) -> None:
+        def prune(original: Callable[..., list[_TritonConfig]]) -> _Method:
+            def prune_configs(self_: _TritonTuner, kwargs: dict[str, object]) -> list[_TritonConfig]:
+                configs = original(self_, kwargs)
+                if len(configs) == 1:
+                    return configs
+                self._count("kernels of triton.autotune")
+                return [next((config for config in configs if _fits(self_, config, kwargs)), configs[-1])]
+
+            return prune_configs
+
         def bench(original: _Method) -> _Method:
             def _bench(self_: _TritonTuner, *args: object, config: object, **meta: object) -> list[float]:
-                self._count("configurations of triton.autotune")
-                return [float(self_.configs.index(config))] * 3
+                return [0.0] * 3  # older Tritons also time a single configuration
 
             return _bench
 
-        self._patch(present(module, "Autotuner"), "_bench", bench)
+        tuner = present(module, "Autotuner")
+        self._patch(tuner, "prune_configs", prune)
+        self._patch(tuner, "_bench", bench)
+
+
+def _fits(tuner: _TritonTuner, config: _TritonConfig, kwargs: dict[str, object]) -> bool:
+    """Whether a configuration compiles and the GPU has the shared memory and threads for it; else Triton skips it."""
+    try:
+        compiled = tuner.fn.run(*tuner.nargs.values(), **{**kwargs, **config.all_kwargs(), "warmup": True})
+        compiled._init_handles()
+    except Exception:  # raised again by the launch if no configuration fits
+        return False
+    return True

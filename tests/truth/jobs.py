@@ -8,6 +8,10 @@ Tokens are made up: a tokenizer with as many words as Llama's, and a text of the
 Megatron-LM's run with examples/megatron_gpt.py, which takes Megatron-LM's own flags, on megatron-core 0.16.1 and
 Transformer Engine. Its loop is not pretrain_gpt.py's: docs/accuracy/method.md has what it leaves out on the host.
 
+Models with Mamba layers also need the Triton kernels of mamba-ssm and causal-conv1d, neither of which has a wheel for
+every torch: ``pip install --no-deps`` with MAMBA_SKIP_CUDA_BUILD=TRUE and CAUSAL_CONV1D_SKIP_CUDA_BUILD=TRUE installs
+their Python alone, and ``mamba_kernels`` next to this file has what stands for the rest.
+
 Liger-Kernel's run with ``liger_kernels.py`` next to this file, on the release that a row names.
 """
 
@@ -22,8 +26,9 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from fakedist.gpu.driver.build import torch_build
 from fakedist.options import Job
@@ -35,6 +40,8 @@ TITAN = "0.1.0"
 TORCHAO, OLDER_TORCHAO = "0.18.0", {"2.8": "0.12.0"}
 PACKAGES = (f"torchtitan=={TITAN}", "tiktoken", "regex", "blobfile")
 INSTALLED = ROOT / "build" / "published"
+#: What models with Mamba layers need besides.
+_MAMBA = ("mamba-ssm", "causal-conv1d")
 TIMEOUT_S = 1800
 WORDS = 128_000  # and 256 special ones, as Llama 3's
 CONFIG = """\
@@ -89,9 +96,6 @@ class Script(ABC):
     world_size: int
     stages: tuple[int, ...] = ()
 
-    #: Distributions that ``make frameworks`` does not install.
-    needs: ClassVar[tuple[str, ...]] = ("megatron-core", "transformer-engine-torch")
-
     @property
     def options(self) -> Mapping[str, str]:
         """The flags by name without dashes; those that take no value have an empty one."""
@@ -101,6 +105,11 @@ class Script(ABC):
             for word, after in itertools.pairwise(words)
             if word.startswith("--")
         }
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Distributions that ``make frameworks`` does not install."""
+        return ()
 
     @property
     def nccl(self) -> Mapping[str, str]:
@@ -129,7 +138,6 @@ class Script(ABC):
 class Titan(Script):
     """torchtitan's Llama 3.1, FSDP, sequences of 8,192 tokens: 8B with every second product recomputed, or 70B."""
 
-    needs = ()
     ranks = (0,)
     peak_rank = 0
 
@@ -202,7 +210,6 @@ def _words() -> Iterator[bytes]:
 class Liger(Script):
     """A kernel of Liger-Kernel's benchmark: its flags are kernel, provider, size and the release of liger-kernel."""
 
-    needs = ()
     ranks = (0,)
     peak_rank = 0
 
@@ -238,7 +245,11 @@ def prepare_liger(releases: Iterable[str]) -> None:
 
 
 class Megatron(Script):
-    """A GPT of Megatron-LM's functional tests or of NVIDIA's benchmarks, by Megatron-LM's own flags."""
+    """A model of Megatron-LM's functional tests or of NVIDIA's benchmarks, by Megatron-LM's own flags."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("megatron-core", "transformer-engine-torch", *(_MAMBA if self._layers else ()))
 
     #: The script that runs it.
     target: ClassVar[Path] = ROOT / "examples" / "megatron_gpt.py"
@@ -267,8 +278,12 @@ class Megatron(Script):
         return self.world_size - 1
 
     def job(self, rank: int, gpu: str, *, is_timed: bool) -> Job:
-        path = os.pathsep.join(map(str, (ROOT, Path(__file__).parent / "megatron_fusion", ROOT / "examples")))
-        environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **self.environment, "PYTHONPATH": path}
+        path: list[object] = [ROOT, Path(__file__).parent / "megatron_fusion", ROOT / "examples"]
+        if self._layers:
+            installed = [found.locate_file("") for name in _MAMBA for found in distributions(name=name)]
+            path += [Path(__file__).parent / "mamba_kernels", *dict.fromkeys(installed)]
+        joined = os.pathsep.join(map(str, path))
+        environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **self.environment, "PYTHONPATH": joined}
         return Job(
             world_size=self.world_size, rank=rank, target=str(self.target),
             arguments=("--max-microbatches", "0", *self.flags), gpu=gpu,
@@ -290,6 +305,8 @@ class Megatron(Script):
         tokens = size("global-batch-size") // replicas * sequence
         if "multi-latent-attention" in options:
             return self._latent_flops(tokens)
+        if self._layers:
+            return self._hybrid_flops(tokens)
         heads, experts = size("num-attention-heads"), size("num-experts", 0)
         channels = size("kv-channels", hidden // heads)
         layer = 2 * hidden * channels * (heads + size("num-query-groups", heads))
@@ -326,6 +343,27 @@ class Megatron(Script):
         predicts = 2 * hidden * hidden + 2 * hidden * self._padded_words
         scores = (layers + 1) * size("seq-length") * heads * (keys + values)
         return Flops(3 * 2 * tokens * (block + predicts + scores) / size("tensor-model-parallel-size"), 0.0)
+
+    def _hybrid_flops(self, tokens: int) -> Flops:
+        """The same with Mamba layers, without the products inside of their scans."""
+        size = self._size
+        hidden, heads = size("hidden-size"), size("num-attention-heads")
+        channels, inner = hidden // heads, 2 * hidden
+        states = 2 * size("mamba-num-groups") * size("mamba-state-dim")
+        weights = {
+            "M": hidden * (2 * inner + states + inner // size("mamba-head-dim")) + inner * hidden,
+            "-": 2 * hidden * size("ffn-hidden-size"),
+            "*": 2 * hidden * channels * (heads + size("num-query-groups")),
+        }
+        products = sum(weights[layer] for layer in self._layers) + hidden * self._padded_words
+        attention = (2 + 5) * 2 * tokens * heads * channels * (size("seq-length") + 1) / 2 * self._layers.count("*")
+        tensor = size("tensor-model-parallel-size", 1)
+        return Flops(3 * 2 * tokens * products / tensor, attention / tensor)
+
+    @property
+    def _layers(self) -> str:
+        """The layers of a model with Mamba layers, a letter each; of others empty."""
+        return self.options.get("hybrid-override-pattern", "")
 
     @property
     def _padded_words(self) -> int:

@@ -43,6 +43,8 @@ TABLES = ("launches", "work", "calls", "groups")
 HOST, MADE = "host.json", "made.json"
 #: Values of the parameter that are tried.
 HEATS = np.round(np.arange(0.5, 4.0, 0.05), 2)
+#: Kernels of mamba-ssm whose tiles pad the products.
+_SCANS = r"_(bmm_)?chunk_"
 Floats = npt.NDArray[np.float64]
 
 
@@ -102,12 +104,12 @@ class Recording:
         return (self._alone(KernelTimes(self.gpu, heat=heat, fp8_heat=fp8_heat), None).step_us or 0.0) / 1e6
 
     def flops(self, family: str) -> float:
-        """FLOPs of all kernels of a family, of all recorded ranks."""
+        """FLOPs of all kernels of a family, of all recorded ranks, without those of Mamba's scans."""
         found = 0.0
         for tables in self.tables.values():
             of_work, work = tables["launches"]["work"].to_numpy(), tables["work"]
             counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
-            own = (work["family"] == family).to_numpy()
+            own = ((work["family"] == family) & ~work["name"].str.match(_SCANS)).to_numpy()
             found += float((np.nan_to_num(work["flops"].to_numpy()) * counts)[own].sum())
         return found
 

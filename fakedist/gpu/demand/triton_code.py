@@ -515,7 +515,7 @@ class _Evaluation:
 
 
 def _ends(text: str, body: list[_Statement], values: Mapping[str, _Value]) -> npt.NDArray[np.bool_] | None:
-    """Programs that end at a branch with one side that only returns; None if unknown."""
+    """Programs that end at a branch with one side that returns without a product; None if unknown."""
     match = re.match(rf"^cf\.cond_br {_NAME}, \^(\w+)(?:\(.*?\))?, \^(\w+)", text)
     condition = values.get(match[1]) if match else None
     if match is None or not isinstance(condition, np.ndarray):
@@ -527,8 +527,14 @@ def _ends(text: str, body: list[_Statement], values: Mapping[str, _Value]) -> np
 
 
 def _returns(label: str, body: list[_Statement]) -> bool:
+    """Whether a block returns, after stores perhaps, but no products."""
     index = next((index for index, statement in enumerate(body) if statement.text.startswith(f"^{label}")), len(body))
-    return index + 1 < len(body) and body[index + 1].text.startswith("tt.return")
+    for statement in body[index + 1 :]:
+        if statement.text.startswith("tt.return"):
+            return True
+        if statement.dots or statement.text.startswith(("cf.", "^")):
+            return False
+    return False
 
 
 def _yielded(region: list[_Statement], values: Mapping[str, _Value]) -> list[_Value]:

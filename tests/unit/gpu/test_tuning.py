@@ -36,10 +36,42 @@ class CachingAutotuner:
         raise AssertionError("coordinates were tried")
 
 
-class Autotuner:
-    configs = ("small", "large")
+class Config:
+    def __init__(self, block: int) -> None:
+        self.block = block
 
-    def _bench(self, *args: Any, config: str, **meta: Any) -> list[float]:
+    def all_kwargs(self) -> dict[str, int]:
+        return {"block": self.block}
+
+
+class Compiled:
+    def __init__(self, block: int) -> None:
+        self.block = block
+
+    def _init_handles(self) -> None:
+        if self.block > 64:
+            raise RuntimeError("out of resource: shared memory")
+
+
+class Function:
+    def __init__(self) -> None:
+        self.compiled: list[int] = []
+
+    def run(self, *args: Any, grid: tuple[int, ...], warmup: bool, block: int) -> Compiled:
+        assert (args, grid, warmup) == (("x", "y"), (1,), True), "a kernel was launched"
+        self.compiled.append(block)
+        return Compiled(block)
+
+
+class Autotuner:
+    def __init__(self, *blocks: int) -> None:
+        self.configs, self.fn = [Config(block) for block in blocks], Function()
+        self.nargs = {"x_ptr": "x", "y_ptr": "y"}
+
+    def prune_configs(self, kwargs: dict[str, Any]) -> list[Config]:
+        return [config for config in self.configs if config.block != 1]
+
+    def _bench(self, *args: Any, config: Config, **meta: Any) -> list[float]:
         raise AssertionError("a benchmark ran")
 
 
@@ -73,10 +105,28 @@ def test_the_first_configuration_that_compiles_is_taken_and_the_others_are_not_c
         timings: dict[str, float] = tuner.benchmark_all_configs()
         assert min(timings, key=timings.__getitem__) == "a"
         assert AlgorithmSelectorCache()("mm", ["aten", "template"], layout="l") == ["aten"]
-        times = {config: Autotuner()._bench(config=config) for config in Autotuner.configs}
-        assert min(times, key=times.__getitem__) == "small"
     assert "kernels of Inductor: 2" in tuning.notes()[0].text
     assert "kernels by coordinate descent: 1" in tuning.notes()[0].text
+
+
+@pytest.mark.usefixtures("modules")
+@pytest.mark.parametrize(
+    ("blocks", "compiled", "taken"),
+    [
+        ((1, 256, 128, 64, 32), [256, 128, 64], 64),  # 1 was pruned
+        ((256, 128), [256, 128], 128),  # its launch raises what Triton's does
+        ((256,), [], 256),
+    ],
+)
+def test_of_tritons_configurations_the_first_is_taken_that_the_gpu_has_room_for(
+    blocks: tuple[int, ...], compiled: list[int], taken: int
+) -> None:
+    tuning, tuner = FirstConfigurations(), Autotuner(*blocks)
+    with tuning.taken():
+        assert [config.block for config in tuner.prune_configs({"grid": (1,), "warmup": False})] == [taken]
+        assert tuner._bench(config=tuner.configs[0]) == [0.0] * 3
+    assert tuner.fn.compiled == compiled
+    assert ["kernels of triton.autotune: 1" in note.text for note in tuning.notes()] == [True] * bool(compiled)
 
 
 @pytest.mark.usefixtures("modules")

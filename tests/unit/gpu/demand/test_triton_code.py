@@ -125,6 +125,22 @@ def test_what_tensors_of_known_values_hold_decides_loops_and_returns() -> None:
 
 
 @pytest.mark.parametrize(
+    ("ends", "found"),
+    [
+        ("tt.store %x, %zeros : tensor<16x!tt.ptr<f32>>\n    tt.return", 1.0),  # as Mamba's kernels of causal blocks
+        ("%d = tt.dot %a, %b, %c : tensor<16x16xf32> * tensor<16x16xf32> -> tensor<16x16xf32>\n    tt.return", None),
+        ("cf.br ^bb2", None),
+    ],
+)
+def test_a_program_that_stores_before_it_returns_early_multiplies_nothing(ends: str, found: float | None) -> None:
+    text = VARIABLE.replace("^bb1:  // pred: ^bb0\n    tt.return", f"^bb1:  // pred: ^bb0\n    {ends}")
+    assert text != VARIABLE
+    arguments = {"ends": torch.tensor([16, 99]), "limit": torch.tensor([1], dtype=torch.int32), "x": ON_META}
+    counted = TritonIr(text).flops(arguments, (2,), known)
+    assert counted == (None if found is None else (found * 2 * 16**3, "fp32"))
+
+
+@pytest.mark.parametrize(
     ("line", "dtype", "factor"),
     [
         ("tt.dot %a, %b, %c, inputPrecision = tf32 : tensor<16x32xf32> * tensor<32x16xf32>", "tf32", 1),
