@@ -31,7 +31,7 @@ TOKEN = 2 * KEYS * SIZE * LAYERS
 def found(
     request: pytest.FixtureRequest, run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """What the job said that all processes held, by point."""
+    """Bytes that all processes held, as the job said, by point."""
     directory = tmp_path_factory.mktemp("sglang")
     options = ["--device", "virtual", "--world-size", "1", "--gpus-per-node", "1", "--output", "run"]
     finished = run_fakedist("profile", *options, JOB, *filter(None, [request.param]), cwd=directory)

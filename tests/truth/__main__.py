@@ -10,7 +10,7 @@ goes on where it was. Rows whose packages are not installed are named and left o
 
 After a recording, or with ``--price``, every recorded step is priced by today's model; the page is made of the results.
 ``--nearest``, on an older torch, runs the peaks of jobs that are published with that torch, or an older one, and keeps
-them beside those of the newest.
+them next to those of the newest.
 
 ``--fast`` runs no job and prices some recorded steps: it fails if the estimates are others than those that are kept.
 """

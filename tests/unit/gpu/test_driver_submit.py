@@ -97,7 +97,8 @@ before = gpu.counters()["launches"]
 replayed, again = (logged(lambda: replay(graph)) for _ in range(2))
 events = [[about for kind, _, about, _ in rows if "STREAM" in kind] for rows in (replayed, again)]
 found["events of replays"] = [len(set(each)) for each in events] + [len({*events[0], *events[1]})]
-found["replayed"] = [[kind, on, "the event" if "STREAM" in kind else about, pinned] for kind, on, about, pinned in replayed]
+found["replayed"] = [[kind, on, "the event" if "STREAM" in kind else about, pinned]
+                     for kind, on, about, pinned in replayed]
 found["replayed kernels"] = gpu.counters()["launches"] - before
 found["after replay"] = [ctypes.string_at(small + at, 1)[0] for at in (0, 64, 128)]
 log.begin(); replay(graph); replay(graph)

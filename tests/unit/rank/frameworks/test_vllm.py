@@ -1,4 +1,4 @@
-"""What vLLM's groups of several ranks ask, on modules that have the names of vLLM 0.33.0."""
+"""Answers to vLLM's groups of several ranks, in modules that have the names of vLLM 0.33.0."""
 
 from __future__ import annotations
 
