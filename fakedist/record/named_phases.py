@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 from fakedist.record.memory_recording import Append
 from fakedist.record.position import Position
-from fakedist.rundir.records import NamedPhaseRecord
+from fakedist.rundir.encoding import Record
+from fakedist.rundir.records import EngineSleepRecord, EngineUseRecord, NamedPhaseRecord
 
 
 class NamedPhases:
@@ -22,7 +23,10 @@ class NamedPhases:
         self, append: Append, position: Position, in_use: Callable[[], tuple[int, int, int, int]] | None
     ) -> None:
         self._append, self._position, self._in_use = append, position, in_use
-        self._most_of_open: list[int] = []
+        #: Without vLLM's KV cache, and with it.
+        self._most_of_open: list[list[int]] = []
+        self._most_since_engine: list[int] | None = None
+        self._has_cache = False
         self._num_of_script = 0
         self._is_closed = False
 
@@ -49,24 +53,50 @@ class NamedPhases:
             return
         step, first_op = self._position.step, self._position.op
         self._restart_most()
-        self._most_of_open.append(0)
+        most = [0, 0]
+        self._most_of_open.append(most)
         try:
             yield
         finally:
-            most, *now = self._restart_most()
+            now = self._restart_most()
             self._most_of_open.pop()
             if not self._is_closed:
-                self._append(NamedPhaseRecord(name, step, first_op, self._position.op, most, *now))
+                self._append(NamedPhaseRecord(name, step, first_op, self._position.op, max(most), *now, *most))
+
+    def engine_takes_cache(self) -> None:
+        """Count what is in use from here on as with vLLM's KV cache."""
+        self._restart_most()
+        self._has_cache = True
+        if self._most_since_engine is None:
+            self._most_since_engine = [0, 0]
+
+    @contextmanager
+    def engine_sleeps(self, level: int) -> Iterator[None]:
+        """Record what vLLM's engine frees inside. Then there is no KV cache in use."""
+        before = sum(self._restart_most())
+        yield
+        now = sum(self._restart_most())
+        self._has_cache = False
+        self.append(EngineSleepRecord(level, before - now))
+
+    def append(self, record: Record) -> None:
+        """Record a fact about an engine."""
+        if not self._is_closed:
+            self._append(record)
 
     def close(self) -> None:
         """Record no more of them."""
+        if self._most_since_engine is not None and not self._is_closed:
+            self._restart_most()
+            self._append(EngineUseRecord(*self._most_since_engine))
         self._is_closed = True
 
-    def _restart_most(self) -> tuple[int, int, int, int]:
-        """Begin to look for the most anew. Return what is in use, with the most of the innermost phase that is open.
+    def _restart_most(self) -> tuple[int, int, int]:
+        """Begin to look for the most anew. Return what is in use.
 
         The most so far counts for every phase that is open, whichever began within it.
         """
-        used = (0, 0, 0, 0) if self._in_use is None else self._in_use()
-        self._most_of_open = [max(most, used[0]) for most in self._most_of_open]
-        return (self._most_of_open[-1] if self._most_of_open else 0, *used[1:])
+        most, *now = (0, 0, 0, 0) if self._in_use is None else self._in_use()
+        for known in [*self._most_of_open, *([self._most_since_engine] if self._most_since_engine else [])]:
+            known[self._has_cache] = max(known[self._has_cache], most)
+        return now[0], now[1], now[2]
