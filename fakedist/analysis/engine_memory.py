@@ -91,8 +91,7 @@ def engine_memory(recording: Recording, ending: Ending, outside: Outside | None)
     if not why_not and largest is None:
         why_not = "with no share both does the engine start and does every phase fit"
     blocks = 0 if largest is None else num_blocks(engine, largest)
-    phase = max(recording.named_phases, key=lambda row: row.peak_awake_bytes, default=None)
-    is_of_phase = phase is not None and phase.peak_awake_bytes == use.awake_bytes
+    phase = _peak_phase(recording)
     return EngineMemory(
         version=engine.version,
         utilization=engine.utilization,
@@ -108,7 +107,7 @@ def engine_memory(recording: Recording, ending: Ending, outside: Outside | None)
         cache_bytes=engine.num_blocks * engine.block_bytes,
         peak_awake_bytes=use.awake_bytes,
         peak_asleep_bytes=use.asleep_bytes,
-        peak_phase=phase.name if phase is not None and is_of_phase else "",
+        peak_phase="" if phase is None else recording.named_phases[phase].name,
         least_utilization=None if why_not else least_share(engine),
         largest_utilization=largest,
         largest_beside_utilization=None if largest is None else largest_share(engine, use, beside),
@@ -147,6 +146,13 @@ def _use(recording: Recording) -> Use:
     return Use(0, 0) if whole is None else Use(whole.peak_asleep_bytes, whole.peak_awake_bytes)
 
 
+def _peak_phase(recording: Recording) -> int | None:
+    """The phase with the most in use with the KV cache, the longest of several; None if that was outside of any."""
+    rows, most = recording.named_phases, _use(recording).awake_bytes
+    phases = [number for number, row in enumerate(rows) if row.peak_awake_bytes == most]
+    return max(phases, key=lambda number: rows[number].end_op - rows[number].first_op, default=None)
+
+
 def _why_not(recording: Recording, ending: Ending) -> str:
     """Why the largest share is not known; empty if it is."""
     engine = recording.engines[-1]
@@ -157,7 +163,7 @@ def _why_not(recording: Recording, ending: Ending) -> str:
     if not _use(recording).awake_bytes:
         return "only the virtual GPU counts what is in use"
     if num_blocks(engine, engine.utilization) != engine.num_blocks:
-        return "the size of the KV cache does not follow from gpu_memory_utilization alone"
+        return "the size of the KV cache does not follow from its share alone"
     return ""
 
 
@@ -181,11 +187,10 @@ def _other_share(found: EngineMemory) -> Advice | None:
 
 def _offloaded_optimizer(recording: Recording, found: EngineMemory, tables: dict[str, pd.DataFrame]) -> Advice | None:
     """States that the trainer's optimizer holds through the phase that uses most with the KV cache."""
-    phases = [row.peak_awake_bytes for row in recording.named_phases]
-    if not found.peak_phase or not len(tables["blocks"]):
+    number, blocks = _peak_phase(recording), tables["blocks"]
+    if number is None or not len(blocks):
         return None
-    row = tables["named_phases"].iloc[phases.index(max(phases))]
-    blocks = tables["blocks"]
+    row = tables["named_phases"].iloc[number]
     through = (blocks["alloc_event"] < row["first_event"]) & (blocks["free_event"] >= row["end_event"])
     held = int(blocks.loc[through & (blocks["category"] == "optimizer_state"), "bytes"].sum())
     if not held:
