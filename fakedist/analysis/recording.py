@@ -44,6 +44,9 @@ from fakedist.rundir.records import (
     CallsRecord,
     CallTermsRecord,
     DeviceUseRecord,
+    EngineRecord,
+    EngineSleepRecord,
+    EngineUseRecord,
     GpuRecord,
     GroupsRecord,
     InventedRecord,
@@ -191,6 +194,9 @@ class Recording:
     timed_step: int = -1
     steps: list[StepRecord] = field(default_factory=list)
     named_phases: list[NamedPhaseRecord] = field(default_factory=list)
+    engines: list[EngineRecord] = field(default_factory=list)
+    engine_sleeps: list[EngineSleepRecord] = field(default_factory=list)
+    engine_use: EngineUseRecord | None = None
     statistics: dict[int, StatisticsRecord] = field(default_factory=dict)
     failed_request: FailedRequestRecord | None = None
     beyond: BeyondCapacityRecord | None = None
@@ -266,6 +272,7 @@ _KEPT: dict[type[Record], str] = {
     HostClockRecord: "host_clock",
     MachineScoreRecord: "machine",
     RouterLoadRecord: "routers",
+    EngineUseRecord: "engine_use",
 }
 #: The list of a recording that has every record of a kind.
 _LISTED: dict[type[Record], str] = {
@@ -275,6 +282,8 @@ _LISTED: dict[type[Record], str] = {
     HostLookRecord: "host_looks",
     SaveRecord: "saves",
     NamedPhaseRecord: "named_phases",
+    EngineRecord: "engines",
+    EngineSleepRecord: "engine_sleeps",
 }
 #: The list of a recording that has the rows of all records of a kind.
 _ROWS: dict[type[Record], str] = {

@@ -1,21 +1,22 @@
-"""Inference engines that the script imports: the torch that vLLM needs, and phases that need no ``fakedist.phase``."""
+"""Inference engines that the script imports: the torch that vLLM needs, phases, and what vLLM measured of the GPU."""
 
 from __future__ import annotations
 
 import functools
 import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from importlib import metadata
+from importlib import import_module, metadata
 from types import ModuleType
+from typing import Any
 
 import torch
 
 from fakedist.errors import SetupError
-from fakedist.importing import imported_within, when_imported
+from fakedist.importing import imported_within, now_and_when_imported
 from fakedist.patch import patched
 from fakedist.record.named_phases import NamedPhases
+from fakedist.rundir.records import EngineRecord
 
 _PIN = re.compile(r"torch\s*\(?===?\s*([^\s,;)]+)")
 #: Class, method and phase, by module: of vLLM 0.33.0 and TRL 1.16.0.
@@ -24,6 +25,8 @@ _PHASES = {
     "trl.generation.vllm_generation": (("VLLMGeneration", "sync_weights", "weight sync"),),
     "trl.trainer.grpo_trainer": (("GRPOTrainer", "_get_per_token_logps_and_entropies", "log-probs"),),
 }
+_TRAINER = "trl.trainer.grpo_trainer"
+_WORKER = "vllm.v1.worker.gpu_worker"
 #: Methods that compute with gradients, too, where they are part of the loss.
 _ALSO_IN_TRAINING = {"_get_per_token_logps_and_entropies"}
 
@@ -64,10 +67,24 @@ def watched_engines(phases: NamedPhases) -> Iterator[None]:
                     inside = _in_phase(getattr(owner, name), title, phases)
                     stack.enter_context(patched(owner, name, inside))
 
-        for name in _PHASES.keys() & sys.modules.keys():
-            watch(sys.modules[name])
+        def watch_trainer(module: ModuleType) -> None:
+            trainer: Any = getattr(module, "GRPOTrainer", None)
+            training = _Training(phases)
+            if hasattr(trainer, "training_step") and hasattr(trainer, "_prepare_inputs"):
+                stack.enter_context(patched(trainer, "training_step", training.step(trainer.training_step)))
+                stack.enter_context(patched(trainer, "_prepare_inputs", training.prepare(trainer._prepare_inputs)))
+
+        def watch_worker(module: ModuleType) -> None:
+            engine = _Engine(phases)
+            for name in ("initialize_from_config", "compile_or_warm_up_model", "sleep", "wake_up"):
+                if hasattr(module.Worker, name):
+                    inside = getattr(engine, name)(getattr(module.Worker, name))
+                    stack.enter_context(patched(module.Worker, name, inside))
+
         stack.enter_context(imported_within("vllm".__eq__, checked))
-        stack.enter_context(when_imported(_PHASES.__contains__, watch))
+        stack.enter_context(now_and_when_imported(_PHASES, watch))
+        stack.enter_context(now_and_when_imported([_TRAINER], watch_trainer))
+        stack.enter_context(now_and_when_imported([_WORKER], watch_worker))
         yield
 
 
@@ -82,3 +99,128 @@ def _in_phase(original: Callable[..., object], title: str, phases: NamedPhases) 
             return original(*args, **kwargs)
 
     return inside
+
+
+class _Training:
+    """The phase from where a ``training_step`` of TRL's trainer has its inputs, the rollout over, to its end."""
+
+    def __init__(self, phases: NamedPhases) -> None:
+        self._phases = phases
+        self._open: ExitStack | None = None
+
+    def step(self, original: Callable[..., object]) -> Callable[..., object]:
+        """Which prepares its inputs, then computes forward and backward."""
+
+        @functools.wraps(original)
+        def training_step(*args: object, **kwargs: object) -> object:
+            with ExitStack() as self._open:
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self._open = None
+
+        return training_step
+
+    def prepare(self, original: Callable[..., object]) -> Callable[..., object]:
+        """Which generates, and also runs outside of a training step, to evaluate."""
+
+        @functools.wraps(original)
+        def prepare_inputs(*args: object, **kwargs: object) -> object:
+            inputs = original(*args, **kwargs)
+            if self._open is not None and not self._phases.is_named:
+                self._open.enter_context(self._phases.named("training"))
+            return inputs
+
+        return prepare_inputs
+
+
+class _Engine:
+    """Methods of vLLM's ``Worker``, with a record of what they do to the memory of the GPU."""
+
+    def __init__(self, phases: NamedPhases) -> None:
+        self._phases = phases
+        self._cache: Any = None  # vLLM's KVCacheConfig
+
+    def initialize_from_config(self, original: Callable[..., object]) -> Callable[..., object]:
+        """Which takes the KV cache."""
+
+        @functools.wraps(original)
+        def initialize(worker: Any, kv_cache_config: Any, *args: object, **kwargs: object) -> object:
+            self._cache = kv_cache_config
+            self._phases.engine_takes_cache()
+            return original(worker, kv_cache_config, *args, **kwargs)
+
+        return initialize
+
+    def compile_or_warm_up_model(self, original: Callable[..., object]) -> Callable[..., object]:
+        """Which takes the memory of CUDA graphs. The engine is then ready."""
+
+        @functools.wraps(original)
+        def warm_up(worker: Any, *args: object, **kwargs: object) -> object:
+            graphs: list[int] = []
+            capture = getattr(worker.model_runner, "capture_model", None)
+            if capture is None:
+                return original(worker, *args, **kwargs)
+
+            def capture_model() -> object:
+                graphs.append(capture())
+                return graphs[-1]
+
+            with patched(worker.model_runner, "capture_model", capture_model):
+                returned = original(worker, *args, **kwargs)
+            if self._cache is not None and hasattr(worker, "peak_activation_memory"):  # not of a size set by hand
+                self._phases.append(_engine_record(worker, self._cache, sum(graphs)))
+            return returned
+
+        return warm_up
+
+    def sleep(self, original: Callable[..., object]) -> Callable[..., object]:
+        """Which gives back the KV cache."""
+
+        @functools.wraps(original)
+        def sleep(worker: Any, level: int = 1) -> object:
+            with self._phases.engine_sleeps(level):
+                return original(worker, level)
+
+        return sleep
+
+    def wake_up(self, original: Callable[..., object]) -> Callable[..., object]:
+        """Which takes the KV cache again, with others of its memory or alone."""
+
+        @functools.wraps(original)
+        def wake_up(worker: Any, tags: list[str] | None = None) -> object:
+            if tags is None or "kv_cache" in tags:
+                self._phases.engine_takes_cache()
+            return original(worker, tags)
+
+        return wake_up
+
+
+def _engine_record(worker: Any, cache: Any, graphs_bytes: int) -> EngineRecord:
+    """What a worker of vLLM 0.33.0 measured (``vllm/v1/worker/gpu_worker.py``) and made of it."""
+    vllm, envs = import_module("vllm"), import_module("vllm.envs")
+    planning, builders = (import_module(f"vllm.v1.core.kv_cache_{name}") for name in ("planning", "config_builder"))
+    job, wishes, model = worker.vllm_config, worker.cache_config, worker.model_config
+    builder = builders.get_kv_cache_config_builder(job)
+    estimate = worker.cudagraph_memory_estimate if envs.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS else 0
+    dtype = str(model.dtype).removeprefix("torch.") if wishes.cache_dtype == "auto" else str(wishes.cache_dtype)
+    return EngineRecord(
+        version=str(vllm.__version__),
+        utilization=float(wishes.gpu_memory_utilization),
+        total_bytes=int(worker.init_snapshot.total_memory),
+        free_bytes=int(worker.init_snapshot.free_memory),
+        requested_bytes=int(worker.requested_memory),
+        weights_bytes=int(worker.model_runner.model_memory_usage),
+        consumed_bytes=int(worker.total_consumed),
+        activations_bytes=int(worker.peak_activation_memory - estimate),
+        graphs_estimate_bytes=int(estimate),
+        graphs_bytes=int(graphs_bytes),
+        num_blocks=int(cache.num_blocks),
+        block_bytes=int(planning._pool_bytes_per_block_from_builder(builder, job, cache.kv_cache_groups)),
+        block_tokens=int(wishes.block_size),
+        request_bytes=int(planning._max_memory_usage_bytes_from_groups(builder, job, cache.kv_cache_groups)),
+        cache_dtype=dtype,
+        enforce_eager=bool(model.enforce_eager),
+        can_sleep=bool(model.enable_sleep_mode),
+        max_model_len=int(model.max_model_len),
+    )

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from fakedist.record.memory_recording import Append
 from fakedist.record.position import Position
 from fakedist.record.timed_step import RangeTracer
-from fakedist.rundir.records import NamedPhaseRecord
+from fakedist.rundir.encoding import Record
+from fakedist.rundir.records import EngineSleepRecord, EngineUseRecord, NamedPhaseRecord
 
 
 class NamedPhases:
@@ -31,7 +32,10 @@ class NamedPhases:
     ) -> None:
         self._append, self._position, self._in_use, self._tracer = append, position, in_use, tracer
         self._num_changes = num_changes
-        self._most_of_open: list[int] = []
+        #: Without vLLM's KV cache, and with it.
+        self._most_of_open: list[list[int]] = []
+        self._most_since_engine: list[int] | None = None
+        self._has_cache = False
         self._num_of_script = 0
         self._is_closed = False
 
@@ -58,7 +62,8 @@ class NamedPhases:
             return
         step, first_op = self._position.step, self._position.op
         self._restart_most()
-        self._most_of_open.append(0)
+        most = [0, 0]
+        self._most_of_open.append(most)
         number = None if self._tracer is None else self._tracer.range_begins(name)
         first_change = self._next_change()
         try:
@@ -66,25 +71,49 @@ class NamedPhases:
         finally:
             if self._tracer is not None and number is not None:
                 self._tracer.range_ended(number)
-            most, *now = self._restart_most()
+            now = self._restart_most()
             self._most_of_open.pop()
             if not self._is_closed:
-                ops = first_op, self._position.op
-                changes = {"first_change": first_change, "end_change": self._next_change()}
-                self._append(NamedPhaseRecord(name, step, *ops, most, *now, **changes))
+                ops, changes = (first_op, self._position.op), (first_change, self._next_change())
+                self._append(NamedPhaseRecord(name, step, *ops, max(most), *now, *changes, *most))
+
+    def engine_takes_cache(self) -> None:
+        """Count what is in use from here on as with vLLM's KV cache."""
+        self._restart_most()
+        self._has_cache = True
+        if self._most_since_engine is None:
+            self._most_since_engine = [0, 0]
+
+    @contextmanager
+    def engine_sleeps(self, level: int) -> Iterator[None]:
+        """Record what vLLM's engine frees inside. Then there is no KV cache in use."""
+        before = sum(self._restart_most())
+        yield
+        now = sum(self._restart_most())
+        self._has_cache = False
+        self.append(EngineSleepRecord(level, before - now))
+
+    def append(self, record: Record) -> None:
+        """Record a fact about an engine."""
+        if not self._is_closed:
+            self._append(record)
 
     def close(self) -> None:
         """Record no more of them."""
+        if self._most_since_engine is not None and not self._is_closed:
+            self._restart_most()
+            self._append(EngineUseRecord(*self._most_since_engine))
         self._is_closed = True
 
     def _next_change(self) -> int:
         return -1 if self._num_changes is None else self._num_changes() + 1
 
-    def _restart_most(self) -> tuple[int, int, int, int]:
-        """Begin to look for the most anew. Return what is in use, with the most of the innermost phase that is open.
+    def _restart_most(self) -> tuple[int, int, int]:
+        """Begin to look for the most anew. Return what is in use.
 
         The most so far counts for every phase that is open, whichever began within it.
         """
-        used = (0, 0, 0, 0) if self._in_use is None else self._in_use()
-        self._most_of_open = [max(most, used[0]) for most in self._most_of_open]
-        return (self._most_of_open[-1] if self._most_of_open else 0, *used[1:])
+        most, *now = (0, 0, 0, 0) if self._in_use is None else self._in_use()
+        for known in [*self._most_of_open, *([self._most_since_engine] if self._most_since_engine else [])]:
+            known[self._has_cache] = max(known[self._has_cache], most)
+        return now[0], now[1], now[2]

@@ -13,6 +13,7 @@ import pandas as pd
 
 from fakedist.analysis.advice import find_advice
 from fakedist.analysis.blocks import Blocks
+from fakedist.analysis.engine_memory import engine_advice, engine_memory
 from fakedist.analysis.evidence import Room, Setup
 from fakedist.analysis.host_blocks import host_memory
 from fakedist.analysis.layer_table import Fold, fold_table, rows_of
@@ -147,6 +148,8 @@ def summarize(
     out_of_memory = _out_of_memory(recording, ending, tables, capacity)
     room = room_of(ending, out_of_memory, capacity, outside, None if times is None else times.summary)
     advice, remedy = _advised(tables, folds, room, _setup(recording, job), notes)
+    engine = engine_memory(recording, ending, outside) if has_steps else None
+    advice = [*advice, *engine_advice(recording, engine, tables)]
     return Summary(
         world_size=None if job is None else job.world_size,
         rank=None if job is None else job.rank,
@@ -179,6 +182,7 @@ def summarize(
         router_load=None if recording.routers is None else recording.routers.facts,
         host_memory=_host_memory(recording, job, tables, notes),
         named_phases=rows_of(NamedPhase, tables["named_phases"].drop(columns=_ONLY_IN_TABLE)) if has_steps else [],
+        engine=engine,
         asleep_bytes=peak.reserved_bytes - held,
     )
 

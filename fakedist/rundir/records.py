@@ -227,6 +227,8 @@ class NamedPhaseRecord(Record):
         others_bytes: At its end, memory of other processes.
         first_change: Number of the first change of what is in use of the device during it; -1 if it is not known.
         end_change: Number of the first change after it.
+        peak_asleep_bytes: Most that was in use during it without vLLM's KV cache: it slept, or there was none yet.
+        peak_awake_bytes: Most that was in use during it with vLLM's KV cache.
     """
 
     name: str
@@ -239,6 +241,71 @@ class NamedPhaseRecord(Record):
     others_bytes: int = 0
     first_change: int = -1
     end_change: int = -1
+    peak_asleep_bytes: int = 0
+    peak_awake_bytes: int = 0
+
+
+@record_kind("engine")
+class EngineRecord(Record):
+    """What vLLM's engine in the rank's process was configured with, and measured before it took its KV cache.
+
+    Attributes:
+        version: vLLM's.
+        utilization: Its ``gpu_memory_utilization``.
+        total_bytes: Memory of the GPU.
+        free_bytes: Memory that was free when the engine looked first, before its weights.
+        requested_bytes: What it may use of the GPU, its share, without weights that other processes hold for it.
+        weights_bytes: Its weights.
+        consumed_bytes: What its weights and its profiling run took and kept.
+        activations_bytes: What the profiling run's peak had beyond that.
+        graphs_estimate_bytes: What it set aside for CUDA graphs.
+        graphs_bytes: What the CUDA graphs then took.
+        num_blocks: Blocks of its KV cache.
+        block_bytes: Size of a block, of all layers of this rank.
+        block_tokens: Tokens of a block.
+        request_bytes: Blocks that one request of ``max_model_len`` tokens needs.
+        cache_dtype: Type of the KV cache's elements, such as "bfloat16" or "fp8".
+        enforce_eager: Whether it makes no CUDA graphs.
+        can_sleep: Whether its sleep mode is on.
+        max_model_len: Most tokens of a request.
+    """
+
+    version: str
+    utilization: float
+    total_bytes: int
+    free_bytes: int
+    requested_bytes: int
+    weights_bytes: int
+    consumed_bytes: int
+    activations_bytes: int
+    graphs_estimate_bytes: int
+    graphs_bytes: int
+    num_blocks: int
+    block_bytes: int
+    block_tokens: int
+    request_bytes: int
+    cache_dtype: str
+    enforce_eager: bool
+    can_sleep: bool
+    max_model_len: int
+
+
+@record_kind("engine_sleep")
+class EngineSleepRecord(Record):
+    """vLLM's engine slept. ``level`` is its ``sleep``'s; ``freed_bytes`` of the virtual GPU were no longer in use."""
+
+    level: int
+    freed_bytes: int
+
+
+@record_kind("engine_use")
+class EngineUseRecord(Record):
+    """Most that was in use of the virtual GPU from when vLLM's engine took its KV cache until the end of the recording,
+    without the KV cache and with it.
+    """
+
+    peak_asleep_bytes: int
+    peak_awake_bytes: int
 
 
 @record_kind("step")

@@ -149,6 +149,59 @@ class PhasePeak:
 
 
 @dataclass(frozen=True)
+class EngineMemory:
+    """What vLLM's engine in the rank's process holds, and which ``gpu_memory_utilization`` it may have, in multiples of
+    0.0001; *estimated* from what it and the virtual GPU measured in this run.
+
+    Attributes:
+        version: vLLM's.
+        utilization: Its ``gpu_memory_utilization`` in this run.
+        max_model_len: Most tokens of a request.
+        cache_dtype: Type of the KV cache's elements.
+        enforce_eager: Whether it makes no CUDA graphs.
+        can_sleep: Whether its sleep mode is on.
+        weights_bytes: Its weights.
+        activations_bytes: Activations at the peak of its profiling run.
+        graphs_bytes: What its CUDA graphs took.
+        num_blocks: Blocks of its KV cache.
+        block_tokens: Tokens of a block.
+        cache_bytes: Its KV cache.
+        peak_awake_bytes: Most that was in use of the GPU with the KV cache, by all processes, without their contexts.
+        peak_asleep_bytes: Most that was in use without the KV cache, from when the engine had one.
+        peak_phase: Phase with the most in use with the KV cache; empty if that was outside of any.
+        least_utilization: The least with which it starts: one request of ``max_model_len`` has room in the KV cache.
+        largest_utilization: The largest with which all fits the GPU, without CUDA contexts and what
+            ``estimated_outside`` has; None if it is not known.
+        largest_beside_utilization: The largest with which all fits beside the most of ``estimated_outside``.
+        largest_num_blocks: Blocks of the KV cache with ``largest_utilization``; 0 if it is not known.
+        largest_cache_bytes: Their bytes.
+        unknown_because: Why ``largest_utilization`` is not known; empty if it is.
+    """
+
+    version: str
+    utilization: float
+    max_model_len: int
+    cache_dtype: str
+    enforce_eager: bool
+    can_sleep: bool
+    weights_bytes: int
+    activations_bytes: int
+    graphs_bytes: int
+    num_blocks: int
+    block_tokens: int
+    cache_bytes: int
+    peak_awake_bytes: int
+    peak_asleep_bytes: int
+    peak_phase: str
+    least_utilization: float | None
+    largest_utilization: float | None
+    largest_beside_utilization: float | None
+    largest_num_blocks: int
+    largest_cache_bytes: int
+    unknown_because: str
+
+
+@dataclass(frozen=True)
 class NamedPhase:
     """A phase that the script named (``fakedist.phase``).
 
@@ -382,7 +435,8 @@ class Advice:
         title: What to change.
         text: Why, and how.
         gives_bytes: How much lower the peak would be; the most, if it is known only by bounds.
-        of: Which peak: peak_allocated_bytes or peak_reserved_bytes.
+        of: Which peak: peak_allocated_bytes, peak_reserved_bytes or peak_used_bytes (of the GPU, by all processes).
+            cache_bytes: vLLM's KV cache gets so much larger. host_bytes: so much less of the host's memory is pinned.
         line: The line that allocates what it saves: ``file:line (function)``; empty if there is no such line.
         is_upper_bound: Whether ``gives_bytes`` is only the most that it can be.
         needs_low_bytes: The least that it would then need reserved once the allocator has freed its caches.
@@ -485,6 +539,7 @@ class Summary:
         notes: What limits what these figures mean.
         named_phases: The phases that the script named, in the order in which they ended.
         asleep_bytes: Reserved at the reserved peak, at least, without memory behind it: an inference engine slept.
+        engine: vLLM's engine in the rank's process; None without one.
         router_load: How many tokens experts got; None if no router picked by made-up values.
         host_memory: The host's memory of the rank and of its node; None if it was not recorded.
         schema_version: Version of this layout.
@@ -522,6 +577,7 @@ class Summary:
     router_load: RouterLoadFacts | None = None
     host_memory: HostMemory | None = None
     named_phases: list[NamedPhase] = field(default_factory=list)
+    engine: EngineMemory | None = None
     asleep_bytes: int = 0
 
     @property

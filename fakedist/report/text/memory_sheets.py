@@ -25,7 +25,15 @@ from fakedist.results.run import Run
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.rows import FrameRow
 from fakedist.rundir.schema import CATEGORIES
-from fakedist.rundir.summary import CollectiveTotal, HeldSegment, LargeBlock, Outside, ReservedMoment, Summary
+from fakedist.rundir.summary import (
+    CollectiveTotal,
+    EngineMemory,
+    HeldSegment,
+    LargeBlock,
+    Outside,
+    ReservedMoment,
+    Summary,
+)
 from fakedist.units import format_bytes, format_us
 
 #: Parts of what is reserved but not allocated, in words.
@@ -211,6 +219,7 @@ def outside_section(summary: Summary) -> dict[str, object] | None:
     }
 
 
+_ENGINE = "vLLM's share of the GPU, estimated"
 _NUM_LARGEST = 10
 _NUM_STEPS = 4  # of more steps, only the first two, the one with the peak and the last are shown
 
@@ -227,6 +236,8 @@ def run_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
         sheets.append(phase_sheet(summary))
     if summary.named_phases:
         sheets.append(named_phase_sheet(summary))
+    if summary.engine is not None:
+        sheets.append(engine_sheet(summary.engine))
     if summary.peak_allocated_bytes:
         if run.by_category is not None:
             sheets.append(category_sheet(summary))
@@ -306,6 +317,39 @@ def _phase_times(summary: Summary) -> list[float | None]:
     time, source = summary.timed
     means = {span.name: span.gpu_us / span.num_ranges for span in time.ranges}
     return [(row.step == source.step and means.get(row.phase)) or None for row in summary.named_phases]
+
+
+def engine_sheet(engine: EngineMemory) -> Sheet:
+    """VLLM's engine as it ran, and with the least and the largest share of the GPU."""
+    rows: list[tuple[str, float | None, int, int]] = [
+        ("this run", engine.utilization, engine.num_blocks, engine.cache_bytes),
+        ("largest that fits", engine.largest_utilization, engine.largest_num_blocks, engine.largest_cache_bytes),
+    ]
+    columns = [
+        SheetColumn("vLLM's engine", [row[0] for row in rows], is_text=True),
+        SheetColumn("gpu_memory_utilization", ["-" if row[1] is None else f"{row[1]:g}" for row in rows]),
+        SheetColumn("KV cache blocks", [f"{row[2]:,}" if row[2] else "-" for row in rows]),
+        SheetColumn("KV cache", [or_dash(row[3]) for row in rows], values=[row[3] for row in rows], unit="bytes"),
+    ]
+    held = [(engine.weights_bytes, "weights"), (engine.activations_bytes, "activations")]
+    held.append((engine.graphs_bytes, "CUDA graphs"))
+    parts = ", ".join(f"{format_bytes(size)} of {name}" for size, name in held if size)
+    remarks = [f"the engine measured {parts}; its KV cache is in {engine.cache_dtype}"]
+    if engine.unknown_because:
+        return Sheet(_ENGINE, columns, [*remarks, f"the largest share is not known: {engine.unknown_because}"])
+    where = f" in {engine.peak_phase}" if engine.peak_phase else ""
+    beside, least = engine.largest_beside_utilization, engine.least_utilization
+    remarks.append(
+        f"with the KV cache at most {format_bytes(engine.peak_awake_bytes)} was in use{where}, without it "
+        f"{format_bytes(engine.peak_asleep_bytes)}"
+    )
+    remarks.append(f"from {least:g} on it starts with room for one request of {engine.max_model_len:,} tokens")
+    remarks.append(
+        "no share fits beside the most that CUDA's context and NCCL may take"
+        if beside is None
+        else f"beside the most that CUDA's context and NCCL may take, {beside:g} fits"
+    )
+    return Sheet(_ENGINE, columns, remarks)
 
 
 def category_sheet(summary: Summary) -> Sheet:

@@ -241,11 +241,21 @@ def layer_label(name: str, num_repeats: int = 1) -> str:
     return (name or "(outside of modules)") + (f" x{num_repeats}" if num_repeats > 1 else "")
 
 
+#: What a piece of advice gives.
+_OF = {
+    "peak_allocated_bytes": "less allocated",
+    "peak_reserved_bytes": "less reserved",
+    "peak_used_bytes": "less in use",
+    "cache_bytes": "more KV cache",
+    "host_bytes": "less pinned on the host",
+}
+
+
 def advice_text(advice: Advice, summary: Summary) -> dict[str, str]:
     """A piece of advice in words: rule, title, text, gives, of, then (its outcome if the rank does not fit; price)."""
-    of = "reserved" if advice.of == "peak_reserved_bytes" else "allocated"
     gives = _gives(advice)
-    of_peak = f"less {of} at the peak{'' if gives_alone(advice) else ' by itself'}"
+    at_peak = " at the peak" if advice.of.startswith("peak_") else ""
+    of_peak = f"{_OF[advice.of]}{at_peak}{'' if gives_alone(advice) else ' by itself'}"
     then = _price(advice) if summary.fits else outcome_text(advice)
     return {
         "rule": advice.rule,
@@ -264,9 +274,8 @@ def gives_alone(advice: Advice) -> bool:
 
 def advice_line(advice: Advice, summary: Summary) -> str:
     """A piece of advice in short: "7.32 GiB less allocated: checkpoint layers.0-79; the step +24% to 29%"."""
-    of = "reserved" if advice.of == "peak_reserved_bytes" else "allocated"
     then = _price(advice, is_short=True) if summary.fits else outcome_text(advice, is_short=True)
-    return "; ".join(filter(None, (f"{_gives(advice)} less {of}: {advice.title}", then)))
+    return "; ".join(filter(None, (f"{_gives(advice)} {_OF[advice.of]}: {advice.title}", then)))
 
 
 def outcome_text(advice: Advice | Remedy, *, is_short: bool = False) -> str:
@@ -309,9 +318,9 @@ def top_advice(summary: Summary, cwd: str) -> str:
     if not summary.advice:
         return ""
     top = summary.advice[0]
-    reserved = " reserved" if top.of == "peak_reserved_bytes" else ""
+    of = "less" if top.of == "peak_allocated_bytes" else _OF[top.of]
     line = short_line(top.line, cwd).partition(" (")[0]
-    return f"{_gives(top)} less{reserved}, estimated: {top.title}" + (f" ({line})" if line else "")
+    return f"{_gives(top)} {of}, estimated: {top.title}" + (f" ({line})" if line else "")
 
 
 def _gives(advice: Advice) -> str:

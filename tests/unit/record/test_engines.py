@@ -15,7 +15,7 @@ from fakedist.record.engines import see_that_torch_fits, watched_engines
 from fakedist.record.named_phases import NamedPhases
 from fakedist.record.position import Position
 from fakedist.rundir.encoding import Record
-from fakedist.rundir.records import NamedPhaseRecord
+from fakedist.rundir.records import EngineSleepRecord, EngineUseRecord, NamedPhaseRecord
 
 
 def install(site: Path, name: str, requirement: str) -> None:
@@ -77,6 +77,11 @@ class LLM:
 """
 TRAINER = """
 class GRPOTrainer:
+    def training_step(self, engine):
+        self._prepare_inputs(engine)
+        self._get_per_token_logps_and_entropies()
+        return "loss"
+    def _prepare_inputs(self, engine): return engine.generate()
     def _get_per_token_logps_and_entropies(self): return "log-probs"
 """
 
@@ -97,8 +102,53 @@ def test_what_engines_and_trainers_do_is_recognised_unless_the_script_names_it(s
         trainer._get_per_token_logps_and_entropies()  # a part of the loss
         with torch.no_grad():
             trainer._get_per_token_logps_and_entropies()
+        trainer._prepare_inputs(engine)  # to evaluate
+        assert trainer.training_step(engine) == "loss"
         with phases.of_script("generation"):
             engine.generate()
-    engine.generate()
+        with phases.of_script("step"):
+            trainer.training_step(engine)
+    trainer.training_step(engine)
     names = [record.name for record in records if isinstance(record, NamedPhaseRecord)]
-    assert names == ["rollout", "sleep", "log-probs", "generation"]
+    assert names == [
+        *("rollout", "sleep", "log-probs", "rollout", "rollout", "training"),
+        *("generation", "step"),
+    ]
+
+
+WORKER = """
+class Runner:
+    def capture_model(self): return 7
+class Worker:
+    model_runner = Runner()
+    def initialize_from_config(self, config): return config
+    def compile_or_warm_up_model(self): return self.model_runner.capture_model()
+    def sleep(self, level=1): pass
+    def wake_up(self, tags=None): pass
+"""
+
+
+def test_what_is_in_use_with_the_engines_cache_and_without_it_is_kept_apart(site: Path) -> None:
+    install(site, "vllm", "torch")
+    (site / "vllm/v1/worker").mkdir(parents=True)
+    (site / "vllm/v1/worker/gpu_worker.py").write_text(WORKER)
+    records: list[Record] = []
+    most = iter([0, 10, 0, 90, 90, 30, 40, 95, 50])  # since each time that the device was asked before
+    phases = NamedPhases(records.append, Position(), lambda: (next(most), 5, 0, 0))
+    with watched_engines(phases):
+        worker = __import__("vllm.v1.worker.gpu_worker", fromlist=["Worker"]).Worker()
+        with phases.named("start"):  # 0
+            worker.initialize_from_config("cache")  # 10
+            assert worker.compile_or_warm_up_model() == 7, "not measured: its size was set by hand"
+        with phases.named("rest"):  # 0, 90
+            worker.sleep(level=2)  # 90, 30
+            worker.wake_up(tags=["weights"])
+            worker.wake_up(tags=["kv_cache"])  # 40
+        phases.close()  # 95, 50
+    named = [record for record in records if isinstance(record, NamedPhaseRecord)]
+    assert [(row.peak_asleep_bytes, row.peak_awake_bytes) for row in named] == [(10, 0), (40, 95)]
+    assert [row.peak_used_bytes for row in named] == [10, 95]
+    (use,) = (record for record in records if isinstance(record, EngineUseRecord))
+    assert (use.peak_asleep_bytes, use.peak_awake_bytes) == (40, 95)
+    (slept,) = (record for record in records if isinstance(record, EngineSleepRecord))
+    assert slept.level == 2
