@@ -292,8 +292,8 @@ def _positions(curve: MemoryCurve, moves: Array, axis: str) -> Array:
 
 
 _OWN_PARTS = {
-    ("", "allocator"): ("this process: the allocator's segments", "parameter"),
-    ("", "outside"): ("this process: outside of the allocator", "communication"),
+    "allocator": ("this process: the allocator's segments", "parameter"),
+    "outside": ("this process: outside of the allocator", "communication"),
 }
 #: Colours of other processes, which repeat.
 _OTHER_COLOURS = ("optimizer_state", "activation", "temporary", "workspace", "gradient", "other")
@@ -324,9 +324,9 @@ def device_timeline(run: Run) -> go.Figure:
     total = held.sum(axis=1)
     unit, size = byte_unit(float(total.max()))
     figure = new_figure()
-    for at, holder in enumerate(by_change.columns):
-        other = shown(holder[0]), _OTHER_COLOURS[(at - len(_OWN_PARTS)) % len(_OTHER_COLOURS)]
-        name, colour = _OWN_PARTS.get(holder, other)
+    for at, (process, part) in enumerate(by_change.columns.tolist()):
+        other = shown(process), _OTHER_COLOURS[(at - len(_OWN_PARTS)) % len(_OTHER_COLOURS)]
+        name, colour = _OWN_PARTS.get(part, other)
         if held[:, at].any():
             line = {"width": 0, "shape": "hv", "color": CATEGORY_COLOURS[colour]}
             look = {"line": line, "fillcolor": CATEGORY_COLOURS[colour], "stackgroup": "used"}

@@ -1,6 +1,7 @@
 """Charts of memory: their numbers are the run's, and names are text."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,7 @@ def test_a_hand_over_is_from_where_the_last_phase_began_or_ended(tmp_path: Path)
     assert (later["peak_allocated_bytes"] // MIB).tolist() == [7, 3]
 
 
-def _shared(directory: Path, *, names: list[str], rows: list[tuple[object, ...]], phases: bool = True) -> Run:
+def _shared(directory: Path, *, names: list[str], rows: Sequence[tuple[object, ...]], phases: bool = True) -> Run:
     """A run with what is in use of its GPU: changes, bytes of its own, and those of other processes by name."""
     made = HandMade()
     made.op()
@@ -141,7 +142,7 @@ def test_the_use_of_the_device_adds_up_over_processes_with_its_peak_and_phases(t
 
 @pytest.mark.parametrize(("rows", "phases"), [([(*row[:3], ()) for row in _USE], False), ([], True)])
 def test_the_page_has_no_use_of_the_device_where_it_says_nothing_more(
-    tmp_path: Path, rows: list[tuple[object, ...]], phases: bool
+    tmp_path: Path, rows: Sequence[tuple[object, ...]], phases: bool
 ) -> None:
     run = _shared(tmp_path, names=[], rows=rows, phases=phases)
     assert 'id="device-use"' not in run_page.page(run)
