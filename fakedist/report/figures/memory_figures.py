@@ -324,7 +324,8 @@ def device_timeline(run: Run) -> go.Figure:
     total = held.sum(axis=1)
     unit, size = byte_unit(float(total.max()))
     figure = new_figure()
-    for at, (process, part) in enumerate(by_change.columns.tolist()):
+    processes, parts = (by_change.columns.get_level_values(level).tolist() for level in ("process", "part"))
+    for at, (process, part) in enumerate(zip(processes, parts, strict=True)):
         other = shown(process), _OTHER_COLOURS[(at - len(_OWN_PARTS)) % len(_OTHER_COLOURS)]
         name, colour = _OWN_PARTS.get(part, other)
         if held[:, at].any():
