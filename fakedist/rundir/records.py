@@ -114,6 +114,10 @@ class DeviceUseRecord(Record):
     processes: list[str]
     rows: list[DeviceUseRow]
 
+    def __post_init__(self) -> None:
+        if any(len(row.others_bytes) != len(self.processes) for row in self.rows):
+            raise ValueError("rows does not have the bytes of each process")
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingFacts:

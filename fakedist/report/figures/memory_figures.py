@@ -292,8 +292,8 @@ def _positions(curve: MemoryCurve, moves: Array, axis: str) -> Array:
 
 
 _OWN_PARTS = {
-    ("", "allocator"): ("this process: the allocator's segments", "parameter"),
-    ("", "outside"): ("this process: outside of the allocator", "communication"),
+    "allocator": ("this process: the allocator's segments", "parameter"),
+    "outside": ("this process: outside of the allocator", "communication"),
 }
 #: Colours of other processes, which repeat.
 _OTHER_COLOURS = ("optimizer_state", "activation", "temporary", "workspace", "gradient", "other")
@@ -315,28 +315,40 @@ def device_timeline(run: Run) -> go.Figure:
     table = run.table("device_use") if run.has("device_use") else pd.DataFrame()
     if not len(table):
         raise ValueError(f"{run.path} does not have what was in use of a virtual GPU")
-    changes = table["change"].drop_duplicates().to_numpy("i8")
+    by_change = table.astype({"process": str, "part": str}).pivot_table(
+        "bytes", "change", ["process", "part"], aggfunc="sum", fill_value=0, sort=False
+    )
+    changes = by_change.index.to_numpy("i8")
     positions = np.append(changes, changes[-1] + 1)  # what is in use at the end is as wide as one change
-    keys = list(zip(table["process"].astype(str), table["part"].astype(str), strict=True))
-    holders = list(dict.fromkeys(keys))
-    held = table["bytes"].to_numpy("i8").reshape(len(changes), len(holders))
-    held = np.vstack([held, held[-1:]])
+    held = by_change.to_numpy("i8")[[*range(len(changes)), -1]]
     total = held.sum(axis=1)
     unit, size = byte_unit(float(total.max()))
     figure = new_figure()
-    for at, holder in enumerate(holders):
-        other = shown(holder[0]), _OTHER_COLOURS[(at - len(_OWN_PARTS)) % len(_OTHER_COLOURS)]
-        name, colour = _OWN_PARTS.get(holder, other)
+    processes, parts = (by_change.columns.get_level_values(level).tolist() for level in ("process", "part"))
+    for at, (process, part) in enumerate(zip(processes, parts, strict=True)):
+        other = shown(process), _OTHER_COLOURS[(at - len(_OWN_PARTS)) % len(_OTHER_COLOURS)]
+        name, colour = _OWN_PARTS.get(part, other)
         if held[:, at].any():
             line = {"width": 0, "shape": "hv", "color": CATEGORY_COLOURS[colour]}
             look = {"line": line, "fillcolor": CATEGORY_COLOURS[colour], "stackgroup": "used"}
             _add_line(figure, at, name, positions, held[:, at] / size, unit=unit, **look)
-    line = {"width": 1, "color": INK, "shape": "hv"}
-    _add_line(figure, "used", "in use", positions, total / size, unit=unit, line=line)
-    _mark_peak(figure, positions, total, size)
     bands = _device_bands(run)
+    line = {"width": 1, "color": INK, "shape": "hv"}
+    phases = [f"· {shown(phase)}" if phase else "" for phase in _innermost(bands, positions)]
+    figure.add_scatter(
+        x=positions,
+        y=total / size,
+        name="in use",
+        mode="lines",
+        meta="used",
+        line=line,
+        text=phases,
+        hovertemplate=f"%{{y:.3f}} {unit} %{{text}}",
+    )
+    _mark_peak(figure, positions, total, size)
     top = 1 - _BAND * (int(bands["depth"].max()) + 1 if len(bands) else 0)
-    figure.update_layout(hovermode="x unified", shapes=_named_stretches(bands, float(np.ptp(positions)), floor=top))
+    stretches = _named_stretches(bands, float(np.ptp(positions)), floor=top)
+    figure.update_layout(hovermode="x unified", shapes=stretches, legend={"orientation": "h", "y": -0.2})
     figure.update_yaxes(rangemode="tozero", ticksuffix=f" {unit}", domain=[0, top])
     title = f"In use of the GPU: peak {format_bytes(int(total.max()))}"
     return framed(figure, title, x="changes of what is in use, in order", height=380)
@@ -347,6 +359,15 @@ def _device_bands(run: Run) -> pd.DataFrame:
     table = run.table("named_phases", ["phase", "first_change", "end_change"])
     known = table[table["first_change"].notna()].rename(columns={"first_change": "begin", "end_change": "end"})
     return _nested(known.astype({"phase": str}))
+
+
+def _innermost(bands: pd.DataFrame, positions: Array) -> list[str]:
+    """For each position the phase in it that is within the others there; empty outside of phases."""
+    names = [""] * len(positions)
+    for band in bands.to_dict("records"):  # outer ones first
+        inside = slice(*np.searchsorted(positions, (band["begin"], band["end"])).tolist())
+        names[inside] = [band["phase"]] * len(names[inside])
+    return names
 
 
 def compared_timeline(before: Run, after: Run, *, num_points: int = NUM_POINTS) -> go.Figure:
@@ -533,7 +554,9 @@ def _named_stretches(bands: pd.DataFrame, width: float, *, floor: float) -> list
         at = (float(band["begin"]), float(band["end"]))
         if at[1] - at[0] > _LEAST_DRAWN * width:
             level = floor + _BAND * band["depth"]
-            shapes.append(_stretch(at, "", band["phase"], width)[1] | {"y0": level, "y1": level + _BAND})
+            line = {"width": 1, "color": PANEL}  # between neighbours
+            named = _stretch(at, "", band["phase"], width)[1]
+            shapes.append(named | {"y0": level, "y1": level + _BAND, "line": line})
     return shapes
 
 

@@ -1,6 +1,7 @@
 """Charts of memory: their numbers are the run's, and names are text."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import fakedist
 from fakedist.report import page
 from fakedist.report.figures.look import STYLE_NAMES
 from fakedist.report.figures.memory_figures import highest_moves, layer_bars, least_between, named_bands, read_curve
+from fakedist.report.page import run_page
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.rundir.schema import CATEGORIES
@@ -94,6 +96,61 @@ def test_a_hand_over_is_from_where_the_last_phase_began_or_ended(tmp_path: Path)
     later = _phased(tmp_path, {"outer": (5, 8), "within": (6, 7)}).table("named_phases")
     assert (later["handover_allocated_bytes"] // MIB).tolist() == [15, 7], "from outer's begin"
     assert (later["peak_allocated_bytes"] // MIB).tolist() == [7, 3]
+
+
+def _shared(directory: Path, *, names: list[str], rows: Sequence[tuple[object, ...]], phases: bool = True) -> Run:
+    """A run with what is in use of its GPU: changes, bytes of its own, and those of other processes by name."""
+    made = HandMade()
+    made.op()
+    made.alloc(0, MIB)
+    if phases:
+        for name, first, end in (("in<b>", 3, 4), ("out", 2, 5), ("nothing", 5, 5)):
+            common = {"step": 1, "first_op": 0, "end_op": 1}
+            made.record("named_phase", name=name, first_change=first, end_change=end, **common)
+    if rows:
+        made.record("device_use", processes=names, rows=rows)
+    made.ended()
+    return open_run(built(made, directory / "run"))
+
+
+_USE = [(1, MIB, 0, (0, 0)), (2, MIB, 3 * MIB, (5 * MIB, 0)), (3, MIB, 0, (5 * MIB, 9 * MIB)), (7, MIB, 0, (0, 0))]
+
+
+def test_the_use_of_the_device_adds_up_over_processes_with_its_peak_and_phases(tmp_path: Path) -> None:
+    run = _shared(tmp_path, names=["a<b>.py", "a<b>.py"], rows=_USE)
+    figure = run.figures.device()
+    curves = {each.name: (np.asarray(each.y) * MIB).tolist() for each in figure.data}
+    own, outside = (f"this process: {part}" for part in ("the allocator's segments", "outside of the allocator"))
+    assert {name: [size // MIB for size in curve] for name, curve in curves.items()} == {
+        own: [1, 1, 1, 1, 1],
+        outside: [0, 3, 0, 0, 0],
+        "a&lt;b&gt;.py": [0, 5, 5, 0, 0],
+        "a&lt;b&gt;.py (2)": [0, 0, 9, 0, 0],
+        "in use": [1, 9, 15, 1, 1],
+        "peak": [15],
+    }
+    assert np.asarray(figure.data[0].x).tolist() == [1, 2, 3, 7, 8], "the end is as wide as a change"
+    used = next(each for each in figure.data if each.meta == "used")
+    assert list(used.text) == ["", "· out", "· in&lt;b&gt;", "", ""]
+    shapes = {shape.label.text: (shape.x0, shape.x1, round(shape.y0, 2)) for shape in figure.layout.shapes}
+    assert shapes == {"out": (2, 5, 0.88), "in&lt;b&gt;": (3, 4, 0.94)}, "below what is within it"
+    assert figure.layout.yaxis.domain == (0, 0.88)
+    table = run.table("device_use")
+    assert table["process"].unique().tolist() == ["", "a<b>.py", "a<b>.py (2)"]
+    assert 'id="device-use"' in run_page.page(run)
+
+
+@pytest.mark.parametrize(("rows", "phases"), [([(*row[:3], ()) for row in _USE], False), ([], True)])
+def test_the_page_has_no_use_of_the_device_where_it_says_nothing_more(
+    tmp_path: Path, rows: Sequence[tuple[object, ...]], phases: bool
+) -> None:
+    run = _shared(tmp_path, names=[], rows=rows, phases=phases)
+    assert 'id="device-use"' not in run_page.page(run)
+    if rows:
+        assert len(run.figures.device().layout.shapes) == 0
+    else:
+        with pytest.raises(ValueError, match="does not have what was in use of a virtual GPU"):
+            run.figures.device()
 
 
 def test_a_run_without_phases_of_the_script_has_no_stretches_of_them(run: Run) -> None:
