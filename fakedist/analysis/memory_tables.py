@@ -79,7 +79,7 @@ def named_phase_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
         inside = slice(max(first - 1, 0), end)
         most = [int(curve[part].max(initial=0)) for part in (handover, inside) for curve in (allocated, reserved)]
         used = (row.peak_used_bytes, row.backed_bytes, row.outside_bytes, row.others_bytes)
-        rows.append((row.name, row.step, first, end, *most, *used))
+        rows.append((row.name, row.step, row.end_step, first, end, *most, *used))
     return pd.DataFrame(rows, columns=[column.name for column in TABLES["named_phases"].columns])
 
 

@@ -65,7 +65,7 @@ class NamedPhases:
             most, *now = self._restart_most()
             self._most_of_open.pop()
             if not self._is_closed:
-                self._append(NamedPhaseRecord(name, step, first_op, self._position.op, most, *now))
+                self._append(NamedPhaseRecord(name, step, first_op, self._position.op, most, *now, self._position.step))
 
     def close(self) -> None:
         """Record no more of them."""

@@ -214,6 +214,7 @@ class NamedPhaseRecord(Record):
         backed_bytes: At its end, memory behind the caching allocator's segments. Segments that sleep have none.
         outside_bytes: At its end, this process's memory outside the caching allocator.
         others_bytes: At its end, memory of other processes.
+        end_step: Step in which it ended.
     """
 
     name: str
@@ -224,6 +225,7 @@ class NamedPhaseRecord(Record):
     backed_bytes: int = 0
     outside_bytes: int = 0
     others_bytes: int = 0
+    end_step: int = 0
 
 
 @record_kind("step")
