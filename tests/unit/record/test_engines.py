@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -102,3 +103,24 @@ def test_what_engines_and_trainers_do_is_recognised_unless_the_script_names_it(s
     engine.generate()
     names = [record.name for record in records if isinstance(record, NamedPhaseRecord)]
     assert names == ["rollout", "sleep", "log-probs", "generation"]
+
+
+def test_a_phase_is_a_range_of_the_timed_step() -> None:
+    class Ranges:
+        seen: ClassVar[list[str | int]] = []
+
+        def range_begins(self, name: str) -> int:
+            self.seen.append(name)
+            return 7
+
+        def range_ended(self, number: int) -> None:
+            self.seen.append(number)
+
+    phases = NamedPhases([].append, Position(), None, Ranges())
+    with pytest.raises(ValueError, match="no"), phases.named("rollout"):
+        raise ValueError("no")
+    assert Ranges.seen == ["rollout", 7]
+    phases.close()
+    with phases.named("later"):
+        pass
+    assert Ranges.seen == ["rollout", 7]
