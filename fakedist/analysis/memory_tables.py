@@ -81,7 +81,7 @@ def named_phase_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
         most = [int(curve[part].max(initial=0)) for part in (handover, inside) for curve in (allocated, reserved)]
         used = (row.peak_used_bytes, row.backed_bytes, row.outside_bytes, row.others_bytes)
         changes = [np.nan if number < 0 else number for number in (row.first_change, row.end_change)]
-        rows.append((row.name, row.step, first, end, *most, *used, *changes))
+        rows.append((row.name, row.step, row.end_step, first, end, *most, *used, *changes))
     return pd.DataFrame(rows, columns=[column.name for column in TABLES["named_phases"].columns])
 
 

@@ -75,7 +75,8 @@ class NamedPhases:
             self._most_of_open.pop()
             if not self._is_closed:
                 ops, changes = (first_op, self._position.op), (first_change, self._next_change())
-                self._append(NamedPhaseRecord(name, step, *ops, max(most), *now, *changes, *most))
+                used = (max(most), *now)
+                self._append(NamedPhaseRecord(name, step, *ops, *used, self._position.step, *changes, *most))
 
     def engine_takes_cache(self) -> None:
         """Count what is in use from here on as with vLLM's KV cache."""

@@ -229,6 +229,7 @@ class NamedPhaseRecord(Record):
         backed_bytes: At its end, memory behind the caching allocator's segments. Segments that sleep have none.
         outside_bytes: At its end, this process's memory outside the caching allocator.
         others_bytes: At its end, memory of other processes.
+        end_step: Step in which it ended.
         first_change: Number of the first change of what is in use of the device during it; -1 if it is not known.
         end_change: Number of the first change after it.
         peak_asleep_bytes: Most that was in use during it without vLLM's KV cache: it slept, or there was none yet.
@@ -243,6 +244,7 @@ class NamedPhaseRecord(Record):
     backed_bytes: int = 0
     outside_bytes: int = 0
     others_bytes: int = 0
+    end_step: int = 0
     first_change: int = -1
     end_change: int = -1
     peak_asleep_bytes: int = 0

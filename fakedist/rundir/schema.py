@@ -393,6 +393,7 @@ TABLES: dict[str, Table] = {
         (
             Column("phase", "string", "The script's name."),
             Column("step", "int32", "Step in which it began."),
+            Column("end_step", "int32", "Step in which it ended."),
             Column("first_event", "int64", "Row of `events`: the first in it.", row_of="events", may_end=True),
             Column("end_event", "int64", "Row of `events`: the first after it.", row_of="events", may_end=True),
             Column(

@@ -208,6 +208,7 @@ class NamedPhase:
     Attributes:
         phase: The script's name.
         step: Step in which it began.
+        end_step: Step in which it ended.
         first_event: Row of ``events`` that was the first in it.
         end_event: Row of ``events`` that was the first after it; the number of events if none was.
         handover_allocated_bytes: Most that was allocated from where the last phase before it began or ended, or the
@@ -223,6 +224,7 @@ class NamedPhase:
 
     phase: str
     step: int
+    end_step: int
     first_event: int
     end_event: int
     handover_allocated_bytes: int

@@ -311,12 +311,15 @@ def named_phase_sheet(summary: Summary) -> Sheet:
 
 
 def _phase_times(summary: Summary) -> list[float | None]:
-    """Microseconds on the GPU of each named phase; None outside of the timed step, and without kernels."""
+    """Microseconds on the GPU of each named phase; None outside of the timed step, and without kernels.
+
+    A step begins with the first forward that its phase runs, so it is the step in which the phase ends.
+    """
     if summary.timed is None:
         return [None] * len(summary.named_phases)
     time, source = summary.timed
     means = {span.name: span.gpu_us / span.num_ranges for span in time.ranges}
-    return [(row.step == source.step and means.get(row.phase)) or None for row in summary.named_phases]
+    return [(row.end_step == source.step and means.get(row.phase)) or None for row in summary.named_phases]
 
 
 def engine_sheet(engine: EngineMemory) -> Sheet:

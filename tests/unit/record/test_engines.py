@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -152,3 +153,24 @@ def test_what_is_in_use_with_the_engines_cache_and_without_it_is_kept_apart(site
     assert (use.peak_asleep_bytes, use.peak_awake_bytes) == (40, 95)
     (slept,) = (record for record in records if isinstance(record, EngineSleepRecord))
     assert slept.level == 2
+
+
+def test_a_phase_is_a_range_of_the_timed_step() -> None:
+    class Ranges:
+        seen: ClassVar[list[str | int]] = []
+
+        def range_begins(self, name: str) -> int:
+            self.seen.append(name)
+            return 7
+
+        def range_ended(self, number: int) -> None:
+            self.seen.append(number)
+
+    phases = NamedPhases([].append, Position(), None, None, Ranges())
+    with pytest.raises(ValueError, match="no"), phases.named("rollout"):
+        raise ValueError("no")
+    assert Ranges.seen == ["rollout", 7]
+    phases.close()
+    with phases.named("later"):
+        pass
+    assert Ranges.seen == ["rollout", 7]

@@ -1,10 +1,15 @@
 """The lines that hold most at the peak."""
 
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 from fakedist.report.text.memory_sheets import line_sheet, named_phase_sheet
 from fakedist.results.opening import open_run
 from fakedist.rundir.schema import CATEGORIES
+from fakedist.rundir.step_time import RangeTime
+from fakedist.rundir.summary import NamedPhase, Summary
 from tests.unit.analysis.recorded import GIB, MIB, HandMade
 from tests.unit.report.handmade import built
 
@@ -79,3 +84,19 @@ def test_the_scripts_phases_have_what_was_held_and_what_was_in_use(tmp_path: Pat
 
 def _q(number: int) -> bytes:
     return number.to_bytes(8, "little", signed=True)
+
+
+def test_a_phase_that_ends_in_the_timed_step_has_a_time() -> None:
+    sizes = dict.fromkeys([field.name for field in fields(NamedPhase)][4:], 0)
+    rows = [NamedPhase("rollout", step, end, 0, **sizes) for step, end in ((0, 1), (1, 2), (2, 3))]
+    rows += [
+        NamedPhase("sync", 2, 2, 0, **sizes),
+        NamedPhase("sync", 2, 2, 0, **sizes),
+        NamedPhase("idle", 2, 2, 0, **sizes),
+    ]
+    spans = [RangeTime("rollout", 1, 0, 8, 0, 900.0, 1000.0, 0), RangeTime("sync", 2, 0, 0, 0, 0.0, 300.0, 4)]
+    timed = (SimpleNamespace(ranges=spans), SimpleNamespace(step=2, source="estimated"))
+    sheet = named_phase_sheet(cast(Summary, SimpleNamespace(named_phases=rows, timed=timed, kernels=timed[1])))
+    (time,) = [column for column in sheet.columns if column.name == "time"]
+    assert list(time.cells) == ["-", "1.00 ms", "-", "150 µs", "150 µs", "-"]
+    assert any(remark.startswith("time, estimated") for remark in sheet.remarks)
