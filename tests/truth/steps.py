@@ -77,7 +77,7 @@ class Recording:
         prices = KernelTimes(self.gpu, heat=heat, fp8_heat=fp8_heat)
         network = JobNetwork(find_fabric(self.row.fabric, world_size=self.row.gpus), nccl=Nccl(self.script.nccl))
         scale = 1.0
-        if len(self.tables) > 1:
+        if len(self.tables) > 1 or self.row.stages:
             models = Models(self.gpu, prices, network, self._host)
             ranks, number = frozenset(self.tables), self.row.micro_batches or None
             job = job_times(self.tables.items(), ranks, self.row.gpus, models, micro_batches=number)
@@ -98,8 +98,8 @@ class Recording:
         return math.log(self.estimate(heat, fp8_heat)[0] / self.row.published_s)
 
     def kernels(self, heat: float, fp8_heat: float) -> float | None:
-        """Seconds of the step if communication took no time; None for several ranks, which wait for each other."""
-        if len(self.tables) > 1:
+        """Seconds of the step if communication took no time; None for a pipeline, whose ranks wait for each other."""
+        if len(self.tables) > 1 or self.row.stages:
             return None
         return (self._alone(KernelTimes(self.gpu, heat=heat, fp8_heat=fp8_heat), None).step_us or 0.0) / 1e6
 
