@@ -209,12 +209,13 @@ class VirtualGpu:
         """The most bytes that were behind the caching allocator's segments. Those that sleep have none."""
         return int(self._library.fakedist_backed(device))
 
-    def in_use(self, device: int) -> tuple[int, int, int, int]:
+    def in_use(self, device: int, *, restarts: bool = True) -> tuple[int, int, int, int]:
         """Bytes of a shared device: the most that all processes used since this was called before, and what is used now
-        behind the caching allocator's segments, outside of it, and by other processes. Contexts are left out.
+        behind the caching allocator's segments, outside of it, and by other processes. Contexts are left out. The most
+        begins anew if it ``restarts``, for all processes.
         """
         used = (ctypes.c_uint64 * 4)()
-        self._library.fakedist_in_use(device, 1, used)
+        self._library.fakedist_in_use(device, restarts, used)
         most, backed, outside, others = used
         return most, backed, outside, others
 

@@ -2,13 +2,15 @@
 
 The rank puts ``started/`` first on the PYTHONPATH. Its ``sitecustomize`` calls :func:`join` in a started process right
 before that imports torch. The other parts of the rank's surroundings (values, process groups) follow once the process
-initialises CUDA or makes a process group for GPUs: a DataLoader's worker does neither. Nothing is recorded there.
+initialises CUDA or makes a process group for GPUs: a DataLoader's worker does neither. Nothing is recorded there,
+but that it was out of memory.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import json
 import multiprocessing
 import multiprocessing.util
 import os
@@ -30,6 +32,8 @@ from fakedist.patch import patched, present
 from fakedist.rank.reporter import Reporter
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.manifest import load_job
+from fakedist.rundir.memory_records import FailedRequestRecord
+from fakedist.rundir.notes import Note, started_out_of_memory
 from fakedist.world.spawned import OwnRanks
 
 #: Where a started process finds the job: the rank's run directory.
@@ -40,11 +44,14 @@ _GROUPS = "torch.distributed.distributed_c10d"
 #: Backends that need no GPU.
 _OF_HOSTS = frozenset({"gloo", "mpi", "fake"})
 _NO_STEP = 1 << 30
+#: In the rank's directory until the rank ends: a line for each time that a started process was out of memory.
+_REFUSALS = "started-out-of-memory.jsonl"
 
 
 def offer(run_directory: Path) -> None:
     """Let the processes that this one starts from here on join its GPU, which it shares already."""
     os.environ[RUN_VARIABLE] = os.fspath(run_directory.resolve())
+    (run_directory / _REFUSALS).unlink(missing_ok=True)
     further = [path for path in os.environ.get(_PATH, "").split(os.pathsep) if path and path != _STARTED]
     os.environ[_PATH] = os.pathsep.join([_STARTED, *further])
 
@@ -64,6 +71,16 @@ def _own_name() -> str:
     return Path(sys.argv[0]).name if sys.argv[0] not in ("-c", "") else f"python {sys.argv[0]}".strip()
 
 
+def take_notes(run_directory: Path) -> list[Note]:
+    """Notes of the processes that were out of memory, in order, which are then forgotten."""
+    path = run_directory / _REFUSALS
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines()
+    path.unlink()
+    return [started_out_of_memory(*json.loads(line)) for line in lines]
+
+
 def join() -> None:
     """Join the GPU of the rank that started this process, before torch is imported.
 
@@ -79,26 +96,41 @@ def join() -> None:
     if not has_cuda:
         return
     try:
-        job = load_job(Path(os.environ[RUN_VARIABLE]))
-        _Started(job).enter()
+        run_directory = Path(os.environ[RUN_VARIABLE])
+        _Started(load_job(run_directory), run_directory).enter()
     except (FakedistError, OSError, KeyError) as error:
         text = f"{error.message}; {error.hint}" if isinstance(error, FakedistError) else repr(error)
         raise ImportError(f"fakedist: this process cannot use its rank's virtual GPU: {text}") from None
 
 
-class _Unrecorded:
-    """Takes a journal's records, and drops them."""
+class _Refusals:
+    """Takes a journal's records, and drops all but those of torch's errors, which become notes of the rank."""
 
     num_bytes = 0
 
+    def __init__(self, path: Path, gpu: VirtualGpu, memory_bytes: int) -> None:
+        self._path, self._gpu, self._memory_bytes = path, gpu, memory_bytes
+
     def append(self, record: Record) -> None:
-        """Drop a record."""
+        """Drop a record, or tell the rank of it. One write appends a whole line, whichever process it comes from."""
+        if not isinstance(record, FailedRequestRecord):
+            return
+        _, backed, outside, others = self._gpu.in_use(record.device, restarts=False)
+        process = f"{multiprocessing.current_process().name} ({os.getpid()})"
+        held = (backed + outside, others, self._memory_bytes)
+        line = json.dumps([process, record.line, record.requested_bytes, *held]) + "\n"
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
 
 
 class _Started:
     """A process that the script started."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, run_directory: Path) -> None:
+        self._refusals = run_directory / _REFUSALS
         self._job = replace(
             job,
             world_size=1,
@@ -164,10 +196,13 @@ class _Started:
         self._is_surrounded = True
         from fakedist.rank.surroundings import Process, Surroundings
 
+        assert self._gpu is not None
+        memory_bytes = self._job.gpu_memory_bytes or find_gpu(self._job.gpu).memory_bytes
+        journal = _Refusals(self._refusals, self._gpu, memory_bytes)
         process = Process(
             job=self._job,
-            journal=_Unrecorded(),
-            tape=_Unrecorded(),
+            journal=journal,
+            tape=journal,
             reporter=Reporter(-1),
             gpu=self._gpu,
             own_ranks=OwnRanks(self._job, is_started=True),

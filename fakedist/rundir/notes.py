@@ -579,6 +579,19 @@ def memory_managed(num_bytes: int) -> str:
 
 
 @note
+def started_out_of_memory(
+    process: str, line: str, asked_bytes: int, own_bytes: int, others_bytes: int, total_bytes: int
+) -> str:
+    """A process that the script started, ``process`` by its name and number, was out of memory."""
+    asked = f"{format_bytes(asked_bytes)} at {line}" if line else format_bytes(asked_bytes)
+    return (
+        f"a process that the script started, {process}, was out of memory: it asked for {asked} when it held "
+        f"{format_bytes(own_bytes)}, and the rank's other processes {format_bytes(others_bytes)}, of the GPU's "
+        f"{format_bytes(total_bytes)}"
+    )
+
+
+@note
 def read_in_other_threads(reads: int, num_bytes: int) -> str:
     """Threads that Python does not know copied device memory to the host that held no values."""
     times = "once" if reads == 1 else f"{reads:,} times"

@@ -55,8 +55,8 @@ def test_as_the_training_begins_the_trainer_has_its_weights_and_the_engine_sleep
     assert WEIGHTS + buckets < found["used"] < WEIGHTS + buckets + 256 * MIB
 
 
-def test_each_hand_over_and_rollout_is_a_phase(found: dict[str, Any]) -> None:
-    step = ["wake", "weight sync", "wake", "rollout", "sleep", "log-probs"]
+def test_each_hand_over_rollout_and_training_is_a_phase(found: dict[str, Any]) -> None:
+    step = ["wake", "weight sync", "wake", "rollout", "sleep", "log-probs", "training"]
     assert [row["phase"] for row in found["report"]["named_phases"]] == ["sleep", *step, *step]
 
 
@@ -64,7 +64,7 @@ def test_the_engine_takes_its_weights_then_its_kv_cache_and_gives_back_both(foun
     rows = found["report"]["named_phases"]
     end = [row["end_backed_bytes"] for row in rows]
     cache = found["blocks"] * found["block_size"] * TOKEN
-    for first in (1, 7):
+    for first in (1, 8):
         synced, woken, slept = end[first + 1], end[first + 2], end[first + 4]
         assert 0 <= woken - synced - cache < GRANULE * LAYERS, "a segment of the cache ends at a granule"
         weights = end[first + 3] - slept - (woken - synced)
@@ -76,6 +76,52 @@ def test_the_second_rollout_has_adams_moments_beside_it(found: dict[str, Any]) -
     rollouts = [row for row in found["report"]["named_phases"] if row["phase"] == "rollout"]
     more = rollouts[1]["peak_allocated_bytes"] - rollouts[0]["peak_allocated_bytes"]
     assert 2 * WEIGHTS < more < 2 * WEIGHTS + 64 * MIB, "and cuBLAS's workspace of 32 MiB"
+
+
+def test_training_has_gradients_and_no_memory_of_the_engine(found: dict[str, Any]) -> None:
+    rows = [row for row in found["report"]["named_phases"] if row["phase"] in ("sleep", "training")]
+    asleep, trained = rows[1], rows[2]  # of the first step
+    more = trained["end_backed_bytes"] - asleep["end_backed_bytes"]
+    gradients = WEIGHTS if found["ranks"] == 1 else 0  # several ranks keep them in their buckets
+    assert gradients < more < gradients + 128 * MIB
+
+
+def test_the_report_has_what_the_engine_measured(found: dict[str, Any]) -> None:
+    engine = found["report"]["engine"]
+    assert (engine["utilization"], engine["num_blocks"]) == (UTILIZATION, found["blocks"])
+    assert engine["cache_bytes"] == found["blocks"] * found["block_size"] * TOKEN
+    assert WEIGHTS < engine["weights_bytes"] < WEIGHTS + 4 * MIB
+    measured = engine["weights_bytes"] + engine["activations_bytes"] + engine["graphs_bytes"]
+    left = int(UTILIZATION * found["total"]) - engine["cache_bytes"]
+    assert 0 < left - measured < 32 * MIB, "workspaces, and what the graphs were estimated to take"
+    assert engine["peak_awake_bytes"] == max(row["peak_used_bytes"] for row in found["report"]["named_phases"])
+
+
+def test_at_the_largest_share_the_job_fits_and_beyond_it_does_not(run_fakedist: RunFakedist, tmp_path: Path) -> None:
+    """On a GPU of 12 GiB, where 0.01 are 123 MiB."""
+
+    def ran(share: float) -> tuple[int, str, Any]:
+        output = f"run-{share:g}"
+        options = ["--device", "virtual", "--gpu-memory", "12GiB", "--world-size", "1", "--no-page", "--output", output]
+        finished = run_fakedist("profile", *options, JOB, f"{share:g}", cwd=tmp_path)
+        return finished.code, finished.stderr, json.loads((tmp_path / output / "run.json").read_text())["summary"]
+
+    code, errors, first = ran(0.5)
+    assert code == 0, errors
+    largest, least = (first["engine"][f"{which}_utilization"] for which in ("largest", "least"))
+    code, errors, at = ran(largest)
+    assert code in (0, 4), errors
+    assert at["exit"]["outcome"] == "finished"
+    assert at["engine"]["num_blocks"] == first["engine"]["largest_num_blocks"]
+    assert max(row["peak_used_bytes"] for row in at["named_phases"]) <= 12 << 30
+    code, errors, _ = ran(largest + 0.01)
+    assert code != 0
+    assert "CUDA Error: out of memory" in errors
+    code, errors, started = ran(least)
+    assert started["engine"]["num_blocks"] * 16 >= 1024, "tokens of a request"
+    code, errors, _ = ran(least - 0.0001)
+    assert code != 0
+    assert "To serve at least one request" in errors
 
 
 def test_only_several_ranks_hold_buckets_of_gradients(found: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,8 @@ def found(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -
     assert isinstance(answers, dict)
     use = open_run(directory / "run").table("device_use")
     answers["most"] = use.groupby(["process", "part"], sort=False, observed=True)["bytes"].max().to_dict()
-    return answers
+    summary = json.loads((directory / "run/run.json").read_text())["summary"]
+    return answers | {"notes": [note for note in summary["notes"] if note["code"] == "started_out_of_memory"]}
 
 
 @pytest.mark.long
@@ -53,6 +55,11 @@ def test_a_started_process_is_out_of_memory_as_on_one_gpu(found: dict[str, Any])
     assert "Tried to allocate 10.00 GiB" in found["too much"]
     assert "6.00 GiB is free" in found["too much"]
     assert "has 1024.00 MiB memory in use" in found["too much"], "the rank"
+    (note,) = found["notes"]
+    who, *_, held = note["text"].partition(" was out of memory: it asked for 10.00 GiB at ")
+    assert re.fullmatch(r"a process that the script started, \S+ \(\d+\),", who)
+    assert held.endswith("when it held 3.00 GiB, and the rank's other processes 1.00 GiB, of the GPU's 10.00 GiB")
+    assert "starts_processes.py:30" in held
 
 
 @pytest.mark.long
