@@ -127,6 +127,5 @@ def test_steps_are_those_of_one_token_at_a_time(seed: int) -> None:
     limits = EngineLimits(cache, running, running + draw.randint(0, 30))
     found: list[tuple[int, ...]] = []
     for row in _rows(lengths, prompt, limits):
-        for at in range(row.steps):
-            found.append((row.decoding, row.context + at * row.decoding, *row[3:]))
+        found += [(row.decoding, row.context + at * row.decoding, *row[3:]) for at in range(row.steps)]
     assert found == _one_step_at_a_time(lengths, prompt, limits)
