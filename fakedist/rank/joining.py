@@ -116,7 +116,7 @@ class _Refusals:
         if not isinstance(record, FailedRequestRecord):
             return
         _, backed, outside, others = self._gpu.in_use(record.device, restarts=False)
-        process = f"{multiprocessing.current_process().name} ({os.getpid()})"
+        process = f"{_own_name()} ({os.getpid()})"
         held = (backed + outside, others, self._memory_bytes)
         line = json.dumps([process, record.line, record.requested_bytes, *held]) + "\n"
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
