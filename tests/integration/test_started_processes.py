@@ -22,7 +22,7 @@ GIB, MIB = 1 << 30, 1 << 20
 @pytest.fixture(scope="module")
 def found(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp("started")
-    options = ["--world-size", "8", "--rank", "3", "--gpu-memory", "10GiB", "--no-page", "--output", "run"]
+    options = ["--world-size", "8", "--rank", "0", "--gpu-memory", "10GiB", "--no-page", "--output", "run"]
     finished = run_fakedist("profile", *options, JOB, cwd=directory)
     assert finished.code == 0, finished.stderr
     line = next(line for line in finished.stdout.splitlines() if line.startswith("FOUND "))
