@@ -58,14 +58,14 @@ def main() -> None:
     found = {"before": free()}
     process = context.Process(target=work, args=(answers, over))
     process.start()
-    found |= answers.get(timeout=60)
+    found |= answers.get(timeout=240)
     found["while it runs"] = free()
     over.set()
     process.join()
     found["after"], found["code"] = free(), process.exitcode
     process = context.Process(target=no_gpu, args=(answers,))
     process.start()
-    found["no gpu"] = answers.get(timeout=60)
+    found["no gpu"] = answers.get(timeout=240)
     process.join()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch"])
@@ -74,7 +74,7 @@ def main() -> None:
     for _ in range(2):
         process = context.Process(target=from_server, args=(answers,))
         process.start()
-        found["server"].append(answers.get(timeout=60))
+        found["server"].append(answers.get(timeout=240))
         process.join()
     found["after servers"] = free()
     done = subprocess.run([sys.executable, "-c", _ALONE], capture_output=True, text=True, check=True)
