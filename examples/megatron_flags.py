@@ -146,7 +146,7 @@ def _add_script_flags(parser: argparse.ArgumentParser) -> None:
         "--untie-embeddings-and-output-weights": pair | {"default": False},
         "--position-embedding-type": {"default": "learned_absolute",
                                       "choices": ["learned_absolute", "rope", "mrope", "yarn", "none"]},
-        "--hybrid-override-pattern": {"help": "layers of a model with Mamba layers: M Mamba, * attention, - MLP, E experts"},
+        "--hybrid-override-pattern": {"help": "a model of Mamba layers (M), attention (*), MLPs (-) and experts (E)"},
         "--rotary-seq-len-interpolation-factor": real, "--use-rope-scaling": switch,
         "--num-virtual-stages-per-pipeline-rank": {"type": _or_none(int)},
         "--num-layers-per-virtual-pipeline-stage": {"type": _or_none(int)},

@@ -7,6 +7,7 @@ Presets: ``mixtral-8x7b`` (64 ranks), ``qwen3-235b`` (256), ``deepseek-v3`` (1,0
 theirs. Layers are Transformer Engine's if it is installed. A step runs as many microbatches as fill the pipeline, two
 for each stage. More microbatches take more time and a little more memory: 16 of Mixtral instead of 8 allocate 0.01 GiB
 more and reserve 1.7 GiB more. ``--max-microbatches 0`` runs the whole global batch.
+``--hybrid-override-pattern`` trains a model with Mamba layers, as pretrain_mamba.py does; it needs mamba-ssm.
 Tokens are synthetic, as with ``--mock-data``.
 """
 

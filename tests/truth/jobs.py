@@ -26,9 +26,9 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import distribution
+from importlib.metadata import distributions
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from fakedist.gpu.driver.build import torch_build
 from fakedist.options import Job
@@ -260,9 +260,10 @@ class Megatron(Script):
         return self.world_size - 1
 
     def job(self, rank: int, gpu: str, *, is_timed: bool) -> Job:
-        path = [ROOT, Path(__file__).parent / "megatron_fusion"]
+        path: list[object] = [ROOT, Path(__file__).parent / "megatron_fusion"]
         if self._layers:
-            path += [Path(__file__).parent / "mamba_kernels", *(Path(str(distribution(each).locate_file(""))) for each in _MAMBA)]
+            installed = [found.locate_file("") for name in _MAMBA for found in distributions(name=name)]
+            path += [Path(__file__).parent / "mamba_kernels", *dict.fromkeys(installed)]
         joined = os.pathsep.join(map(str, path))
         environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **self.environment, "PYTHONPATH": joined}
         return Job(
@@ -321,8 +322,8 @@ class Megatron(Script):
     def _hybrid_flops(self, tokens: int) -> Flops:
         """The same with Mamba layers, without the products inside of their scans."""
         size = self._size
-        hidden, heads, channels = size("hidden-size"), size("num-attention-heads"), size("hidden-size") // size("num-attention-heads")
-        inner = 2 * hidden
+        hidden, heads = size("hidden-size"), size("num-attention-heads")
+        channels, inner = hidden // heads, 2 * hidden
         states = 2 * size("mamba-num-groups") * size("mamba-state-dim")
         weights = {
             "M": hidden * (2 * inner + states + inner // size("mamba-head-dim")) + inner * hidden,

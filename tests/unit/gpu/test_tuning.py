@@ -41,7 +41,7 @@ class Config:
         self.block = block
 
     def all_kwargs(self) -> dict[str, int]:
-        return {"BLOCK": self.block}
+        return {"block": self.block}
 
 
 class Compiled:
@@ -57,10 +57,10 @@ class Function:
     def __init__(self) -> None:
         self.compiled: list[int] = []
 
-    def run(self, *args: Any, grid: tuple[int, ...], warmup: bool, BLOCK: int) -> Compiled:
+    def run(self, *args: Any, grid: tuple[int, ...], warmup: bool, block: int) -> Compiled:
         assert (args, grid, warmup) == (("x", "y"), (1,), True), "a kernel was launched"
-        self.compiled.append(BLOCK)
-        return Compiled(BLOCK)
+        self.compiled.append(block)
+        return Compiled(block)
 
 
 class Autotuner:

@@ -1,6 +1,7 @@
 """docs/truth.md is made of the catalogue and the results, never by hand; a result has the figure that was published."""
 
 import dataclasses
+import os
 import re
 
 import pytest
@@ -62,6 +63,19 @@ def test_a_kernel_runs_on_the_release_that_its_row_names() -> None:
     job = catalogue().script(row).job(0, row.gpu_model, is_timed=False)
     assert job.arguments == ("jsd", "torch", "32768")
     assert dict(job.environment)["PYTHONPATH"].endswith("liger-kernel-0.4.2")
+
+
+def test_a_model_with_mamba_layers_needs_their_kernels_and_has_the_flops_of_each_layer() -> None:
+    row = catalogue().row("nemotron-h-56b-32")
+    script, dense = catalogue().script(row), catalogue().script(catalogue().row("nemotron-15b"))
+    assert set(script.needs) - set(dense.needs) == {"mamba-ssm", "causal-conv1d"}
+    path = dict(script.job(0, row.gpu_model, is_timed=True).environment)["PYTHONPATH"].split(os.pathsep)
+    assert any(place.endswith("mamba_kernels") for place in path)
+    tokens, hidden, inner = 24 * 8192, 8192, 16_384
+    mamba = hidden * (2 * inner + 2 * 8 * 256 + 256) + inner * hidden
+    weights = 54 * (mamba + 2 * hidden * 32_768) + 10 * hidden * 128 * (2 * 64 + 2 * 8) + hidden * 131_072
+    assert script.flops().products == 6 * tokens * weights / 8
+    assert script.flops().attention == 7 * 2 * tokens * hidden * 10 * 8193 / 2 / 8
 
 
 def test_rows_are_chosen_by_patterns_and_an_unknown_one_is_refused() -> None:

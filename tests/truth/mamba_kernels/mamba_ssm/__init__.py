@@ -1,6 +1,6 @@
-"""Stands for mamba-ssm's own, which imports every model and their compiled kernels: megatron-core needs the Triton ones.
+"""Stands for mamba-ssm's own, which imports every model and their compiled kernels: megatron-core needs Triton's alone.
 
-The rest of the package is the installed one.
+All other modules of the package are the installed ones.
 """
 
 from pkgutil import extend_path
