@@ -66,7 +66,7 @@ def test_a_kernel_runs_on_the_release_that_its_row_names() -> None:
 
 
 def test_a_model_with_mamba_layers_needs_their_kernels_and_has_the_flops_of_each_layer() -> None:
-    row = catalogue().row("nemotron-h-56b-32")
+    row = _row(flags="@nemotron-h-56b --global-batch-size 96", gpus=32, environment=[])
     script, dense = catalogue().script(row), catalogue().script(catalogue().row("nemotron-15b"))
     assert set(script.needs) - set(dense.needs) == {"mamba-ssm", "causal-conv1d"}
     path = dict(script.job(0, row.gpu_model, is_timed=True).environment)["PYTHONPATH"].split(os.pathsep)
