@@ -349,16 +349,17 @@ class Megatron(Script):
         size = self._size
         hidden, heads = size("hidden-size"), size("num-attention-heads")
         channels, inner = hidden // heads, 2 * hidden
-        states = 2 * size("mamba-num-groups") * size("mamba-state-dim")
+        states = 2 * size("mamba-num-groups", 8) * size("mamba-state-dim", 128)
         weights = {
-            "M": hidden * (2 * inner + states + inner // size("mamba-head-dim")) + inner * hidden,
-            "-": 2 * hidden * size("ffn-hidden-size"),
+            "M": hidden * (2 * inner + states + inner // size("mamba-head-dim", 64)) + inner * hidden,
+            "-": 2 * hidden * size("ffn-hidden-size", 4 * hidden),
             "*": 2 * hidden * channels * (heads + size("num-query-groups")),
         }
-        products = sum(weights[layer] for layer in self._layers) + hidden * self._padded_words
-        attention = (2 + 5) * 2 * tokens * heads * channels * (size("seq-length") + 1) / 2 * self._layers.count("*")
-        tensor = size("tensor-model-parallel-size", 1)
-        return Flops(3 * 2 * tokens * products / tensor, attention / tensor)
+        products = 3 * 2 * tokens * (sum(weights[layer] for layer in self._layers) + hidden * self._padded_words)
+        tensor, of_key = size("tensor-model-parallel-size", 1), 2 * tokens * heads * channels * self._layers.count("*")
+        if self.options.get("attention-backend") == "unfused":
+            return Flops((products + (2 + 4) * size("seq-length") * of_key) / tensor, 0.0)
+        return Flops(products / tensor, (2 + 5) * of_key * (size("seq-length") + 1) / 2 / tensor)
 
     @property
     def _layers(self) -> str:

@@ -163,7 +163,8 @@ def verdicts(found: Results) -> list[str]:
     for kind, is_bound in dict.fromkeys((row.kind, row.is_host_bound) for row in rows if row.published_s):
         name = f"{kind}, limited by the host" if is_bound else kind
         chosen = [row for row in rows if (row.kind, row.is_host_bound, row.is_fitted) == (kind, is_bound, False)]
-        lines.append(_step_verdict(name, [(row, found.steps[row.name]) for row in chosen if row.name in found.steps]))
+        if recorded := [(row, found.steps[row.name]) for row in chosen if row.name in found.steps]:
+            lines.append(_step_verdict(name, recorded))
     errors = [
         error for pair in catalogue().pairs if not pair.is_fitted and (error := _pair_error(pair, found)) is not None
     ]

@@ -266,6 +266,8 @@ _SOFTMAX = MemoryRule(ELEMENTWISE, 1.2, 0.30, "softmax, 20 % slower than quantis
 _SCATTER = MemoryRule(ELEMENTWISE, 2.0, 0.70, "scattered additions, at half of quantisation's rate")
 _GATHER = MemoryRule(ELEMENTWISE, 1.25, 0.40, "a gather, 25 % slower than quantisation")
 _SEVERAL_PASSES = MemoryRule(ELEMENTWISE, 3.0, 0.90, "a sort or scan, as three passes")
+#: mamba-ssm's kernels of a name like this scan within a block, or not at all: their code moves each byte once.
+_CHUNK_SCAN = MemoryRule(ELEMENTWISE, 1.1, 0.30, "a scan in chunks, 10 % slower than quantisation")
 _COMPILED_REDUCTION = MemoryRule("rms_norm.forward.compiled", 1.0, 0.25, "as fast as a compiled norm")
 #: Kernels of torch 2.11 on an H200 (docs/accuracy/results.md, GPT-2 and Llama), over quantisation of as many bytes; the
 #: numbers in brackets are the least and the most, of small and large ones.
@@ -283,6 +285,7 @@ _NAMES = tuple(
     for name, slower, spread, words in _ON_AN_H200
 )
 _WORDS = (
+    (re.compile(r"^_chunk_(scan|cumsum)_(fwd|bwd)"), _CHUNK_SCAN),
     (re.compile(r"sort|topk|scan|cumsum|radix|unique|nonzero", re.I), _SEVERAL_PASSES),
     (
         re.compile(r"embedding\w*backward|compute_grad_weight|krn_partial|scatter_add|index_?add|index_?put", re.I),

@@ -66,7 +66,7 @@ def test_a_kernel_runs_on_the_release_that_its_row_names() -> None:
 
 
 def test_a_model_with_mamba_layers_needs_their_kernels_and_has_the_flops_of_each_layer() -> None:
-    row = catalogue().row("nemotron-h-56b-32")
+    row = _row(flags="@nemotron-h-56b --global-batch-size 96", gpus=32, environment=[])
     script, dense = catalogue().script(row), catalogue().script(catalogue().row("nemotron-15b"))
     assert set(script.needs) - set(dense.needs) == {"mamba-ssm", "causal-conv1d"}
     path = dict(script.job(0, row.gpu_model, is_timed=True).environment)["PYTHONPATH"].split(os.pathsep)
@@ -76,6 +76,23 @@ def test_a_model_with_mamba_layers_needs_their_kernels_and_has_the_flops_of_each
     weights = 54 * (mamba + 2 * hidden * 32_768) + 10 * hidden * 128 * (2 * 64 + 2 * 8) + hidden * 131_072
     assert script.flops().products == 6 * tokens * weights / 8
     assert script.flops().attention == 7 * 2 * tokens * hidden * 10 * 8193 / 2 / 8
+
+
+def test_the_scores_of_unfused_attention_are_products_and_sizes_have_megatrons_defaults() -> None:
+    script = catalogue().script(catalogue().row("hybrid-tiny-tp2"))
+    tokens, hidden, inner = 8 * 1024, 1024, 2048  # of a replica: 4 of them for 32 sequences
+    mamba = hidden * (2 * inner + 2 * 8 * 128 + 32) + inner * hidden
+    weights = 20 * (mamba + 8 * hidden * hidden) + 4 * hidden * 64 * (2 * 16 + 2 * 8) + hidden * 50_432
+    scores = 4 * 2 * tokens * 1024 * hidden
+    assert script.flops() == ((6 * tokens * weights + 6 * scores) / 2, 0.0)
+
+
+def test_a_kind_whose_steps_were_not_recorded_has_no_verdict_on_them() -> None:
+    kept = results()
+    without = {name: step for name, step in kept.steps.items() if catalogue().row(name).kind != "hybrid"}
+    lines = page.verdicts(dataclasses.replace(kept, steps=without))
+    assert [line for line in lines if "hybrid" in line and "steps" in line] == []
+    assert [line for line in lines if "hybrid, peak bytes: 3 of 3" in line]
 
 
 def test_rows_are_chosen_by_patterns_and_an_unknown_one_is_refused() -> None:
