@@ -77,7 +77,7 @@ class Recording:
         prices = KernelTimes(self.gpu, heat=heat, fp8_heat=fp8_heat)
         network = JobNetwork(find_fabric(self.row.fabric, world_size=self.row.gpus), nccl=Nccl(self.script.nccl))
         scale = 1.0
-        if len(self.tables) > 1 or self.row.stages:
+        if len(self.tables) > 1 or self.row.stages or self.row.micro_batches:
             models = Models(self.gpu, prices, network, self._host)
             ranks, number = frozenset(self.tables), self.row.micro_batches or None
             job = job_times(self.tables.items(), ranks, self.row.gpus, models, micro_batches=number)
