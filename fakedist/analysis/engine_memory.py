@@ -52,16 +52,16 @@ def starts(engine: EngineRecord, share: float) -> bool:
     return _available(engine, share) - engine.block_bytes >= max(engine.request_bytes, 1)
 
 
-def fits(engine: EngineRecord, use: Use, share: float, beside_bytes: int = 0) -> bool:
+def fits(engine: EngineRecord, use: Use, share: float, more_bytes: int = 0) -> bool:
     """Whether the GPU has the memory that the engine asks for at its start, and what is in use later.
 
     Args:
-        beside_bytes: Memory of the GPU that is taken and not counted in ``use``.
+        more_bytes: Memory of the GPU that is taken and not counted in ``use``.
     """
-    more = cache_bytes(engine, num_blocks(engine, share)) - cache_bytes(engine, engine.num_blocks)
-    room = engine.total_bytes - beside_bytes
-    at_start = _requested(engine, share) <= engine.free_bytes - beside_bytes
-    return at_start and use.awake_bytes + more <= room and use.asleep_bytes <= room
+    growth = cache_bytes(engine, num_blocks(engine, share)) - cache_bytes(engine, engine.num_blocks)
+    room = engine.total_bytes - more_bytes
+    at_start = _requested(engine, share) <= engine.free_bytes - more_bytes
+    return at_start and use.awake_bytes + growth <= room and use.asleep_bytes <= room
 
 
 def least_share(engine: EngineRecord) -> float | None:
@@ -70,23 +70,23 @@ def least_share(engine: EngineRecord) -> float | None:
     return at / _SHARES if at <= _SHARES else None
 
 
-def largest_share(engine: EngineRecord, use: Use, beside_bytes: int = 0) -> float | None:
+def largest_share(engine: EngineRecord, use: Use, more_bytes: int = 0) -> float | None:
     """The largest share with which all fits; None if that is less than what the engine needs to start."""
 
     def lacks_room(number: int) -> bool:
-        return not fits(engine, use, number / _SHARES, beside_bytes)
+        return not fits(engine, use, number / _SHARES, more_bytes)
 
     at, least = bisect.bisect_left(range(1, _SHARES + 1), 1, key=lacks_room), least_share(engine)
     return None if least is None or at / _SHARES < least else at / _SHARES
 
 
 def engine_memory(recording: Recording, ending: Ending, outside: Outside | None) -> EngineMemory | None:
-    """What vLLM's engine of a run holds, and its shares; None without one in the rank's process."""
+    """Return what vLLM's engine of a run holds, and its shares; None without one in the rank's process."""
     if not recording.engines:
         return None
     engine, use = recording.engines[-1], _use(recording)
     why_not = _why_not(recording, ending)
-    beside = 0 if outside is None else outside.high_bytes - outside.taken_bytes
+    more = 0 if outside is None else outside.high_bytes - outside.taken_bytes
     largest = None if why_not else largest_share(engine, use)
     if not why_not and largest is None:
         why_not = "with no share both does the engine start and does every phase fit"
@@ -110,7 +110,7 @@ def engine_memory(recording: Recording, ending: Ending, outside: Outside | None)
         peak_phase="" if phase is None else recording.named_phases[phase].name,
         least_utilization=None if why_not else least_share(engine),
         largest_utilization=largest,
-        largest_beside_utilization=None if largest is None else largest_share(engine, use, beside),
+        largest_in_addition=None if largest is None else largest_share(engine, use, more),
         largest_num_blocks=blocks,
         largest_cache_bytes=blocks * engine.block_bytes,
         unknown_because=why_not,

@@ -78,7 +78,7 @@ def take_notes(run_directory: Path) -> list[Note]:
         return []
     lines = path.read_text().splitlines()
     path.unlink()
-    return [started_out_of_memory(*json.loads(line)) for line in lines]
+    return [started_out_of_memory(**json.loads(line)) for line in lines]
 
 
 def join() -> None:
@@ -116,12 +116,17 @@ class _Refusals:
         if not isinstance(record, FailedRequestRecord):
             return
         _, backed, outside, others = self._gpu.in_use(record.device, restarts=False)
-        process = f"{_own_name()} ({os.getpid()})"
-        held = (backed + outside, others, self._memory_bytes)
-        line = json.dumps([process, record.line, record.requested_bytes, *held]) + "\n"
+        facts = {
+            "process": f"{_own_name()} ({os.getpid()})",
+            "line": record.line,
+            "asked_bytes": record.requested_bytes,
+            "own_bytes": backed + outside,
+            "others_bytes": others,
+            "total_bytes": self._memory_bytes,
+        }
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            os.write(file, line.encode())
+            os.write(file, (json.dumps(facts) + "\n").encode())
         finally:
             os.close(file)
 

@@ -197,7 +197,7 @@ class _Engine:
 
 
 def _engine_record(worker: Any, cache: Any, graphs_bytes: int) -> EngineRecord:
-    """What a worker of vLLM 0.33.0 measured (``vllm/v1/worker/gpu_worker.py``) and made of it."""
+    """Read what a worker of vLLM 0.33.0 measured (``vllm/v1/worker/gpu_worker.py``) and made of it."""
     vllm, envs = import_module("vllm"), import_module("vllm.envs")
     planning, builders = (import_module(f"vllm.v1.core.kv_cache_{name}") for name in ("planning", "config_builder"))
     job, wishes, model = worker.vllm_config, worker.cache_config, worker.model_config

@@ -44,6 +44,7 @@ from fakedist.results.summing_up import (
     run_ending,
     run_notes,
     summarize,
+    with_engine,
 )
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.launch_records import LAG_ROW
@@ -213,7 +214,7 @@ def build_tables(
         versions={"python": gpu.python, "torch": gpu.torch, "cuda": gpu.cuda},
         dropped=dropped,
         notes=summary.notes,
-        summary=summary,
+        summary=with_engine(summary, recording, tables),
     )
     write_manifest(run_directory, finished)
 

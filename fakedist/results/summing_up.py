@@ -148,8 +148,6 @@ def summarize(
     out_of_memory = _out_of_memory(recording, ending, tables, capacity)
     room = room_of(ending, out_of_memory, capacity, outside, None if times is None else times.summary)
     advice, remedy = _advised(tables, folds, room, _setup(recording, job), notes)
-    engine = engine_memory(recording, ending, outside) if has_steps else None
-    advice = [*advice, *engine_advice(recording, engine, tables)]
     return Summary(
         world_size=None if job is None else job.world_size,
         rank=None if job is None else job.rank,
@@ -182,9 +180,15 @@ def summarize(
         router_load=None if recording.routers is None else recording.routers.facts,
         host_memory=_host_memory(recording, job, tables, notes),
         named_phases=rows_of(NamedPhase, tables["named_phases"].drop(columns=_ONLY_IN_TABLE)) if has_steps else [],
-        engine=engine,
         asleep_bytes=peak.reserved_bytes - held,
     )
+
+
+def with_engine(summary: Summary, recording: Recording, tables: dict[str, pd.DataFrame]) -> Summary:
+    """Add vLLM's engine, if the rank's process had one, and advice on it."""
+    engine = engine_memory(recording, summary.exit, summary.estimated_outside)
+    advice = [*summary.advice, *engine_advice(recording, engine, tables)]
+    return dataclasses.replace(summary, engine=engine, advice=advice)
 
 
 def _fits(recording: Recording, ending: Ending, outside: Outside | None) -> bool:

@@ -580,7 +580,7 @@ def memory_managed(num_bytes: int) -> str:
 
 @note
 def started_out_of_memory(
-    process: str, line: str, asked_bytes: int, own_bytes: int, others_bytes: int, total_bytes: int
+    process: str, *, line: str, asked_bytes: int, own_bytes: int, others_bytes: int, total_bytes: int
 ) -> str:
     """A process that the script started, ``process`` by its name and number, was out of memory."""
     asked = f"{format_bytes(asked_bytes)} at {line}" if line else format_bytes(asked_bytes)

@@ -253,7 +253,7 @@ class NamedPhaseRecord(Record):
 
 @record_kind("engine")
 class EngineRecord(Record):
-    """What vLLM's engine in the rank's process was configured with, and measured before it took its KV cache.
+    """Settings of vLLM's engine in the rank's process, and its measurements before it took its KV cache.
 
     Attributes:
         version: vLLM's.

@@ -150,7 +150,7 @@ class PhasePeak:
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """What vLLM's engine in the rank's process holds, and which ``gpu_memory_utilization`` it may have, in multiples of
+    """Memory of vLLM's engine in the rank's process, and which ``gpu_memory_utilization`` it may have, in multiples of
     0.0001; *estimated* from what it and the virtual GPU measured in this run.
 
     Attributes:
@@ -172,7 +172,7 @@ class EngineMemory:
         least_utilization: The least with which it starts: one request of ``max_model_len`` has room in the KV cache.
         largest_utilization: The largest with which all fits the GPU, without CUDA contexts and what
             ``estimated_outside`` has; None if it is not known.
-        largest_beside_utilization: The largest with which all fits beside the most of ``estimated_outside``.
+        largest_in_addition: The largest with which all fits in addition to the most of ``estimated_outside``.
         largest_num_blocks: Blocks of the KV cache with ``largest_utilization``; 0 if it is not known.
         largest_cache_bytes: Their bytes.
         unknown_because: Why ``largest_utilization`` is not known; empty if it is.
@@ -195,7 +195,7 @@ class EngineMemory:
     peak_phase: str
     least_utilization: float | None
     largest_utilization: float | None
-    largest_beside_utilization: float | None
+    largest_in_addition: float | None
     largest_num_blocks: int
     largest_cache_bytes: int
     unknown_because: str

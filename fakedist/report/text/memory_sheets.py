@@ -341,16 +341,16 @@ def engine_sheet(engine: EngineMemory) -> Sheet:
     if engine.unknown_because:
         return Sheet(_ENGINE, columns, [*remarks, f"the largest share is not known: {engine.unknown_because}"])
     where = f" in {engine.peak_phase}" if engine.peak_phase else ""
-    beside, least = engine.largest_beside_utilization, engine.least_utilization
+    more, least = engine.largest_in_addition, engine.least_utilization
     remarks.append(
         f"with the KV cache at most {format_bytes(engine.peak_awake_bytes)} was in use{where}, without it "
         f"{format_bytes(engine.peak_asleep_bytes)}"
     )
     remarks.append(f"from {least:g} on it starts with room for one request of {engine.max_model_len:,} tokens")
     remarks.append(
-        "no share fits beside the most that CUDA's context and NCCL may take"
-        if beside is None
-        else f"beside the most that CUDA's context and NCCL may take, {beside:g} fits"
+        "no share fits in addition to the most that CUDA's context and NCCL may take"
+        if more is None
+        else f"in addition to the most that CUDA's context and NCCL may take, {more:g} fits"
     )
     return Sheet(_ENGINE, columns, remarks)
 

@@ -92,7 +92,7 @@ def test_no_share_helps_a_phase_that_does_not_fit_without_the_cache() -> None:
     assert largest_share(ENGINE, Use(80 * GIB, 60 * GIB)) == 0.75
 
 
-def test_memory_beside_it_lowers_the_share() -> None:
+def test_memory_outside_lowers_the_share() -> None:
     assert largest_share(ENGINE, Use(30 * GIB, 60 * GIB), 4 * GIB) == 0.7
     assert largest_share(ENGINE, Use(30 * GIB, 44 * GIB), 4 * GIB) == 0.9, "72 GiB are free as the engine starts"
 
@@ -134,7 +134,7 @@ def test_the_summary_has_the_engine_and_its_shares(made: HandMade, tmp_path: Pat
     assert (found.utilization, found.largest_utilization, found.peak_phase) == (0.5, 0.75, "rollout")
     assert found.largest_cache_bytes - found.cache_bytes == 20 * GIB
     assert found.unknown_because == ""
-    assert found.largest_beside_utilization == 0.75, "nothing is known to be beside it"
+    assert found.largest_in_addition == 0.75, "nothing is known to be outside"
 
 
 def test_each_piece_of_advice_has_the_bytes_of_a_recorded_part(made: HandMade, tmp_path: Path) -> None:

@@ -1,15 +1,15 @@
 """The lines that hold most at the peak."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from fakedist.report.text.memory_sheets import line_sheet, named_phase_sheet
+from fakedist.report.text.memory_sheets import engine_sheet, line_sheet, named_phase_sheet
 from fakedist.results.opening import open_run
 from fakedist.rundir.schema import CATEGORIES
 from fakedist.rundir.step_time import RangeTime
-from fakedist.rundir.summary import NamedPhase, Summary
+from fakedist.rundir.summary import EngineMemory, NamedPhase, Summary
 from tests.unit.analysis.recorded import GIB, MIB, HandMade
 from tests.unit.report.handmade import built
 
@@ -100,3 +100,51 @@ def test_a_phase_that_ends_in_the_timed_step_has_a_time() -> None:
     (time,) = [column for column in sheet.columns if column.name == "time"]
     assert list(time.cells) == ["-", "1.00 ms", "-", "150 µs", "150 µs", "-"]
     assert any(remark.startswith("time, estimated") for remark in sheet.remarks)
+
+
+ENGINE = EngineMemory(
+    version="0.33.0",
+    utilization=0.5,
+    max_model_len=4096,
+    cache_dtype="bfloat16",
+    enforce_eager=True,
+    can_sleep=True,
+    weights_bytes=3 * GIB,
+    activations_bytes=2 * GIB,
+    graphs_bytes=0,
+    num_blocks=100,
+    block_tokens=16,
+    cache_bytes=35 * GIB,
+    peak_awake_bytes=60 * GIB,
+    peak_asleep_bytes=30 * GIB,
+    peak_phase="rollout",
+    least_utilization=0.07,
+    largest_utilization=0.75,
+    largest_in_addition=0.74,
+    largest_num_blocks=1157,
+    largest_cache_bytes=55 * GIB,
+    unknown_because="",
+)
+
+
+def test_the_engine_has_a_row_for_this_run_and_one_for_the_largest_share() -> None:
+    sheet = engine_sheet(ENGINE)
+    cells = [list(row) for row in zip(*(column.cells for column in sheet.columns), strict=True)]
+    assert cells == [
+        ["this run", "0.5", "100", "35.00 GiB"],
+        ["largest that fits", "0.75", "1,157", "55.00 GiB"],
+    ]
+    assert sheet.remarks == [
+        "the engine measured 3.00 GiB of weights, 2.00 GiB of activations; its KV cache is in bfloat16",
+        "with the KV cache at most 60.00 GiB was in use in rollout, without it 30.00 GiB",
+        "from 0.07 on it starts with room for one request of 4,096 tokens",
+        "in addition to the most that CUDA's context and NCCL may take, 0.74 fits",
+    ]
+
+
+def test_an_engine_whose_largest_share_is_not_known_says_why() -> None:
+    sheet = engine_sheet(
+        replace(ENGINE, largest_utilization=None, largest_num_blocks=0, largest_cache_bytes=0, unknown_because="no end")
+    )
+    assert [column.cells[1] for column in sheet.columns] == ["largest that fits", "-", "-", "-"]
+    assert sheet.remarks[-1] == "the largest share is not known: no end"
