@@ -39,7 +39,7 @@ ENGINE = EngineRecord(
     num_blocks=35 * 512,
     block_bytes=2 * MIB,
     block_tokens=16,
-    request_bytes=512 * MIB,
+    request_bytes=GIB,
     cache_dtype="bfloat16",
     enforce_eager=False,
     can_sleep=True,
@@ -63,14 +63,14 @@ def test_a_cache_is_one_segment_of_whole_granules() -> None:
 def test_the_least_share_has_room_for_a_request_and_for_the_block_that_is_held_back() -> None:
     least = least_share(ENGINE)
     assert least is not None
-    # 5 GiB, 512 MiB for the request and 2 MiB more, in ten-thousandths of 80 GiB.
-    assert least == math.ceil((5.5 * GIB + 2 * MIB) / (80 * GIB) * 10_000) / 10_000
+    # 5 GiB, 1 GiB for the request and 2 MiB more, in ten-thousandths of 80 GiB.
+    assert least == math.ceil((6 * GIB + 2 * MIB) / (80 * GIB) * 10_000) / 10_000
     assert starts(ENGINE, least)
     assert not starts(ENGINE, least - 0.0001)
     assert least_share(replace(ENGINE, request_bytes=80 * GIB)) is None
 
 
-@pytest.mark.parametrize("awake_gib", [44, 60, 79])
+@pytest.mark.parametrize("awake_gib", [42, 60, 79])
 def test_at_the_largest_share_all_fits_and_at_the_next_it_does_not(awake_gib: int) -> None:
     use = Use(asleep_bytes=30 * GIB, awake_bytes=awake_gib * GIB)
     found = largest_share(ENGINE, use)
@@ -94,7 +94,7 @@ def test_no_share_helps_a_phase_that_does_not_fit_without_the_cache() -> None:
 
 def test_memory_outside_lowers_the_share() -> None:
     assert largest_share(ENGINE, Use(30 * GIB, 60 * GIB), 4 * GIB) == 0.7
-    assert largest_share(ENGINE, Use(30 * GIB, 44 * GIB), 4 * GIB) == 0.9, "72 GiB are free as the engine starts"
+    assert largest_share(ENGINE, Use(30 * GIB, 42 * GIB), 4 * GIB) == 0.9, "72 GiB are free as the engine starts"
 
 
 def test_weights_that_another_process_holds_are_part_of_the_share() -> None:
