@@ -227,7 +227,7 @@ class VirtualGpu:
         return int(self._library.fakedist_num_changes(device))
 
     def timeline(self, device: int) -> tuple[list[str], list[DeviceUseRow]]:
-        """What all processes used of a device, without their contexts, for the process that shares first.
+        """Return what all processes used of a device, without their contexts, for the process that shares first.
 
         Returns:
             Names of other processes that held memory, where those of one name that ran one after another are one; and

@@ -107,7 +107,7 @@ class TakenRecord(Record):
 
 @record_kind("device_use")
 class DeviceUseRecord(Record):
-    """What was in use of the rank's virtual GPU over the run, without contexts: names of other processes that held
+    """Memory in use of the rank's virtual GPU over the run, without contexts: names of other processes that held
     memory of it, and rows in the order of changes.
     """
 

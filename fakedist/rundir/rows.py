@@ -237,7 +237,7 @@ class UnansweredRow(NamedTuple):
 
 
 class DeviceUseRow(NamedTuple):
-    """What is in use of the rank's device after a change of it.
+    """Memory in use of the rank's device after a change of it.
 
     Attributes:
         change: The change's number, from 1. It stands for all changes before the next row's.

@@ -143,7 +143,7 @@ class RunFigures:
         return memory_figures.memory_timeline(self._run, axis=axis)
 
     def device(self) -> go.Figure:
-        """What is in use of the virtual GPU over the run: by this process and by each other on the GPU."""
+        """Memory in use of the virtual GPU over the run: by this process and by each other on the GPU."""
         return memory_figures.device_timeline(self._run)
 
     def compared_with(self, other: Run) -> go.Figure:
