@@ -119,9 +119,8 @@ class Recorder(StepListener):
             tracer.location_of = lambda scope: self._position.places[scope]
         self._later_step = LaterStep(self._layers.name, later_tracer)
         self._graphs = Graphs()
-        num_more = self._later_step.num_steps
         self._training = Training(
-            self._position, steps, until, self._graphs, self, num_more=num_more, goes_on=self._goes_on
+            self._position, steps, until, self._graphs, self, num_more=self._later_step.num_steps, goes_on=self._goes_on
         )
         self._memory.host.follow(self._training, own_bytes)
         self._go_bare = go_bare

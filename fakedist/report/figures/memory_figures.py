@@ -307,7 +307,7 @@ def shows_device(run: Run) -> bool:
 
 
 def device_timeline(run: Run) -> go.Figure:
-    """Draw what is in use of the virtual GPU after each change of that: by this process and by each other, with the peak.
+    """Draw what is in use of the virtual GPU after each change: by this process and by each other, with the peak.
 
     Raises:
         ValueError: The run has no virtual GPU, or used no memory of it.
