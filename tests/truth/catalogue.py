@@ -81,7 +81,7 @@ class Row:
         micro_batches: Of a step, where the flags have fewer: the recorded ones are repeated. 0: those of the flags.
         fabric: What ``find_fabric`` takes.
         like: The row whose recorded launches are priced.
-        is_fitted: Whether the power model's parameter of its precision is fitted on it.
+        is_fitted: Whether a parameter of the power model is fitted on it, or chosen for it.
         is_host_bound: Whether the host sets its pace.
         why_bytes: The cause of a difference in bytes; ``why_time`` of one in time.
         note: What else differs.

@@ -67,7 +67,7 @@ The estimate covers kernels, host and collectives. "Without communication" is it
 `HEAT` and, in fp8, `FP8_HEAT` say [how much power](estimates.md#clocks-under-the-power-limit) products draw in a
 training step. They are fitted, at {heat:.2f} and {fp8_heat:.2f}, on the rows that have a figure under "left out": the
 estimate if the parameter is fitted on the other such rows. No parameter was fitted on rows without one, but the `HEAT`
-of GPUs that are cooled by liquid, 1, was chosen for `nemotron-340b-gb200`, whose estimate does not depend on the fit.
+of GPUs that are cooled by liquid, 1, was chosen for `nemotron-340b-gb200`, which does not count in the first lines.
 """
 _HOST = """\
 Most rows are Megatron-LM's functional tests of small models, whose kernels do not keep a GPU busy; three are large

@@ -26,6 +26,7 @@ from fakedist.cost_model.collectives.fabric import find_fabric
 from fakedist.cost_model.estimated import JobNetwork, communication_for
 from fakedist.cost_model.hosts import HostModel, host_model
 from fakedist.cost_model.job.job_times import JobTimes, Models, job_times
+from fakedist.cost_model.kernels.clocks import LIQUID_COOLED
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.nccl.settings import Nccl
 from fakedist.cost_model.step import PricedStep, Prices, StepPrices, price_step
@@ -183,7 +184,13 @@ def price(found: Results) -> None:
         recording.check_work()
     others_of: dict[str, tuple[float, float]] = {}
     for is_fp8 in (False, True):
-        fitted = [each for each in recordings if each.row.is_fitted and (each.row.precision == "fp8") is is_fp8]
+        fitted = [
+            each
+            for each in recordings
+            if each.row.is_fitted
+            and (each.row.precision == "fp8") is is_fp8
+            and each.row.gpu not in LIQUID_COOLED  # which have a parameter of their own
+        ]
         errors = {
             each.row.name: np.array(
                 [each.error(found.heat, heat) if is_fp8 else each.error(heat, found.fp8_heat) for heat in HEATS]

@@ -49,7 +49,7 @@ _EXPONENT, _FLOOR = 3, 0.65
 #: Cooled by liquid: their HEAT, chosen for a published step of 128 GB200 in bf16 (``nemotron-340b-gb200``), and their
 #: floor: a GB300 at 500 W instead of 1,400 keeps 0.28 to 0.39 of the rate of products
 #: (facebookexperimental/triton#2023); 0.36 with this one.
-_LIQUID_COOLED, _LIQUID_HEAT, _LIQUID_FLOOR = frozenset({"gb200", "gb300"}), 1.0, 0.8
+LIQUID_COOLED, _LIQUID_HEAT, _LIQUID_FLOOR = frozenset({"gb200", "gb300"}), 1.0, 0.8
 #: Of the measured GPU's own limit: what it draws when idle, and under kernels that are limited by memory. Assumptions.
 _IDLE, _MEMORY = 0.12, 0.5
 #: Burst times of products up to the first are at the full clock, from the second on at the sustained one.
@@ -100,7 +100,7 @@ class PowerModel:
         size = measured_on.watts * gpu.sms / measured_on.sms
         self._watts, self._idle, self._memory = gpu.watts, _IDLE * size, _MEMORY * size
         self._name, self._arithmetic, self._fitted = name, size - self._idle, {"fp8": fp8_heat, "": heat}
-        is_cool = name in _LIQUID_COOLED
+        is_cool = name in LIQUID_COOLED
         self._heats = self._fitted | ({"": _LIQUID_HEAT} if is_cool else {})
         self._floor = _LIQUID_FLOOR if is_cool else _FLOOR
 
