@@ -12,7 +12,6 @@ import atexit
 import functools
 import json
 import multiprocessing
-import multiprocessing.util
 import os
 import sys
 from collections.abc import Callable
@@ -58,8 +57,10 @@ def offer(run_directory: Path) -> None:
 
 def name_in_use(gpu: VirtualGpu, name: str) -> None:
     """Call this process by its name in what is in use of the GPU, and those that multiprocessing forks from it."""
+    from multiprocessing import util  # it registers a handler at exit, which a server of forks must not have
+
     gpu.called(name)
-    multiprocessing.util.register_after_fork(gpu, lambda gpu: gpu.called(multiprocessing.current_process().name))
+    util.register_after_fork(gpu, lambda gpu: gpu.called(multiprocessing.current_process().name))
 
 
 def _own_name() -> str:

@@ -19,7 +19,7 @@ from fakedist.rundir.encoding import Record
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.records import GpuRecord, NcclRecord, NoteRecord, OutcomeRecord, UnansweredRecord
-from fakedist.rundir.rows import UnansweredRow
+from fakedist.rundir.rows import DeviceUseRow, UnansweredRow
 from fakedist.world.spawned import OwnRanks
 
 JOB = Job(world_size=8, rank=3, target="train.py", kernels=False, values="off", gpu="h200", gpus_per_node=4)
@@ -46,6 +46,9 @@ class Gpu(VirtualGpu):
 
     def backed_peak(self, device: int) -> int:
         return 0
+
+    def timeline(self, device: int) -> tuple[list[str], list[DeviceUseRow]]:
+        return [], []
 
     def refused(self) -> list[tuple[str, int]]:
         return [("cuFoo", 2), ("cuBar", 1)]
