@@ -15,6 +15,7 @@ import torch
 from fakedist.errors import SetupError
 from fakedist.importing import imported_within, now_and_when_imported
 from fakedist.patch import patched
+from fakedist.record.beyond_capacity import Capacity
 from fakedist.record.named_phases import NamedPhases
 from fakedist.rundir.records import EngineRecord
 
@@ -50,8 +51,11 @@ def see_that_torch_fits(engine: str) -> None:
 
 
 @contextmanager
-def watched_engines(phases: NamedPhases) -> Iterator[None]:
-    """Check the torch of vLLM when it is imported, and record phases of what engines and their trainers do."""
+def watched_engines(phases: NamedPhases, capacity: Capacity | None = None) -> Iterator[None]:
+    """Check the torch of vLLM when it is imported, and record phases of what engines and their trainers do.
+
+    An engine that wakes asks once for each piece of memory. ``capacity`` is told so.
+    """
 
     @contextmanager
     def checked(module: ModuleType) -> Iterator[None]:
@@ -75,7 +79,7 @@ def watched_engines(phases: NamedPhases) -> Iterator[None]:
                 stack.enter_context(patched(trainer, "_prepare_inputs", training.prepare(trainer._prepare_inputs)))
 
         def watch_worker(module: ModuleType) -> None:
-            engine = _Engine(phases)
+            engine = _Engine(phases, capacity)
             for name in ("initialize_from_config", "compile_or_warm_up_model", "sleep", "wake_up"):
                 if hasattr(module.Worker, name):
                     inside = getattr(engine, name)(getattr(module.Worker, name))
@@ -137,8 +141,8 @@ class _Training:
 class _Engine:
     """Methods of vLLM's ``Worker``, with a record of what they do to the memory of the GPU."""
 
-    def __init__(self, phases: NamedPhases) -> None:
-        self._phases = phases
+    def __init__(self, phases: NamedPhases, capacity: Capacity | None) -> None:
+        self._phases, self._capacity = phases, capacity
         self._cache: Any = None  # vLLM's KVCacheConfig
 
     def initialize_from_config(self, original: Callable[..., object]) -> Callable[..., object]:
@@ -191,7 +195,13 @@ class _Engine:
         def wake_up(worker: Any, tags: list[str] | None = None) -> object:
             if tags is None or "kv_cache" in tags:
                 self._phases.engine_takes_cache()
-            return original(worker, tags)
+            if self._capacity is None:
+                return original(worker, tags)
+            self._capacity.asked_once(1)
+            try:
+                return original(worker, tags)
+            finally:
+                self._capacity.asked_once(-1)
 
         return wake_up
 

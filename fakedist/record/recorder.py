@@ -159,7 +159,7 @@ class Recorder(StepListener):
             until_bare.enter_context(self._later_step.watching())
             until_bare.enter_context(watched_graphs(recorded, self._graphs, self._training))
             until_bare.enter_context(self._memory.routing())
-            until_bare.enter_context(watched_engines(self._named_phases))
+            until_bare.enter_context(watched_engines(self._named_phases, self._capacity))
             self._until_bare = until_bare
             self._exit = stack.pop_all()
         _active = self

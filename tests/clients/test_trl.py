@@ -115,7 +115,8 @@ def test_at_the_largest_share_the_job_fits_and_beyond_it_does_not(run_fakedist: 
     assert at["engine"]["num_blocks"] == first["engine"]["largest_num_blocks"]
     assert max(row["peak_used_bytes"] for row in at["named_phases"]) <= 12 << 30
     code, errors, _ = ran(largest + 0.01)
-    assert code != 0
+    assert code == 4, errors
+    assert "the rank does not fit the GPU" in errors
     assert "CUDA Error: out of memory" in errors
     code, errors, started = ran(least)
     assert started["engine"]["num_blocks"] * 16 >= 1024, "tokens of a request"

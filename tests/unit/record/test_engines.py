@@ -6,12 +6,13 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import pytest
 import torch
 
 from fakedist.errors import SetupError
+from fakedist.record.beyond_capacity import Capacity
 from fakedist.record.engines import see_that_torch_fits, watched_engines
 from fakedist.record.named_phases import NamedPhases
 from fakedist.record.position import Position
@@ -127,6 +128,27 @@ class Worker:
     def sleep(self, level=1): pass
     def wake_up(self, tags=None): pass
 """
+
+
+def test_an_engine_that_wakes_asks_once_for_its_memory(site: Path) -> None:
+    class Memory:
+        asked: ClassVar[list[int]] = []
+
+        def asked_once(self, more: int) -> None:
+            self.asked.append(more)
+
+    install(site, "vllm", "torch")
+    (site / "vllm/v1/worker").mkdir(parents=True)
+    (site / "vllm/v1/worker/gpu_worker.py").write_text(
+        WORKER.replace("tags=None): pass", "tags=None): raise MemoryError")
+    )
+    with watched_engines(phases_to([]), cast(Capacity, Memory())):
+        worker = __import__("vllm.v1.worker.gpu_worker", fromlist=["Worker"]).Worker()
+        worker.sleep()
+        assert Memory.asked == []
+        with pytest.raises(MemoryError):
+            worker.wake_up()
+    assert Memory.asked == [1, -1]
 
 
 def test_what_is_in_use_with_the_engines_cache_and_without_it_is_kept_apart(site: Path) -> None:
