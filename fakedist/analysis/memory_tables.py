@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.blocks import Blocks
+from fakedist.analysis.engine_memory import cache_bytes
 from fakedist.analysis.layer_table import owner_names
 from fakedist.analysis.recording import Recording
 from fakedist.rundir import notes
@@ -91,13 +92,24 @@ def device_use_table(recording: Recording) -> pd.DataFrame:
     columns = [column.name for column in TABLES["device_use"].columns]
     if use is None:
         return pd.DataFrame(columns=columns)
-    holders = [("", "allocator"), ("", "outside"), *((name, "all") for name in _numbered(use.processes))]
-    rows = [
-        (row.change, *holder, held)
-        for row in use.rows
-        for holder, held in zip(holders, (row.backed_bytes, row.outside_bytes, *row.others_bytes), strict=True)
-    ]
-    return pd.DataFrame(rows, columns=columns)
+    own = [("", part) for part in ("allocator", "KV cache", "outside")]
+    holders = [*own, *((name, "all") for name in _numbered(use.processes))]
+    rows = []
+    for row in use.rows:
+        cache = _kv_cache_bytes(recording, row.change)
+        cache = cache if cache <= row.backed_bytes else 0  # the engine goes to sleep piece by piece
+        held = (row.backed_bytes - cache, cache, row.outside_bytes, *row.others_bytes)
+        rows += [(row.change, *holder, bytes_) for holder, bytes_ in zip(holders, held, strict=True)]
+    table = pd.DataFrame(rows, columns=columns)
+    return table if recording.engine_caches else table[table["part"] != "KV cache"].reset_index(drop=True)
+
+
+def _kv_cache_bytes(recording: Recording, change: int) -> int:
+    """Memory behind the KV cache of vLLM's engine after a change; 0 without one, or if there were several engines."""
+    has_it = any(each.first_change <= change < each.end_change for each in recording.engine_caches)
+    if not has_it or len(recording.engines) != 1:
+        return 0
+    return cache_bytes(recording.engines[0], recording.engines[0].num_blocks)
 
 
 def _numbered(names: Sequence[str]) -> list[str]:

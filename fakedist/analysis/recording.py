@@ -44,6 +44,7 @@ from fakedist.rundir.records import (
     CallsRecord,
     CallTermsRecord,
     DeviceUseRecord,
+    EngineCacheRecord,
     EngineRecord,
     EngineSleepRecord,
     EngineUseRecord,
@@ -195,6 +196,7 @@ class Recording:
     steps: list[StepRecord] = field(default_factory=list)
     named_phases: list[NamedPhaseRecord] = field(default_factory=list)
     engines: list[EngineRecord] = field(default_factory=list)
+    engine_caches: list[EngineCacheRecord] = field(default_factory=list)
     engine_sleeps: list[EngineSleepRecord] = field(default_factory=list)
     engine_use: EngineUseRecord | None = None
     statistics: dict[int, StatisticsRecord] = field(default_factory=dict)
@@ -283,6 +285,7 @@ _LISTED: dict[type[Record], str] = {
     SaveRecord: "saves",
     NamedPhaseRecord: "named_phases",
     EngineRecord: "engines",
+    EngineCacheRecord: "engine_caches",
     EngineSleepRecord: "engine_sleeps",
 }
 #: The list of a recording that has the rows of all records of a kind.

@@ -54,7 +54,7 @@ def see_that_torch_fits(engine: str) -> None:
 def watched_engines(phases: NamedPhases, capacity: Capacity | None = None) -> Iterator[None]:
     """Check the torch of vLLM when it is imported, and record phases of what engines and their trainers do.
 
-    An engine that wakes asks once for each piece of memory. ``capacity`` is told so.
+    An engine that wakes asks once for each piece of memory, so ``capacity`` decides at once whether to grant it.
     """
 
     @contextmanager
@@ -152,7 +152,9 @@ class _Engine:
         def initialize(worker: Any, kv_cache_config: Any, *args: object, **kwargs: object) -> object:
             self._cache = kv_cache_config
             self._phases.engine_takes_cache()
-            return original(worker, kv_cache_config, *args, **kwargs)
+            returned = original(worker, kv_cache_config, *args, **kwargs)
+            self._phases.engine_took_cache()
+            return returned
 
         return initialize
 
@@ -193,17 +195,27 @@ class _Engine:
 
         @functools.wraps(original)
         def wake_up(worker: Any, tags: list[str] | None = None) -> object:
-            if tags is None or "kv_cache" in tags:
+            takes_cache = tags is None or "kv_cache" in tags
+            if takes_cache:
                 self._phases.engine_takes_cache()
-            if self._capacity is None:
-                return original(worker, tags)
-            self._capacity.asked_once(1)
-            try:
-                return original(worker, tags)
-            finally:
-                self._capacity.asked_once(-1)
+            with self._asking_once():
+                returned = original(worker, tags)
+            if takes_cache:
+                self._phases.engine_took_cache()
+            return returned
 
         return wake_up
+
+    @contextmanager
+    def _asking_once(self) -> Iterator[None]:
+        if self._capacity is None:
+            yield
+            return
+        self._capacity.asked_once(1)
+        try:
+            yield
+        finally:
+            self._capacity.asked_once(-1)
 
 
 def _engine_record(worker: Any, cache: Any, graphs_bytes: int) -> EngineRecord:

@@ -9,7 +9,7 @@ from fakedist.record.memory_recording import Append
 from fakedist.record.position import Position
 from fakedist.record.timed_step import RangeTracer
 from fakedist.rundir.encoding import Record
-from fakedist.rundir.records import EngineSleepRecord, EngineUseRecord, NamedPhaseRecord
+from fakedist.rundir.records import EngineCacheRecord, EngineSleepRecord, EngineUseRecord, NamedPhaseRecord
 
 
 class NamedPhases:
@@ -36,6 +36,7 @@ class NamedPhases:
         self._most_of_open: list[list[int]] = []
         self._most_since_engine: list[int] | None = None
         self._has_cache = False
+        self._cache_since = -1  # the first change with its memory; -1 without
         self._num_of_script = 0
         self._is_closed = False
 
@@ -85,12 +86,17 @@ class NamedPhases:
         if self._most_since_engine is None:
             self._most_since_engine = [0, 0]
 
+    def engine_took_cache(self) -> None:
+        """Count memory of the KV cache from the last change on."""
+        self._cache_since = self._next_change() - 1
+
     @contextmanager
     def engine_sleeps(self, level: int) -> Iterator[None]:
         """Record what vLLM's engine frees inside. Then there is no KV cache in use."""
         before = sum(self._restart_most())
         yield
         now = sum(self._restart_most())
+        self._cache_ends()
         self._has_cache = False
         self.append(EngineSleepRecord(level, before - now))
 
@@ -104,7 +110,13 @@ class NamedPhases:
         if self._most_since_engine is not None and not self._is_closed:
             self._restart_most()
             self._append(EngineUseRecord(*self._most_since_engine))
+            self._cache_ends()
         self._is_closed = True
+
+    def _cache_ends(self) -> None:
+        if self._cache_since >= 0:
+            self.append(EngineCacheRecord(self._cache_since, self._next_change()))
+        self._cache_since = -1
 
     def _next_change(self) -> int:
         return -1 if self._num_changes is None else self._num_changes() + 1

@@ -304,6 +304,16 @@ class EngineSleepRecord(Record):
     freed_bytes: int
 
 
+@record_kind("engine_cache")
+class EngineCacheRecord(Record):
+    """vLLM's KV cache had memory from a change of what is in use of the virtual GPU, by its number, until another: the
+    first after which it sleeps.
+    """
+
+    first_change: int
+    end_change: int
+
+
 @record_kind("engine_use")
 class EngineUseRecord(Record):
     """Most that was in use of the virtual GPU from when vLLM's engine took its KV cache until the end of the recording,

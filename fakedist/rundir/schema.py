@@ -206,7 +206,7 @@ BOUNDS = ("", "compute", "memory", "launch")
 #: The moments of the table `segments`: the reserved peak when it was reached, and the allocated peak.
 MOMENTS = ("peak_reserved", "peak_allocated")
 #: Parts of what is in use of a device: two of the rank's own process, and another process as a whole.
-USE_PARTS = ("allocator", "outside", "all")
+USE_PARTS = ("allocator", "KV cache", "outside", "all")
 #: What the free memory of a segment is; where several hold, the first does.
 SEGMENT_STATES = {
     "unknown": "before the history, at an unknown address",
@@ -433,7 +433,8 @@ TABLES: dict[str, Table] = {
             Column(
                 "part",
                 "string",
-                "Of the rank's own process: allocator (behind its segments), outside (of it). Of another: all.",
+                "Of the rank's own process: KV cache (of vLLM's engine in it), allocator (behind its other segments), "
+                "outside (of the allocator). Of another: all.",
                 words=USE_PARTS,
             ),
             Column("bytes", "int64", "How much."),

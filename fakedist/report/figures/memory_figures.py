@@ -293,10 +293,11 @@ def _positions(curve: MemoryCurve, moves: Array, axis: str) -> Array:
 
 _OWN_PARTS = {
     "allocator": ("this process: the allocator's segments", "parameter"),
+    "KV cache": ("this process: vLLM's KV cache", "gradient"),
     "outside": ("this process: outside of the allocator", "communication"),
 }
 #: Colours of other processes, which repeat.
-_OTHER_COLOURS = ("optimizer_state", "activation", "temporary", "workspace", "gradient", "other")
+_OTHER_COLOURS = ("optimizer_state", "activation", "temporary", "workspace", "other")
 
 
 def shows_device(run: Run) -> bool:
@@ -326,7 +327,7 @@ def device_timeline(run: Run) -> go.Figure:
     figure = new_figure()
     processes, parts = (by_change.columns.get_level_values(level).tolist() for level in ("process", "part"))
     for at, (process, part) in enumerate(zip(processes, parts, strict=True)):
-        other = shown(process), _OTHER_COLOURS[(at - len(_OWN_PARTS)) % len(_OTHER_COLOURS)]
+        other = shown(process), _OTHER_COLOURS[(at - processes.count("")) % len(_OTHER_COLOURS)]
         name, colour = _OWN_PARTS.get(part, other)
         if held[:, at].any():
             line = {"width": 0, "shape": "hv", "color": CATEGORY_COLOURS[colour]}

@@ -14,6 +14,7 @@ from fakedist.report.figures.memory_figures import highest_moves, layer_bars, le
 from fakedist.report.page import run_page
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
+from fakedist.rundir.records import EngineRecord
 from fakedist.rundir.schema import CATEGORIES
 from fakedist.units import GIB, MIB, format_bytes
 from tests.unit.analysis.recorded import HandMade
@@ -138,6 +139,27 @@ def test_the_use_of_the_device_adds_up_over_processes_with_its_peak_and_phases(t
     table = run.table("device_use")
     assert table["process"].unique().tolist() == ["", "a<b>.py", "a<b>.py (2)"]
     assert 'id="device-use"' in run_page.page(run)
+
+
+def test_a_kv_cache_is_a_part_of_its_own_while_it_has_memory(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op()
+    made.alloc(0, MIB)
+    sizes = dict.fromkeys(EngineRecord.__annotations__, 0) | {"num_blocks": 7, "block_bytes": 4 * MIB}
+    sizes |= {"enforce_eager": False, "can_sleep": True}
+    engine = sizes | {"version": "0.33.0", "cache_dtype": "fp8", "utilization": 0.5, "total_bytes": 80 * GIB}
+    made.record("engine", **engine)
+    made.record("engine_cache", first_change=2, end_change=3)
+    made.record("engine_cache", first_change=5, end_change=9)
+    held = [(1, 30 * MIB), (2, 30 * MIB), (3, 2 * MIB), (5, 20 * MIB), (9, 30 * MIB)]
+    made.record("device_use", processes=[], rows=[(change, bytes_, 0, ()) for change, bytes_ in held])
+    made.ended()
+    table = open_run(built(made, tmp_path / "run")).table("device_use").astype({"part": str})
+    by_part = table.pivot_table("bytes", "change", "part") // MIB
+    assert by_part["KV cache"].tolist() == [0, 28, 0, 0, 0], (
+        "not once the engine has given it back, on its way to sleep"
+    )
+    assert by_part["allocator"].tolist() == [30, 2, 2, 20, 30]
 
 
 @pytest.mark.parametrize(("rows", "phases"), [([(*row[:3], ()) for row in _USE], False), ([], True)])
