@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib import import_module, metadata
 from types import ModuleType
 from typing import Any
@@ -151,10 +151,8 @@ class _Engine:
         @functools.wraps(original)
         def initialize(worker: Any, kv_cache_config: Any, *args: object, **kwargs: object) -> object:
             self._cache = kv_cache_config
-            self._phases.engine_takes_cache()
-            returned = original(worker, kv_cache_config, *args, **kwargs)
-            self._phases.engine_took_cache()
-            return returned
+            with self._phases.engine_takes_cache():
+                return original(worker, kv_cache_config, *args, **kwargs)
 
         return initialize
 
@@ -196,13 +194,8 @@ class _Engine:
         @functools.wraps(original)
         def wake_up(worker: Any, tags: list[str] | None = None) -> object:
             takes_cache = tags is None or "kv_cache" in tags
-            if takes_cache:
-                self._phases.engine_takes_cache()
-            with self._asking_once():
-                returned = original(worker, tags)
-            if takes_cache:
-                self._phases.engine_took_cache()
-            return returned
+            with self._phases.engine_takes_cache() if takes_cache else nullcontext(), self._asking_once():
+                return original(worker, tags)
 
         return wake_up
 

@@ -79,16 +79,15 @@ class NamedPhases:
                 used = (max(most), *now)
                 self._append(NamedPhaseRecord(name, step, *ops, *used, self._position.step, *changes, *most))
 
-    def engine_takes_cache(self) -> None:
-        """Count what is in use from here on as with vLLM's KV cache."""
+    @contextmanager
+    def engine_takes_cache(self) -> Iterator[None]:
+        """Count what is in use from here on as with vLLM's KV cache, which takes its memory inside."""
         self._restart_most()
         self._has_cache = True
         if self._most_since_engine is None:
             self._most_since_engine = [0, 0]
-
-    def engine_took_cache(self) -> None:
-        """Count memory of the KV cache from the last change on."""
-        self._cache_since = self._next_change() - 1
+        yield
+        self._cache_since = self._next_change() - 1  # from the last change on
 
     @contextmanager
     def engine_sleeps(self, level: int) -> Iterator[None]:

@@ -72,6 +72,10 @@ found["copies"] = logged(
     lambda: copy(small, host), lambda: copy(small, pinned), lambda: copy(host, small), lambda: copy(small, small + 64),
     lambda: copy(host, pinned),
 )
+found["copies to and from nowhere"] = [
+    driver.cudaMemcpyAsync(c_void_p(to), c_void_p(source), c_size_t(size), 4, c_void_p(stream))
+    for to, source, size in ((0, small, 64), (small, 0, 64), (0, 0, 0))
+]
 found["fills"] = logged(lambda: fill(small), lambda: fill(host))
 found["waits"] = logged(
     record, lambda: wait(side), lambda: driver.cudaEventSynchronize(c_void_p(event)),
@@ -126,7 +130,7 @@ found["invalid"] = [status, graph, len(calls)]
 
 
 TO_DEVICE, TO_HOST, WITHIN = 1, 2, 3
-UNSUPPORTED, INVALIDATED = 900, 901
+INVALID_VALUE, UNSUPPORTED, INVALIDATED = 1, 900, 901
 _REPLAYED = [["KERNEL", "side", 0, 0], ["COPY", "side", 1, 0], ["COPY", "side", 1, 1], ["FILL", "side", 32, 0]]
 EXPECTED = {
     "launches": 1,
@@ -136,6 +140,7 @@ EXPECTED = {
     "tags": [["KERNEL", 5, 6], ["COLLECTIVE", 5, 6], ["HOST_READS", 5, 6]],
     # Those that touch a device.
     "copies": [["COPY", "stream", *how] for how in ((TO_DEVICE, 0), (TO_DEVICE, 1), (TO_HOST, 0), (WITHIN, 0))],
+    "copies to and from nowhere": [INVALID_VALUE, INVALID_VALUE, 0],
     "fills": [["FILL", "stream", 32, 0]],
     "waits": [
         ["STREAM_RECORDS", "stream", "the event", 0],
