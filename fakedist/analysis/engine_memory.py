@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ import pandas as pd
 from fakedist.analysis.recording import Recording
 from fakedist.rundir.outcome import Ending
 from fakedist.rundir.records import EngineRecord
-from fakedist.rundir.summary import Advice, EngineMemory, Outside
+from fakedist.rundir.summary import Advice, EngineMemory, EngineSleep, Outside
 from fakedist.units import format_bytes
 
 #: Shares are multiples of one ten-thousandth, which is 8 MiB of an H100.
@@ -81,7 +82,7 @@ def largest_share(engine: EngineRecord, use: Use, more_bytes: int = 0) -> float 
 
 
 def engine_memory(recording: Recording, ending: Ending, outside: Outside | None) -> EngineMemory | None:
-    """Return what vLLM's engine of a run holds, and its shares; None without one in the rank's process."""
+    """Return what vLLM's engine of a run holds, and its shares; None without one."""
     if not recording.engines:
         return None
     engine, use = recording.engines[-1], _use(recording)
@@ -93,6 +94,7 @@ def engine_memory(recording: Recording, ending: Ending, outside: Outside | None)
     blocks = 0 if largest is None else num_blocks(engine, largest)
     phase = _peak_phase(recording)
     return EngineMemory(
+        process=engine.process,
         version=engine.version,
         utilization=engine.utilization,
         max_model_len=engine.max_model_len,
@@ -115,6 +117,16 @@ def engine_memory(recording: Recording, ending: Ending, outside: Outside | None)
         largest_cache_bytes=blocks * engine.block_bytes,
         unknown_because=why_not,
     )
+
+
+def engine_sleeps(recording: Recording) -> list[EngineSleep]:
+    """How engines slept, the last time of each process and kind of sleep."""
+    last = {(row.process, row.how): row for row in recording.engine_sleeps}
+    times = Counter((row.process, row.how) for row in recording.engine_sleeps)
+    return [
+        EngineSleep(row.process, row.how, times[key], row.freed_bytes, row.kept)
+        for key, row in sorted(last.items(), key=lambda item: recording.engine_sleeps.index(item[1]))
+    ]
 
 
 def engine_advice(recording: Recording, found: EngineMemory | None, tables: dict[str, pd.DataFrame]) -> list[Advice]:
@@ -217,7 +229,7 @@ def _sleep(recording: Recording, found: EngineMemory) -> Advice | None:
             "peak_used_bytes",
         )
     syncs = any(row.name == "weight sync" for row in recording.named_phases)
-    if not syncs or recording.engine_sleeps[-1].level != 1:
+    if not syncs or recording.engine_sleeps[-1].how != "level 1":
         return None
     return Advice(
         "engine-sleep-level",

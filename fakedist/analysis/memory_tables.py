@@ -92,22 +92,36 @@ def device_use_table(recording: Recording) -> pd.DataFrame:
     columns = [column.name for column in TABLES["device_use"].columns]
     if use is None:
         return pd.DataFrame(columns=columns)
-    own = [("", part) for part in ("allocator", "KV cache", "outside")]
-    holders = [*own, *((name, "all") for name in _numbered(use.processes))]
+    names = _numbered(use.processes)
+    of_engine = _engine_of(recording)
     rows = []
     for row in use.rows:
-        cache = _kv_cache_bytes(recording, row.change)
-        cache = cache if cache <= row.backed_bytes else 0  # the engine goes to sleep piece by piece
-        held = (row.backed_bytes - cache, cache, row.outside_bytes, *row.others_bytes)
-        rows += [(row.change, *holder, bytes_) for holder, bytes_ in zip(holders, held, strict=True)]
-    table = pd.DataFrame(rows, columns=columns)
-    return table if recording.engine_caches else table[table["part"] != "KV cache"].reset_index(drop=True)
+        held = [("", "allocator", row.backed_bytes), ("", "outside", row.outside_bytes)]
+        held += [(name, "all", bytes_) for name, bytes_ in zip(names, row.others_bytes, strict=True)]
+        for process, part, bytes_ in held:
+            cache = 0
+            if (process, part) == of_engine:
+                cache = _kv_cache_bytes(recording, row.change)
+                cache = cache if cache <= bytes_ else 0  # the engine goes to sleep piece by piece
+                rows.append((row.change, process, "KV cache", cache))
+            rows.append((row.change, process, part, bytes_ - cache))
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _engine_of(recording: Recording) -> tuple[str, str] | None:
+    """What has the KV cache of vLLM's engine, as in ``device_use``; None without one, or if there were several."""
+    if len(recording.engines) != 1 or not recording.engine_caches:
+        return None
+    process = recording.engines[0].process
+    return process, "all" if process else "allocator"
 
 
 def _kv_cache_bytes(recording: Recording, change: int) -> int:
-    """Memory behind the KV cache of vLLM's engine after a change; 0 without one, or if there were several engines."""
-    has_it = any(each.first_change <= change < each.end_change for each in recording.engine_caches)
-    if not has_it or len(recording.engines) != 1:
+    """Memory behind the KV cache of vLLM's engine after a change."""
+    ends: dict[int, int] = {}
+    for each in recording.engine_caches:  # the end of each comes after its begin
+        ends[each.first_change] = each.end_change
+    if not any(first <= change and (end < 0 or change < end) for first, end in ends.items()):
         return 0
     return cache_bytes(recording.engines[0], recording.engines[0].num_blocks)
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fakedist.errors import RecordingError
 from fakedist.gpu.driver.build import ensure_driver, find_cuda, further_libraries
@@ -65,6 +65,18 @@ _TELL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.
 _DECIDE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64)
 
 
+class InUse(NamedTuple):
+    """Bytes of a device, without contexts: the most that all processes used without an inference engine's KV cache, and
+    with one; and what is used now behind the caching allocator's segments, outside of it, and by other processes.
+    """
+
+    most_asleep: int
+    most_awake: int
+    backed: int
+    outside: int
+    others: int
+
+
 class VirtualGpu:
     """The loaded driver; ``variables`` are those that torch and Triton must see, ``wishes`` only if not already set."""
 
@@ -75,7 +87,7 @@ class VirtualGpu:
         library.fakedist_constant.restype = ctypes.c_char_p
         library.fakedist_work_area.restype = ctypes.c_char_p
         library.fakedist_lane.restype = ctypes.c_char_p
-        for counted in ("traced", "managed_bytes", "outside", "backed", "num_changes"):
+        for counted in ("traced", "managed_bytes", "outside", "outside_now", "backed", "num_changes"):
             getattr(library, f"fakedist_{counted}").restype = ctypes.c_uint64
         library.fakedist_name_crashes()
         self._decide: object = None  # what the driver calls must live
@@ -201,6 +213,17 @@ class VirtualGpu:
         most = {name: int(self._library.fakedist_outside(device, i)) for i, name in enumerate(_OWNERS, start=1)}
         return {name: num_bytes for name, num_bytes in most.items() if num_bytes}
 
+    def outside_now(self, device: int) -> dict[str, int]:
+        """Bytes that each owner holds outside the caching allocator, by its name."""
+        now = {name: int(self._library.fakedist_outside_now(device, i)) for i, name in enumerate(_OWNERS, start=1)}
+        return {name: num_bytes for name, num_bytes in now.items() if num_bytes}
+
+    def is_backed(self, address: int) -> bool:
+        """Whether there is memory behind an address of the device."""
+        access = ctypes.c_ulonglong()
+        self._library.cuMemGetAccess(ctypes.byref(access), None, ctypes.c_void_p(address))
+        return bool(access.value)
+
     def outside_peak(self, device: int) -> int:
         """The most bytes that were taken outside the caching allocator at one time."""
         return int(self._library.fakedist_outside(device, 0))
@@ -209,15 +232,23 @@ class VirtualGpu:
         """The most bytes that were behind the caching allocator's segments. Those that sleep have none."""
         return int(self._library.fakedist_backed(device))
 
-    def in_use(self, device: int, *, restarts: bool = True) -> tuple[int, int, int, int]:
-        """Bytes of a shared device: the most that all processes used since this was called before, and what is used now
-        behind the caching allocator's segments, outside of it, and by other processes. Contexts are left out. The most
-        begins anew if it ``restarts``, for all processes.
-        """
-        used = (ctypes.c_uint64 * 4)()
+    def in_use(self, device: int, *, restarts: bool = True) -> InUse:
+        """What is in use of a shared device. Its most begin anew if it ``restarts``, in the process that shares first."""
+        used = (ctypes.c_uint64 * len(InUse._fields))()
         self._library.fakedist_in_use(device, restarts, used)
-        most, backed, outside, others = used
-        return most, backed, outside, others
+        return InUse(*used)
+
+    def engine(self, device: int, *, is_awake: bool) -> None:
+        """Say that an inference engine of this process has its KV cache from here on, or no longer."""
+        self._library.fakedist_engine(device, is_awake)
+
+    def most_of_engine(self, device: int) -> tuple[int, int]:
+        """The most bytes in use of a shared device, by all processes, without an engine's KV cache and with one, since
+        one first had it; (0, 0) if none had.
+        """
+        most = (ctypes.c_uint64 * 2)()
+        self._library.fakedist_most_of_engine(device, most)
+        return most[0], most[1]
 
     def called(self, name: str) -> None:
         """Say what this process is called where it is another process than the one that shares first."""

@@ -3,7 +3,7 @@
 The rank puts ``started/`` first on the PYTHONPATH. Its ``sitecustomize`` calls :func:`join` in a started process right
 before that imports torch. The other parts of the rank's surroundings (values, process groups) follow once the process
 initialises CUDA or makes a process group for GPUs: a DataLoader's worker does neither. Nothing is recorded there,
-but that it was out of memory.
+but that it was out of memory, and what its inference engine measured and keeps asleep.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from fakedist.importing import when_imported
 from fakedist.options import Job
 from fakedist.patch import patched, present
 from fakedist.rank.reporter import Reporter
-from fakedist.rundir.encoding import Record
+from fakedist.rundir.encoding import RECORDS, Record, decode, encode
 from fakedist.rundir.manifest import load_job
 from fakedist.rundir.memory_records import FailedRequestRecord
 from fakedist.rundir.notes import Note, started_out_of_memory
+from fakedist.rundir.records import EngineCacheRecord, EngineRecord, EngineSleepRecord, NoteRecord
 from fakedist.world.spawned import OwnRanks
 
 #: Where a started process finds the job: the rank's run directory.
@@ -43,14 +44,14 @@ _GROUPS = "torch.distributed.distributed_c10d"
 #: Backends that need no GPU.
 _OF_HOSTS = frozenset({"gloo", "mpi", "fake"})
 _NO_STEP = 1 << 30
-#: In the rank's directory until the rank ends: a line for each time that a started process was out of memory.
-_REFUSALS = "started-out-of-memory.jsonl"
+#: In the rank's directory until the rank ends: a record of a started process a line.
+_TOLD = "started.jsonl"
 
 
 def offer(run_directory: Path) -> None:
     """Let the processes that this one starts from here on join its GPU, which it shares already."""
     os.environ[RUN_VARIABLE] = os.fspath(run_directory.resolve())
-    (run_directory / _REFUSALS).unlink(missing_ok=True)
+    (run_directory / _TOLD).unlink(missing_ok=True)
     further = [path for path in os.environ.get(_PATH, "").split(os.pathsep) if path and path != _STARTED]
     os.environ[_PATH] = os.pathsep.join([_STARTED, *further])
 
@@ -72,14 +73,14 @@ def _own_name() -> str:
     return Path(sys.argv[0]).name if sys.argv[0] not in ("-c", "") else f"python {sys.argv[0]}".strip()
 
 
-def take_notes(run_directory: Path) -> list[Note]:
-    """Notes of the processes that were out of memory, in order, which are then forgotten."""
-    path = run_directory / _REFUSALS
+def take_told(run_directory: Path) -> list[Record]:
+    """What started processes told: that they were out of memory, and facts of engines. It is then forgotten."""
+    path = run_directory / _TOLD
     if not path.exists():
         return []
     lines = path.read_text().splitlines()
     path.unlink()
-    return [started_out_of_memory(**json.loads(line)) for line in lines]
+    return [decode(json.loads(line), RECORDS) for line in lines]
 
 
 def join() -> None:
@@ -104,8 +105,8 @@ def join() -> None:
         raise ImportError(f"fakedist: this process cannot use its rank's virtual GPU: {text}") from None
 
 
-class _Refusals:
-    """Takes a journal's records, and drops all but those of torch's errors, which become notes of the rank."""
+class _Told:
+    """Takes a journal's records, and tells the rank of its engine's and of torch's errors, which become notes."""
 
     num_bytes = 0
 
@@ -114,29 +115,35 @@ class _Refusals:
 
     def append(self, record: Record) -> None:
         """Drop a record, or tell the rank of it. One write appends a whole line, whichever process it comes from."""
-        if not isinstance(record, FailedRequestRecord):
+        if isinstance(record, FailedRequestRecord):
+            record = NoteRecord(self._out_of_memory(record))
+        elif isinstance(record, (EngineRecord, EngineSleepRecord, EngineCacheRecord)):
+            record = replace(record, process=_own_name())
+        else:
             return
-        _, backed, outside, others = self._gpu.in_use(record.device, restarts=False)
-        facts = {
-            "process": f"{_own_name()} ({os.getpid()})",
-            "line": record.line,
-            "asked_bytes": record.requested_bytes,
-            "own_bytes": backed + outside,
-            "others_bytes": others,
-            "total_bytes": self._memory_bytes,
-        }
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            os.write(file, (json.dumps(facts) + "\n").encode())
+            os.write(file, (json.dumps(encode(record)) + "\n").encode())
         finally:
             os.close(file)
+
+    def _out_of_memory(self, failed: FailedRequestRecord) -> Note:
+        used = self._gpu.in_use(failed.device, restarts=False)
+        return started_out_of_memory(
+            f"{_own_name()} ({os.getpid()})",
+            line=failed.line,
+            asked_bytes=failed.requested_bytes,
+            own_bytes=used.backed + used.outside,
+            others_bytes=used.others,
+            total_bytes=self._memory_bytes,
+        )
 
 
 class _Started:
     """A process that the script started."""
 
     def __init__(self, job: Job, run_directory: Path) -> None:
-        self._refusals = run_directory / _REFUSALS
+        self._told = run_directory / _TOLD
         self._job = replace(
             job,
             world_size=1,
@@ -204,7 +211,7 @@ class _Started:
 
         assert self._gpu is not None
         memory_bytes = self._job.gpu_memory_bytes or find_gpu(self._job.gpu).memory_bytes
-        journal = _Refusals(self._refusals, self._gpu, memory_bytes)
+        journal = _Told(self._told, self._gpu, memory_bytes)
         process = Process(
             job=self._job,
             journal=journal,

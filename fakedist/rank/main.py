@@ -36,7 +36,7 @@ from fakedist.rank.ending import (
     watched_exit,
     watched_signals,
 )
-from fakedist.rank.joining import name_in_use, offer, take_notes
+from fakedist.rank.joining import name_in_use, offer, take_told
 from fakedist.rank.leaving import leave_at_once
 from fakedist.rank.preloading import Start, start_of_rank
 from fakedist.rank.read_files import ListedSources, listed_sources
@@ -171,8 +171,8 @@ class Rank:
             ending, line = Ending(Outcome.STOPPED, 0), ""  # a test runner or a bare `except:` caught the stop
         with uninterrupted():
             try:
-                for note in take_notes(self._run_directory):
-                    self._journal.append(NoteRecord(note))
+                for record in take_told(self._run_directory):
+                    self._journal.append(record)
                 if self._surroundings is not None:
                     self._surroundings.close(of_script if is_recorded else ending, line)
                     self._start.over()

@@ -29,7 +29,7 @@ from fakedist.gpu.tuning import FirstConfigurations, event_times, kept_triton_ke
 from fakedist.gpu.values.engine import ValueEngine
 from fakedist.gpu.values.inventions import Inventions
 from fakedist.gpu.values.routing import RunningLayer, spread_over_experts
-from fakedist.gpu.virtual import VirtualGpu
+from fakedist.gpu.virtual import InUse, VirtualGpu
 from fakedist.options import Job, profile_command
 from fakedist.rank.ending import line_now, uninterrupted
 from fakedist.rank.frameworks.adapting import adapted_frameworks, faster_frameworks
@@ -40,6 +40,7 @@ from fakedist.record.device_memory import (
     allocator_settings,
     check_allocator,
     keeps_metadata,
+    kept_by_kind,
     nccl_record,
     outside_record,
 )
@@ -118,6 +119,33 @@ class _UntilRecorded:
         """Write one record."""
         if not self.is_over:
             self._journal.append(record)
+
+
+class _Device:
+    """The rank's virtual GPU, as :class:`fakedist.record.named_phases.DeviceInUse` says. ``index`` is called for it."""
+
+    def __init__(self, gpu: VirtualGpu, index: Callable[[], int]) -> None:
+        self._gpu, self._index = gpu, index
+
+    def in_use(self) -> InUse:
+        return self._gpu.in_use(self._index())
+
+    def kept(self) -> dict[str, int]:
+        device = self._index()
+        return kept_by_kind(device, self._gpu.is_backed, _is_engines) | self._gpu.outside_now(device)
+
+    def num_changes(self) -> int:
+        return self._gpu.num_changes(self._index())
+
+    def engine(self, *, is_awake: bool) -> None:
+        self._gpu.engine(self._index(), is_awake=is_awake)
+
+    def most_of_engine(self) -> tuple[int, int]:
+        return self._gpu.most_of_engine(self._index())
+
+
+def _is_engines(filename: str) -> bool:
+    return f"{os.sep}vllm{os.sep}" in filename or f"{os.sep}sglang{os.sep}" in filename
 
 
 class Surroundings:
@@ -300,15 +328,8 @@ class Surroundings:
             why_not_bare=self._why_not_bare,
             all_collectives=bool(self._process.lag_rows),
             own_bytes=lambda: self._process.journal.num_bytes + self._process.tape.num_bytes - saved.holes_bytes,
-            in_use=None if self._gpu is None else partial(self._in_use, self._gpu),
-            num_changes=None if self._gpu is None else partial(self._num_changes, self._gpu),
+            device=None if self._gpu is None else _Device(self._gpu, self._device_index),
         )
-
-    def _in_use(self, gpu: VirtualGpu) -> tuple[int, int, int, int]:
-        return gpu.in_use(self._device_index())
-
-    def _num_changes(self, gpu: VirtualGpu) -> int:
-        return gpu.num_changes(self._device_index())
 
     def _cuda_begins(self) -> None:
         self._process.cuda_begins()

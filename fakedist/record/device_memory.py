@@ -173,6 +173,30 @@ def outside_record(device: int) -> OutsideRecord | None:
     return OutsideRecord(device, used_bytes=total - free, reserved_bytes=reserved)
 
 
+def kept_by_kind(device: int, is_backed: Callable[[int], bool], is_engines: Callable[[str], bool]) -> dict[str, int]:
+    """Bytes of this process behind the allocator's segments, by kind: tensors, private pools, and what is free.
+
+    Args:
+        is_backed: Whether there is memory behind an address. Segments that sleep have none.
+        is_engines: Whether a source file is an engine's, whose tensors are told from others where a history is kept.
+    """
+    kinds: dict[str, int] = {}
+    for segment in take_snapshot()["segments"]:
+        if segment["device"] != device or not is_backed(segment["address"]):
+            continue
+        is_private = tuple(segment["segment_pool_id"]) != _COMMON_POOL
+        for block in segment["blocks"]:
+            files = [frame["filename"] for frame in block.get("frames", ())]
+            if is_private:
+                kind = "private pools"
+            elif block["state"] == "inactive":
+                kind = "free in segments"
+            else:
+                kind = "engine's tensors" if any(map(is_engines, files)) else "other tensors" if files else "tensors"
+            kinds[kind] = kinds.get(kind, 0) + block["size"]
+    return kinds
+
+
 class StreamUses:
     """Counts, by line, the blocks that ``Tensor.record_stream`` has the allocator keep until a stream has used them.
 

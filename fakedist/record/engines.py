@@ -28,6 +28,7 @@ _PHASES = {
 }
 _TRAINER = "trl.trainer.grpo_trainer"
 _WORKER = "vllm.v1.worker.gpu_worker"
+_SAVER = "torch_memory_saver.entrypoint"
 #: Methods that compute with gradients, too, where they are part of the loss.
 _ALSO_IN_TRAINING = {"_get_per_token_logps_and_entropies"}
 
@@ -85,10 +86,15 @@ def watched_engines(phases: NamedPhases, capacity: Capacity | None = None) -> It
                     inside = getattr(engine, name)(getattr(module.Worker, name))
                     stack.enter_context(patched(module.Worker, name, inside))
 
+        def watch_saver(module: ModuleType) -> None:
+            pause: Callable[..., object] = module.TorchMemorySaver.pause
+            stack.enter_context(patched(module.TorchMemorySaver, "pause", _paused(pause, phases)))
+
         stack.enter_context(imported_within("vllm".__eq__, checked))
         stack.enter_context(now_and_when_imported(_PHASES, watch))
         stack.enter_context(now_and_when_imported([_TRAINER], watch_trainer))
         stack.enter_context(now_and_when_imported([_WORKER], watch_worker))
+        stack.enter_context(now_and_when_imported([_SAVER], watch_saver))
         yield
 
 
@@ -103,6 +109,17 @@ def _in_phase(original: Callable[..., object], title: str, phases: NamedPhases) 
             return original(*args, **kwargs)
 
     return inside
+
+
+def _paused(original: Callable[..., object], phases: NamedPhases) -> Callable[..., object]:
+    """``TorchMemorySaver.pause``, which SGLang's engine calls once for each tag."""
+
+    @functools.wraps(original)
+    def pause(saver: object, tag: str | None = None) -> object:
+        with phases.engine_sleeps("all paused" if tag is None else f"{tag} paused"):
+            return original(saver, tag)
+
+    return pause
 
 
 class _Training:
@@ -183,8 +200,10 @@ class _Engine:
 
         @functools.wraps(original)
         def sleep(worker: Any, level: int = 1) -> object:
-            with self._phases.engine_sleeps(level):
-                return original(worker, level)
+            with self._phases.engine_sleeps(f"level {level}"):
+                returned = original(worker, level)
+            self._phases.engine_has_no_cache()
+            return returned
 
         return sleep
 

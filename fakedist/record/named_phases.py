@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from fakedist.record.memory_recording import Append
 from fakedist.record.position import Position
@@ -12,13 +13,32 @@ from fakedist.rundir.encoding import Record
 from fakedist.rundir.records import EngineCacheRecord, EngineSleepRecord, EngineUseRecord, NamedPhaseRecord
 
 
+class DeviceInUse(Protocol):
+    """The rank's virtual GPU, whose memory its processes share; sizes are in bytes."""
+
+    def in_use(self) -> Sequence[int]:
+        """The most since it was called before, without an engine's KV cache and with one; and what is used now behind
+        the allocator's segments, outside of it, and by other processes.
+        """
+
+    def kept(self) -> dict[str, int]:
+        """What this process has in use, by kind."""
+
+    def num_changes(self) -> int:
+        """How often what is in use changed so far."""
+
+    def engine(self, *, is_awake: bool) -> None:
+        """Say whether an engine of this process has its KV cache from here on."""
+
+    def most_of_engine(self) -> tuple[int, int]:
+        """The most in use without an engine's KV cache and with one, since one first had it; (0, 0): none had."""
+
+
 class NamedPhases:
     """Records phases, which may lie within each other.
 
     Args:
-        in_use: What is in use of the virtual GPU: the most since it was called before, behind the allocator's segments,
-            outside of it, by other processes.
-        num_changes: How often that changed so far.
+        device: None without a virtual GPU.
         tracer: What is given each as a range of the timed step; None without one.
     """
 
@@ -26,16 +46,12 @@ class NamedPhases:
         self,
         append: Append,
         position: Position,
-        in_use: Callable[[], tuple[int, int, int, int]] | None,
-        num_changes: Callable[[], int] | None = None,
+        device: DeviceInUse | None,
         tracer: RangeTracer | None = None,
     ) -> None:
-        self._append, self._position, self._in_use, self._tracer = append, position, in_use, tracer
-        self._num_changes = num_changes
-        #: Without vLLM's KV cache, and with it.
+        self._append, self._position, self._device, self._tracer = append, position, device, tracer
+        #: The most of each that is open, without an engine's KV cache and with one.
         self._most_of_open: list[list[int]] = []
-        self._most_since_engine: list[int] | None = None
-        self._has_cache = False
         self._cache_since = -1  # the first change with its memory; -1 without
         self._num_of_script = 0
         self._is_closed = False
@@ -62,7 +78,7 @@ class NamedPhases:
             yield
             return
         step, first_op = self._position.step, self._position.op
-        self._restart_most()
+        self._in_use()
         most = [0, 0]
         self._most_of_open.append(most)
         number = None if self._tracer is None else self._tracer.range_begins(name)
@@ -72,7 +88,7 @@ class NamedPhases:
         finally:
             if self._tracer is not None and number is not None:
                 self._tracer.range_ended(number)
-            now = self._restart_most()
+            now = self._in_use()
             self._most_of_open.pop()
             if not self._is_closed:
                 ops, changes = (first_op, self._position.op), (first_change, self._next_change())
@@ -82,22 +98,25 @@ class NamedPhases:
     @contextmanager
     def engine_takes_cache(self) -> Iterator[None]:
         """Count what is in use from here on as with vLLM's KV cache, which takes its memory inside."""
-        self._restart_most()
-        self._has_cache = True
-        if self._most_since_engine is None:
-            self._most_since_engine = [0, 0]
+        if self._device is not None:
+            self._device.engine(is_awake=True)
         yield
         self._cache_since = self._next_change() - 1  # from the last change on
+        self.append(EngineCacheRecord(self._cache_since, -1))  # a process that is killed says no more
 
     @contextmanager
-    def engine_sleeps(self, level: int) -> Iterator[None]:
-        """Record what vLLM's engine frees inside. Then there is no KV cache in use."""
-        before = sum(self._restart_most())
+    def engine_sleeps(self, how: str) -> Iterator[None]:
+        """Record what an engine frees inside, and what its process keeps."""
+        before = sum(self._in_use())
         yield
-        now = sum(self._restart_most())
+        freed = before - sum(self._in_use())
+        self.append(EngineSleepRecord(how, freed, {} if self._device is None else self._device.kept()))
+
+    def engine_has_no_cache(self) -> None:
+        """Count what is in use from here on as without vLLM's KV cache, which has given back its memory."""
+        if self._device is not None:
+            self._device.engine(is_awake=False)
         self._cache_ends()
-        self._has_cache = False
-        self.append(EngineSleepRecord(level, before - now))
 
     def append(self, record: Record) -> None:
         """Record a fact about an engine."""
@@ -106,9 +125,8 @@ class NamedPhases:
 
     def close(self) -> None:
         """Record no more of them."""
-        if self._most_since_engine is not None and not self._is_closed:
-            self._restart_most()
-            self._append(EngineUseRecord(*self._most_since_engine))
+        if not self._is_closed and self._device is not None and any(most := self._device.most_of_engine()):
+            self._append(EngineUseRecord(*most))
             self._cache_ends()
         self._is_closed = True
 
@@ -118,14 +136,11 @@ class NamedPhases:
         self._cache_since = -1
 
     def _next_change(self) -> int:
-        return -1 if self._num_changes is None else self._num_changes() + 1
+        return -1 if self._device is None else self._device.num_changes() + 1
 
-    def _restart_most(self) -> tuple[int, int, int]:
-        """Begin to look for the most anew. Return what is in use.
-
-        The most so far counts for every phase that is open, whichever began within it.
-        """
-        most, *now = (0, 0, 0, 0) if self._in_use is None else self._in_use()
-        for known in [*self._most_of_open, *([self._most_since_engine] if self._most_since_engine else [])]:
-            known[self._has_cache] = max(known[self._has_cache], most)
+    def _in_use(self) -> tuple[int, int, int]:
+        """What is in use. The most so far counts for every phase that is open, whichever began within it."""
+        asleep, awake, *now = (0,) * 5 if self._device is None else self._device.in_use()
+        for most in self._most_of_open:
+            most[:] = max(most[0], asleep), max(most[1], awake)
         return now[0], now[1], now[2]

@@ -25,7 +25,7 @@ from fakedist.record.host_clock import ClockedGpu, HostClock
 from fakedist.record.ledger import Ledger
 from fakedist.record.memory_recording import Append, MemoryRecording
 from fakedist.record.module_names import OUTSIDE, LayerTable, remember_parents
-from fakedist.record.named_phases import NamedPhases
+from fakedist.record.named_phases import DeviceInUse, NamedPhases
 from fakedist.record.numbering import FastPath
 from fakedist.record.operations import Execute
 from fakedist.record.position import Position
@@ -73,8 +73,7 @@ class Recorder(StepListener):
         go_bare: Writes everything that is recorded, when the bare steps begin; ``why_not_bare`` says why they cannot.
         own_bytes: What the recording itself has written to files.
         capacity: The virtual GPUs whose memory the run may exceed. None lets torch raise its error.
-        in_use: What is in use of the virtual GPU: the most since it was called before, behind the allocator's segments,
-            outside of it, by other processes. ``num_changes``: how often that changed so far.
+        device: What is in use of the virtual GPU.
         make_tracker: Numbers the allocator's events if :func:`~fakedist.record.device_memory.keeps_metadata` is false.
     """
 
@@ -97,8 +96,7 @@ class Recorder(StepListener):
         why_not_bare: Callable[[], str] = lambda: "",
         all_collectives: bool = False,
         own_bytes: Callable[[], int] = lambda: 0,
-        in_use: Callable[[], tuple[int, int, int, int]] | None = None,
-        num_changes: Callable[[], int] | None = None,
+        device: DeviceInUse | None = None,
     ) -> None:
         self._append, self._capacity = append, capacity
         self._layers = LayerTable()
@@ -135,7 +133,7 @@ class Recorder(StepListener):
             all_collectives=all_collectives,
         )
         self._exit = self._until_bare = ExitStack()
-        self._named_phases = NamedPhases(append, self._position, in_use, num_changes, tracer)
+        self._named_phases = NamedPhases(append, self._position, device, tracer)
         self._is_closed = self._names_again = False  # the latter: what ran first was not the model that trains
 
     def __enter__(self) -> Recorder:

@@ -253,7 +253,7 @@ class NamedPhaseRecord(Record):
 
 @record_kind("engine")
 class EngineRecord(Record):
-    """Settings of vLLM's engine in the rank's process, and its measurements before it took its KV cache.
+    """Settings of vLLM's engine, and its measurements before it took its KV cache.
 
     Attributes:
         version: vLLM's.
@@ -274,6 +274,7 @@ class EngineRecord(Record):
         enforce_eager: Whether it makes no CUDA graphs.
         can_sleep: Whether its sleep mode is on.
         max_model_len: Most tokens of a request.
+        process: Name of the process that the script started and that has it; empty for the rank's.
     """
 
     version: str
@@ -294,24 +295,35 @@ class EngineRecord(Record):
     enforce_eager: bool
     can_sleep: bool
     max_model_len: int
+    process: str = ""
 
 
 @record_kind("engine_sleep")
 class EngineSleepRecord(Record):
-    """vLLM's engine slept. ``level`` is its ``sleep``'s; ``freed_bytes`` of the virtual GPU were no longer in use."""
+    """An engine slept.
 
-    level: int
+    Attributes:
+        how: "level 2" of vLLM's ``sleep``, or "kv_cache paused" of torch_memory_saver.
+        freed_bytes: Of the virtual GPU, no longer in use.
+        kept: Bytes of it that the process still has in use, by kind.
+        process: As of :class:`EngineRecord`.
+    """
+
+    how: str
     freed_bytes: int
+    kept: dict[str, int]
+    process: str = ""
 
 
 @record_kind("engine_cache")
 class EngineCacheRecord(Record):
     """vLLM's KV cache had memory from a change of what is in use of the virtual GPU, by its number, until another: the
-    first after which it sleeps.
+    first after which it sleeps; -1 if it is not known yet. ``process`` is as of :class:`EngineRecord`.
     """
 
     first_change: int
     end_change: int
+    process: str = ""
 
 
 @record_kind("engine_use")

@@ -433,8 +433,8 @@ TABLES: dict[str, Table] = {
             Column(
                 "part",
                 "string",
-                "Of the rank's own process: KV cache (of vLLM's engine in it), allocator (behind its other segments), "
-                "outside (of the allocator). Of another: all.",
+                "KV cache (of vLLM's engine). The rest of the rank's own process: allocator (behind its segments), outside "
+                "(of the allocator). The rest of another: all.",
                 words=USE_PARTS,
             ),
             Column("bytes", "int64", "How much."),

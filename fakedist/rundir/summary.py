@@ -150,10 +150,11 @@ class PhasePeak:
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Memory of vLLM's engine in the rank's process, and which ``gpu_memory_utilization`` it may have, in multiples of
-    0.0001; *estimated* from what it and the virtual GPU measured in this run.
+    """Memory of vLLM's engine, and which ``gpu_memory_utilization`` it may have, in multiples of 0.0001; *estimated*
+    from what it and the virtual GPU measured in this run.
 
     Attributes:
+        process: Name of the process that the script started and that has it; empty for the rank's.
         version: vLLM's.
         utilization: Its ``gpu_memory_utilization`` in this run.
         max_model_len: Most tokens of a request.
@@ -178,6 +179,7 @@ class EngineMemory:
         unknown_because: Why ``largest_utilization`` is not known; empty if it is.
     """
 
+    process: str
     version: str
     utilization: float
     max_model_len: int
@@ -199,6 +201,27 @@ class EngineMemory:
     largest_num_blocks: int
     largest_cache_bytes: int
     unknown_because: str
+
+
+@dataclass(frozen=True)
+class EngineSleep:
+    """How an engine sleeps, *measured* on the virtual GPU.
+
+    Attributes:
+        process: As of :class:`EngineMemory`.
+        how: "level 2" of vLLM's ``sleep``, or "kv_cache paused" of torch_memory_saver.
+        times: How often it did.
+        freed_bytes: What it gave back of the GPU the last time.
+        kept: Bytes that its process still had in use then, by kind, without its CUDA context. Behind the allocator's
+            segments: the engine's tensors and others (tensors, in a process that the script started), private pools
+            (of CUDA graphs), what is free; and outside of the allocator, by owner.
+    """
+
+    process: str
+    how: str
+    times: int
+    freed_bytes: int
+    kept: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -541,7 +564,8 @@ class Summary:
         notes: What limits what these figures mean.
         named_phases: The phases that the script named, in the order in which they ended.
         asleep_bytes: Reserved at the reserved peak, at least, without memory behind it: an inference engine slept.
-        engine: vLLM's engine in the rank's process; None without one.
+        engine: vLLM's engine; None without one.
+        engine_sleeps: What engines keep asleep.
         router_load: How many tokens experts got; None if no router picked by made-up values.
         host_memory: The host's memory of the rank and of its node; None if it was not recorded.
         schema_version: Version of this layout.
@@ -580,6 +604,7 @@ class Summary:
     host_memory: HostMemory | None = None
     named_phases: list[NamedPhase] = field(default_factory=list)
     engine: EngineMemory | None = None
+    engine_sleeps: list[EngineSleep] = field(default_factory=list)
     asleep_bytes: int = 0
 
     @property

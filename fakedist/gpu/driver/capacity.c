@@ -111,16 +111,38 @@ API uint64_t fakedist_backed(int device) { return device < 0 || device >= MAX_DE
 /* What is in use of a device: the most since it was restarted, and now what backs the allocator's segments, what is outside
  * of it, and what other processes hold. */
 struct in_use {
-    uint64_t most, allocator, outside, others;
+    struct most most;
+    uint64_t allocator, outside, others;
 };
 API int fakedist_in_use(int device, int restarts, struct in_use *out) {
     if (device < 0 || device >= MAX_DEVICES) return INVALID_DEVICE;
     pthread_mutex_lock(&lock);
-    out->most = ledger_most(device_installed(device), restarts, &out->others);
+    out->others = ledger_most(device_installed(device), restarts, &out->most);
     out->outside = all_outside[device];
     out->allocator = used_bytes[device] - all_outside[device];
     pthread_mutex_unlock(&lock);
     return OK;
+}
+
+/* What is outside of the allocator now: an owner's part. */
+API uint64_t fakedist_outside_now(int device, int owner) {
+    if (device < 0 || device >= MAX_DEVICES || owner <= ALLOCATOR || owner >= NUM_OWNERS) return 0;
+    pthread_mutex_lock(&lock);
+    uint64_t bytes = outside_bytes[device][owner];
+    pthread_mutex_unlock(&lock);
+    return bytes;
+}
+
+/* An inference engine of this process has its KV cache from here on, or no longer. */
+API void fakedist_engine(int device, int is_awake) {
+    if (device < 0 || device >= MAX_DEVICES) return;
+    pthread_mutex_lock(&lock);
+    ledger_engine(device_installed(device), is_awake);
+    pthread_mutex_unlock(&lock);
+}
+/* The most in use, by all processes, from when an engine first had its KV cache. */
+API void fakedist_most_of_engine(int device, struct most *out) {
+    *out = device < 0 || device >= MAX_DEVICES ? (struct most){0} : ledger_most_of_engine(device_installed(device));
 }
 
 /* Changes of what is in use of a device, so far. */

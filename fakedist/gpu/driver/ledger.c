@@ -17,7 +17,7 @@
 struct entry {
     int process; /* 0: free */
     uint64_t started, held[MAX_DEVICES];
-    uint8_t has_context[MAX_DEVICES];
+    uint8_t has_context[MAX_DEVICES], has_cache[MAX_DEVICES];
     int lane; /* of the courses */
 };
 struct course {
@@ -29,7 +29,8 @@ struct course {
 struct ledger {
     pthread_mutex_t lock;
     uint64_t context_bytes; /* of each process and device; 0: not known */
-    uint64_t most[MAX_DEVICES]; /* that all held at once, without contexts, since it was asked */
+    struct most most[MAX_DEVICES], most_of_engine[MAX_DEVICES];
+    uint8_t had_engine[MAX_DEVICES];
     struct entry entries[MAX_HOLDERS];
     char names[NUM_LANES][LONGEST_NAME]; /* of other processes; a later one may take the lane of one that ended */
     struct course courses[MAX_DEVICES];
@@ -232,13 +233,9 @@ uint64_t ledger_enter(int installed) {
     return bytes;
 }
 
-void ledger_leave(int installed, uint64_t held, uint64_t outside) {
-    uint64_t mine[NUM_LANES] = {[ALLOCATED_LANE] = held - outside, [OUTSIDE_LANE] = outside};
-    if (!ledger) {
-        write_course(alone + installed, mine);
-        return;
-    }
-    for (struct entry *e = ledger->entries; held && !own; e++) {
+/* The entry of this process, which has none yet. */
+static void claim_entry(void) {
+    for (struct entry *e = ledger->entries; !own; e++) {
         if (e == ledger->entries + MAX_HOLDERS) {
             fprintf(stderr, "fakedist: more than %d processes hold memory of one GPU\n", MAX_HOLDERS);
             abort();
@@ -249,13 +246,35 @@ void ledger_leave(int installed, uint64_t held, uint64_t outside) {
         own = e;
         own->lane = is_first ? ALLOCATED_LANE : find_lane();
     }
+}
+
+static void raise_most(struct most *most, int has_cache, uint64_t bytes) {
+    uint64_t *known = has_cache ? &most->awake : &most->asleep;
+    if (bytes > *known) *known = bytes;
+}
+static void count_most(int installed) {
+    uint64_t all = 0;
+    int has_cache = 0;
+    for (struct entry *e = ledger->entries; e < ledger->entries + MAX_HOLDERS; e++) {
+        all += e->held[installed];
+        has_cache |= e->has_cache[installed];
+    }
+    raise_most(ledger->most + installed, has_cache, all);
+    if (ledger->had_engine[installed] |= has_cache) raise_most(ledger->most_of_engine + installed, has_cache, all);
+}
+
+void ledger_leave(int installed, uint64_t held, uint64_t outside) {
+    uint64_t mine[NUM_LANES] = {[ALLOCATED_LANE] = held - outside, [OUTSIDE_LANE] = outside};
+    if (!ledger) {
+        write_course(alone + installed, mine);
+        return;
+    }
+    if (held) claim_entry();
     if (own) {
         own->held[installed] = held;
         own->has_context[installed] |= held > 0;
     }
-    uint64_t all = 0;
-    for (struct entry *e = ledger->entries; e < ledger->entries + MAX_HOLDERS; e++) all += e->held[installed];
-    if (all > ledger->most[installed]) ledger->most[installed] = all;
+    count_most(installed);
     write_shared(installed, is_first ? mine : ledger->courses[installed].now);
     leave();
 }
@@ -270,14 +289,28 @@ int ledger_holders(int installed, struct holder out[MAX_HOLDERS]) {
     return count;
 }
 
-uint64_t ledger_most(int installed, int restarts, uint64_t *others) {
-    uint64_t most = 0, mine = own ? own->held[installed] : 0, all = mine;
-    *others = 0;
+uint64_t ledger_most(int installed, int restarts, struct most *out) {
+    uint64_t others = 0;
+    *out = (struct most){0};
     if (!ledger) return 0;
     enter();
-    for (struct entry *e = ledger->entries; (e = other(e, installed)); e++) all += e->held[installed];
-    most = ledger->most[installed];
-    if (restarts) ledger->most[installed] = all;
+    for (struct entry *e = ledger->entries; (e = other(e, installed)); e++) others += e->held[installed];
+    *out = ledger->most[installed];
+    if (restarts && is_first) {
+        ledger->most[installed] = (struct most){0};
+        count_most(installed);
+    }
     leave();
-    return *others = all - mine, most;
+    return others;
+}
+struct most ledger_most_of_engine(int installed) {
+    return ledger ? ledger->most_of_engine[installed] : (struct most){0};
+}
+void ledger_engine(int installed, int is_awake) {
+    if (!ledger) return;
+    enter();
+    claim_entry();
+    own->has_cache[installed] = (uint8_t)is_awake;
+    count_most(installed);
+    leave();
 }

@@ -13,8 +13,15 @@ LOCAL uint64_t ledger_enter(int installed); /* what other processes hold of the 
 /* What this process now holds, and how much of it is outside of the caching allocator. */
 LOCAL void ledger_leave(int installed, uint64_t own, uint64_t outside);
 LOCAL int ledger_holders(int installed, struct holder out[MAX_HOLDERS]); /* other processes; returns their number */
-/* The most that all processes held at once since it was restarted, and what the others hold now; without contexts. */
-LOCAL uint64_t ledger_most(int installed, int restarts, uint64_t *others);
+/* The most that all processes held at once without an inference engine's KV cache, and with one; without contexts. */
+struct most {
+    uint64_t asleep, awake;
+};
+/* Since the process that shares first restarted it. Returns what the others hold now. */
+LOCAL uint64_t ledger_most(int installed, int restarts, struct most *out);
+LOCAL struct most ledger_most_of_engine(int installed); /* since an engine had its KV cache first */
+LOCAL void ledger_engine(int installed,
+                         int is_awake); /* from here on, an engine of this process has its KV cache, or not */
 
 /* The course of a device: what is in use after each change, for the process that shares first, or that shares with none. */
 enum { ALLOCATED_LANE, OUTSIDE_LANE, FIRST_OTHER_LANE, NUM_LANES = 16 }; /* gpu/virtual.py has NUM_LANES, too */

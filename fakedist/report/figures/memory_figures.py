@@ -291,10 +291,10 @@ def _positions(curve: MemoryCurve, moves: Array, axis: str) -> Array:
     return (time_us - curve.time_us[curve.events[:1]]) / 1e6 if len(moves) else time_us
 
 
-_OWN_PARTS = {
-    "allocator": ("this process: the allocator's segments", "parameter"),
-    "KV cache": ("this process: vLLM's KV cache", "gradient"),
-    "outside": ("this process: outside of the allocator", "communication"),
+_PARTS = {
+    "allocator": ("the allocator's segments", "parameter"),
+    "KV cache": ("vLLM's KV cache", "gradient"),
+    "outside": ("outside of the allocator", "communication"),
 }
 #: Colours of other processes, which repeat.
 _OTHER_COLOURS = ("optimizer_state", "activation", "temporary", "workspace", "other")
@@ -327,8 +327,8 @@ def device_timeline(run: Run) -> go.Figure:
     figure = new_figure()
     processes, parts = (by_change.columns.get_level_values(level).tolist() for level in ("process", "part"))
     for at, (process, part) in enumerate(zip(processes, parts, strict=True)):
-        other = shown(process), _OTHER_COLOURS[(at - processes.count("")) % len(_OTHER_COLOURS)]
-        name, colour = _OWN_PARTS.get(part, other)
+        name, colour = _PARTS.get(part, ("", _OTHER_COLOURS[(at - processes.count("")) % len(_OTHER_COLOURS)]))
+        name = f"{shown(process) or 'this process'}: {name}" if name else shown(process)
         if held[:, at].any():
             line = {"width": 0, "shape": "hv", "color": CATEGORY_COLOURS[colour]}
             look = {"line": line, "fillcolor": CATEGORY_COLOURS[colour], "stackgroup": "used"}

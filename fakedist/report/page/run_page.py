@@ -24,7 +24,13 @@ from fakedist.report.page.sections import layer_columns, reserved_section, time_
 from fakedist.report.page.stacks import add_stacks
 from fakedist.report.page.switches import add_switches
 from fakedist.report.text.host_memory_sheets import host_memory_section
-from fakedist.report.text.memory_sheets import engine_sheet, held_lines, named_phase_sheet, outside_section
+from fakedist.report.text.memory_sheets import (
+    engine_sheet,
+    engine_sleep_sheet,
+    held_lines,
+    named_phase_sheet,
+    outside_section,
+)
 from fakedist.report.writing import replace_text
 from fakedist.results.run import Run
 from fakedist.rundir.schema import SCHEMA_VERSION
@@ -201,7 +207,8 @@ def _memory(pack: Pack, run: Run, curve: MemoryCurve) -> dict[str, object]:
         "memory": sections.memory_section(summary, curve.colouring)
         | {"refusal": drawings.add_refusal(pack, run, curve), "in_use": phase_bars(summary)}
         | {"named": named_phase_sheet(summary) if summary.named_phases else None}
-        | {"engine": None if summary.engine is None else engine_sheet(summary.engine)},
+        | {"engine": None if summary.engine is None else engine_sheet(summary.engine)}
+        | {"engine_sleeps": engine_sleep_sheet(summary.engine_sleeps) if summary.engine_sleeps else None},
         "peak": sections.peak_section(summary, largest, held) | {"num_more_blocks": num_more},
     }
     folded = None

@@ -28,6 +28,7 @@ from fakedist.rundir.schema import CATEGORIES
 from fakedist.rundir.summary import (
     CollectiveTotal,
     EngineMemory,
+    EngineSleep,
     HeldSegment,
     LargeBlock,
     Outside,
@@ -238,6 +239,8 @@ def run_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
         sheets.append(named_phase_sheet(summary))
     if summary.engine is not None:
         sheets.append(engine_sheet(summary.engine))
+    if summary.engine_sleeps:
+        sheets.append(engine_sleep_sheet(summary.engine_sleeps))
     if summary.peak_allocated_bytes:
         if run.by_category is not None:
             sheets.append(category_sheet(summary))
@@ -353,6 +356,26 @@ def engine_sheet(engine: EngineMemory) -> Sheet:
         else f"in addition to the most that CUDA's context and NCCL may take, {more:g} fits"
     )
     return Sheet(_ENGINE, columns, remarks)
+
+
+def engine_sleep_sheet(sleeps: list[EngineSleep]) -> Sheet:
+    """What the process of each engine kept of the GPU when it slept last."""
+    kept = [sum(row.kept.values()) for row in sleeps]
+    parts = [
+        ", ".join(f"{format_bytes(size)} {kind}" for kind, size in sorted(row.kept.items(), key=lambda part: -part[1]))
+        for row in sleeps
+    ]
+    columns = [
+        SheetColumn("asleep", [f"{row.process}: {row.how}" if row.process else row.how for row in sleeps], is_text=True),
+        SheetColumn("times", [f"{row.times:,}" for row in sleeps]),
+        SheetColumn("freed", [or_dash(row.freed_bytes) for row in sleeps], unit="bytes"),
+        SheetColumn("kept", [or_dash(size) for size in kept], values=kept, unit="bytes"),
+        SheetColumn("of it", parts, is_text=True),
+    ]
+    remarks = ["kept: what the engine's process had in use of the GPU the last time, without its CUDA context"]
+    if any(not row.process for row in sleeps):
+        remarks.append("other tensors: of the script, in whose process the engine is")
+    return Sheet("What engines keep asleep", columns, remarks)
 
 
 def category_sheet(summary: Summary) -> Sheet:

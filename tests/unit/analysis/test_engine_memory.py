@@ -139,7 +139,7 @@ def test_the_summary_has_the_engine_and_its_shares(made: HandMade, tmp_path: Pat
 
 def test_each_piece_of_advice_has_the_bytes_of_a_recorded_part(made: HandMade, tmp_path: Path) -> None:
     _ran(made)
-    made.record("engine_sleep", level=1, freed_bytes=38 * GIB)
+    made.record("engine_sleep", how="level 1", freed_bytes=38 * GIB, kept={"private pools": GIB})
     made.record("named_phase", name="weight sync", step=1, first_op=0, end_op=1)
     summary = summary_of(made, tmp_path)
     gives = {advice.rule: (advice.gives_bytes, advice.of) for advice in summary.advice}

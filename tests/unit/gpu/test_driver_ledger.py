@@ -44,6 +44,9 @@ with virtual_gpu(find_gpu("h100-80g"), 2, 100 << 30) as gpu:
     gpu.called(sys.argv[1])
     driver = ctypes.CDLL("libcuda.so.1")
     for line in sys.stdin:
+        if line.strip().isalpha():
+            print(gpu.engine(0, is_awake=line.strip() == "awake") or 0, flush=True)
+            continue
         print(driver.cudaMalloc(byref(c_void_p()), c_size_t(int(line) << 30)), flush=True)
     os._exit(0)
 """
@@ -53,6 +56,7 @@ def start(name):
     return subprocess.Popen([sys.executable, "-c", textwrap.dedent(CODE), name], **pipes)
 
 def takes(process, gib):
+    "Or, by a word, whether it has the KV cache of an engine."
     process.stdin.write(f"{gib}\\n")
     process.stdin.flush()
     return int(process.stdout.readline())
@@ -80,7 +84,7 @@ if not (forked := os.fork()):
     os.write(told, b"x")
     time.sleep(60)
 os.read(ends, 1)
-found["with a fork"] = gpu.in_use(0)[3] >> 30, processes()[1]
+found["with a fork"] = gpu.in_use(0).others >> 30, processes()[1]
 os.kill(forked, signal.SIGKILL)
 os.waitpid(forked, 0)
 other.stdin.close()
@@ -92,6 +96,19 @@ def course(device):
     return names, [[change, *(size >> 30 for size in (*held, *others))] for change, *held, others in rows]
 
 found["course"], found["course of another GPU"] = course(0), course(1)
+
+def gib(*rows):
+    return [[size >> 30 for size in row] for row in rows]
+
+engine, before = start("engine.py"), gpu.most_of_engine(0)
+takes(engine, 3), gpu.in_use(0), takes(engine, "awake"), takes(engine, 7), takes(engine, "asleep")
+first = malloc(2 * GIB)
+found["engine"] = gib(before, gpu.in_use(0), gpu.most_of_engine(0))
+takes(engine, "awake"), left(0), gpu.in_use(0)
+engine.stdin.close()
+engine.wait()
+left(0), malloc(4 * GIB)
+found["engine died"] = gib(gpu.in_use(0), gpu.most_of_engine(0))
 '''
 
 
@@ -118,8 +135,15 @@ def test_a_process_that_dies_holds_nothing(found: dict[str, Any]) -> None:
 
 
 def test_the_most_in_use_counts_all_processes(found: dict[str, Any]) -> None:
-    assert found["most"] == [70, 0, 10, 60], "the most; this process outside of the allocator; the others"
-    assert found["most later"] == [80, 0, 50, 20], "since it was asked before"
+    assert found["most"] == [70, 0, 0, 10, 60], "the most; this process outside of the allocator; the others"
+    assert found["most later"] == [80, 0, 0, 50, 20], "since it was asked before"
+
+
+def test_the_most_in_use_with_an_engines_kv_cache_is_kept_apart_whichever_process_has_it(found: dict[str, Any]) -> None:
+    before, used, of_engine = found["engine"]
+    assert before == [0, 0], "no engine"
+    assert (used, of_engine) == ([62, 60, 0, 52, 10], [62, 60]), "53 GiB and 7 more awake; then 2 more"
+    assert found["engine died"] == [[56, 62, 0, 56, 0], [62, 62]], "awake until it ended; then 4 more"
 
 
 def test_a_fork_of_a_process_with_memory_holds_none(found: dict[str, Any]) -> None:
@@ -203,8 +227,8 @@ MIB = 1 << 20
 
 def held():
     free, total = torch.cuda.mem_get_info()
-    _, backed, outside, _ = gpu.in_use(0)
-    return [size // MIB for size in (total - free, torch.cuda.memory_reserved(), backed, outside)]
+    used = gpu.in_use(0)
+    return [size // MIB for size in (total - free, torch.cuda.memory_reserved(), used.backed, used.outside)]
 
 with torch.cuda.use_mem_pool(pool):
     cache = torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")

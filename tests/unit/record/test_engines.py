@@ -17,7 +17,7 @@ from fakedist.record.engines import see_that_torch_fits, watched_engines
 from fakedist.record.named_phases import NamedPhases
 from fakedist.record.position import Position
 from fakedist.rundir.encoding import Record
-from fakedist.rundir.records import EngineSleepRecord, EngineUseRecord, NamedPhaseRecord
+from fakedist.rundir.records import EngineCacheRecord, EngineSleepRecord, EngineUseRecord, NamedPhaseRecord
 
 
 def install(site: Path, name: str, requirement: str) -> None:
@@ -34,7 +34,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     known = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - known:
-        if name.partition(".")[0] in ("vllm", "trl"):
+        if name.partition(".")[0] in ("vllm", "trl", "torch_memory_saver"):
             del sys.modules[name]
 
 
@@ -151,30 +151,74 @@ def test_an_engine_that_wakes_asks_once_for_its_memory(site: Path) -> None:
     assert Memory.asked == [1, -1]
 
 
-def test_what_is_in_use_with_the_engines_cache_and_without_it_is_kept_apart(site: Path) -> None:
+class Device:
+    """Of which 5 bytes are used at each time. It says when an engine had its KV cache."""
+
+    def __init__(self) -> None:
+        self.is_awake: list[bool] = []
+        self.used = 5
+
+    def in_use(self) -> tuple[int, int, int, int, int]:
+        return 10, 95, self.used, 0, 0
+
+    def kept(self) -> dict[str, int]:
+        return {"tensors": self.used}
+
+    def num_changes(self) -> int:
+        return 10 * len(self.is_awake)
+
+    def engine(self, *, is_awake: bool) -> None:
+        self.is_awake.append(is_awake)
+
+    def most_of_engine(self) -> tuple[int, int]:
+        return 40, 95
+
+
+def test_when_the_engine_has_its_cache_and_what_it_keeps_asleep_is_recorded(site: Path) -> None:
     install(site, "vllm", "torch")
     (site / "vllm/v1/worker").mkdir(parents=True)
     (site / "vllm/v1/worker/gpu_worker.py").write_text(WORKER)
     records: list[Record] = []
-    most = iter([0, 10, 0, 90, 90, 30, 40, 95, 50])  # since each time that the device was asked before
-    phases = NamedPhases(records.append, Position(), lambda: (next(most), 5, 0, 0))
+    device = Device()
+    phases = NamedPhases(records.append, Position(), device)
     with watched_engines(phases):
         worker = __import__("vllm.v1.worker.gpu_worker", fromlist=["Worker"]).Worker()
-        with phases.named("start"):  # 0
-            worker.initialize_from_config("cache")  # 10
-            assert worker.compile_or_warm_up_model() == 7, "not measured: its size was set by hand"
-        with phases.named("rest"):  # 0, 90
-            worker.sleep(level=2)  # 90, 30
+        worker.initialize_from_config("cache")
+        assert worker.compile_or_warm_up_model() == 7, "not measured: its size was set by hand"
+        with phases.named("rest"):
+            worker.sleep(level=2)
             worker.wake_up(tags=["weights"])
-            worker.wake_up(tags=["kv_cache"])  # 40
-        phases.close()  # 95, 50
-    named = [record for record in records if isinstance(record, NamedPhaseRecord)]
-    assert [(row.peak_asleep_bytes, row.peak_awake_bytes) for row in named] == [(10, 0), (40, 95)]
-    assert [row.peak_used_bytes for row in named] == [10, 95]
-    (use,) = (record for record in records if isinstance(record, EngineUseRecord))
-    assert (use.peak_asleep_bytes, use.peak_awake_bytes) == (40, 95)
+            assert device.is_awake == [True, False]
+            worker.wake_up(tags=["kv_cache"])
+        phases.close()
+    assert device.is_awake == [True, False, True]
+    (named,) = (record for record in records if isinstance(record, NamedPhaseRecord))
+    assert (named.peak_asleep_bytes, named.peak_awake_bytes, named.peak_used_bytes) == (10, 95, 95)
+    assert [record for record in records if isinstance(record, EngineUseRecord)] == [EngineUseRecord(40, 95)]
+    caches = [record for record in records if isinstance(record, EngineCacheRecord)]
+    known = [(each.first_change, each.end_change) for each in caches]
+    assert known == [(10, -1), (10, 21), (30, -1), (30, 31)], "and the end of each once it is known"
     (slept,) = (record for record in records if isinstance(record, EngineSleepRecord))
-    assert slept.level == 2
+    assert slept == EngineSleepRecord("level 2", 0, {"tensors": 5})
+
+
+SAVER = """
+class TorchMemorySaver:
+    def __init__(self, device): self.device = device
+    def pause(self, tag=None): self.device.used -= 3
+"""
+
+
+def test_what_torch_memory_saver_pauses_sleeps(site: Path) -> None:
+    (site / "torch_memory_saver").mkdir()
+    (site / "torch_memory_saver/__init__.py").touch()
+    (site / "torch_memory_saver/entrypoint.py").write_text(SAVER)
+    records: list[Record] = []
+    device = Device()
+    with watched_engines(NamedPhases(records.append, Position(), device)):
+        module = __import__("torch_memory_saver.entrypoint", fromlist=["TorchMemorySaver"])
+        module.TorchMemorySaver(device).pause("kv_cache")
+    assert records == [EngineSleepRecord("kv_cache paused", 3, {"tensors": 2})]
 
 
 def test_a_phase_is_a_range_of_the_timed_step() -> None:
@@ -188,7 +232,7 @@ def test_a_phase_is_a_range_of_the_timed_step() -> None:
         def range_ended(self, number: int) -> None:
             self.seen.append(number)
 
-    phases = NamedPhases([].append, Position(), None, None, Ranges())
+    phases = NamedPhases([].append, Position(), None, Ranges())
     with pytest.raises(ValueError, match="no"), phases.named("rollout"):
         raise ValueError("no")
     assert Ranges.seen == ["rollout", 7]

@@ -86,6 +86,29 @@ class Recorded:
         return [names[kind] for record in self.of(OperationsRecord) for kind in memoryview(record.operation).cast("I")]
 
 
+class MadeUpDevice:
+    """What is in use without an engine's KV cache, each time that it is asked; and 10 changes each time."""
+
+    def __init__(self, most: list[int]) -> None:
+        self._most, self._changes = iter(most), iter(range(10, 100, 10))
+
+    def in_use(self) -> tuple[int, int, int, int, int]:
+        most = next(self._most)
+        return most, 0, most - 1, most - 2, most - 3
+
+    def kept(self) -> dict[str, int]:
+        raise NotImplementedError
+
+    def num_changes(self) -> int:
+        return next(self._changes)
+
+    def engine(self, *, is_awake: bool) -> None:
+        raise NotImplementedError
+
+    def most_of_engine(self) -> tuple[int, int]:
+        return 0, 0
+
+
 @pytest.fixture(scope="module")
 def recorded() -> Iterator[Recorded]:
     """Two steps of a training with recomputation, momentum and a running average of the model."""
@@ -97,14 +120,12 @@ def recorded() -> Iterator[Recorded]:
                 cuda.alloc("alloc", WORKSPACE, 4096, cuda.numbers[-1])
             return func(*args, **kwargs)
 
-        most = iter([100, 30, 70, 50, 20, 90, 10, 10])  # since each was asked
         recorder = Recorder(
             made.records.append,
             2,
             run,
             lambda *told: made.phases.append(told),
-            in_use=lambda: ((number := next(most)), number - 1, number - 2, number - 3),
-            num_changes=partial(next, iter(range(10, 100, 10))),
+            device=MadeUpDevice([100, 30, 70, 50, 20, 90, 10, 10]),
         )
         with recorder:
             assert active() is recorder

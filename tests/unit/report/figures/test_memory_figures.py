@@ -141,25 +141,30 @@ def test_the_use_of_the_device_adds_up_over_processes_with_its_peak_and_phases(t
     assert 'id="device-use"' in run_page.page(run)
 
 
-def test_a_kv_cache_is_a_part_of_its_own_while_it_has_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("process", ["", "EngineCore"])
+def test_a_kv_cache_is_a_part_of_its_own_while_it_has_memory(tmp_path: Path, process: str) -> None:
     made = HandMade()
     made.op()
     made.alloc(0, MIB)
     sizes = dict.fromkeys(EngineRecord.__annotations__, 0) | {"num_blocks": 7, "block_bytes": 4 * MIB}
     sizes |= {"enforce_eager": False, "can_sleep": True}
-    engine = sizes | {"version": "0.33.0", "cache_dtype": "fp8", "utilization": 0.5, "total_bytes": 80 * GIB}
+    engine = sizes | {"process": process, "version": "0.33.0", "cache_dtype": "fp8", "utilization": 0.5, "total_bytes": 80 * GIB}
     made.record("engine", **engine)
-    made.record("engine_cache", first_change=2, end_change=3)
-    made.record("engine_cache", first_change=5, end_change=9)
+    for changes in [(2, -1), (2, 3), (5, -1)]:  # a process that was killed says of no end
+        made.record("engine_cache", first_change=changes[0], end_change=changes[1], process=process)
     held = [(1, 30 * MIB), (2, 30 * MIB), (3, 2 * MIB), (5, 20 * MIB), (9, 30 * MIB)]
-    made.record("device_use", processes=[], rows=[(change, bytes_, 0, ()) for change, bytes_ in held])
+    others = [name for name in ["a.py", process] if process]
+    rows = [(change, 0, 0, (7, bytes_)) if process else (change, bytes_, 0, ()) for change, bytes_ in held]
+    made.record("device_use", processes=others, rows=rows)
     made.ended()
-    table = open_run(built(made, tmp_path / "run")).table("device_use").astype({"part": str})
-    by_part = table.pivot_table("bytes", "change", "part") // MIB
-    assert by_part["KV cache"].tolist() == [0, 28, 0, 0, 0], (
+    run = open_run(built(made, tmp_path / "run"))
+    table = run.table("device_use").astype({"part": str, "process": str})
+    of_engine = table[table["process"] == process].pivot_table("bytes", "change", "part") // MIB
+    assert of_engine["KV cache"].tolist() == [0, 28, 0, 0, 28], (
         "not once the engine has given it back, on its way to sleep"
     )
-    assert by_part["allocator"].tolist() == [30, 2, 2, 20, 30]
+    assert of_engine["all" if process else "allocator"].tolist() == [30, 2, 2, 20, 2]
+    assert f"{process or 'this process'}: vLLM's KV cache" in [line.name for line in run.figures.device().data]
 
 
 @pytest.mark.parametrize(("rows", "phases"), [([(*row[:3], ()) for row in _USE], False), ([], True)])
