@@ -109,7 +109,9 @@ def device_use_table(recording: Recording) -> pd.DataFrame:
 
 
 def _engine_of(recording: Recording) -> tuple[str, str] | None:
-    """What has the KV cache of vLLM's engine, as in ``device_use``; None without one, or if there were several."""
+    """The process and the part, as in ``device_use``, that have the KV cache of vLLM's engine; None without one, or if
+    there were several engines.
+    """
     if len(recording.engines) != 1 or not recording.engine_caches:
         return None
     process = recording.engines[0].process

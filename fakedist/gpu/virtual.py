@@ -233,7 +233,7 @@ class VirtualGpu:
         return int(self._library.fakedist_backed(device))
 
     def in_use(self, device: int, *, restarts: bool = True) -> InUse:
-        """What is in use of a shared device. Its most begin anew if it ``restarts``, in the process that shares first."""
+        """Memory in use of a shared device. Its most begin anew if it ``restarts`` in the process that shares first."""
         used = (ctypes.c_uint64 * len(InUse._fields))()
         self._library.fakedist_in_use(device, restarts, used)
         return InUse(*used)

@@ -74,7 +74,7 @@ def _own_name() -> str:
 
 
 def take_told(run_directory: Path) -> list[Record]:
-    """What started processes told: that they were out of memory, and facts of engines. It is then forgotten."""
+    """Take what started processes told: that they were out of memory, and facts of engines."""
     path = run_directory / _TOLD
     if not path.exists():
         return []

@@ -178,7 +178,7 @@ def kept_by_kind(device: int, is_backed: Callable[[int], bool], is_engines: Call
 
     Args:
         is_backed: Whether there is memory behind an address. Segments that sleep have none.
-        is_engines: Whether a source file is an engine's, whose tensors are told from others where a history is kept.
+        is_engines: Whether a source file is an engine's, whose tensors are kept apart where there is a history.
     """
     kinds: dict[str, int] = {}
     for segment in take_snapshot()["segments"]:

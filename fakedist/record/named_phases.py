@@ -22,7 +22,7 @@ class DeviceInUse(Protocol):
         """
 
     def kept(self) -> dict[str, int]:
-        """What this process has in use, by kind."""
+        """Memory of it that this process has in use, by kind."""
 
     def num_changes(self) -> int:
         """How often what is in use changed so far."""
@@ -139,7 +139,7 @@ class NamedPhases:
         return -1 if self._device is None else self._device.num_changes() + 1
 
     def _in_use(self) -> tuple[int, int, int]:
-        """What is in use. The most so far counts for every phase that is open, whichever began within it."""
+        """Memory in use. The most so far counts for every phase that is open, whichever began within it."""
         asleep, awake, *now = (0,) * 5 if self._device is None else self._device.in_use()
         for most in self._most_of_open:
             most[:] = max(most[0], asleep), max(most[1], awake)

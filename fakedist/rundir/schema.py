@@ -433,8 +433,8 @@ TABLES: dict[str, Table] = {
             Column(
                 "part",
                 "string",
-                "KV cache (of vLLM's engine). The rest of the rank's own process: allocator (behind its segments), outside "
-                "(of the allocator). The rest of another: all.",
+                "KV cache (of vLLM's engine). The rest of the rank's own process: allocator (behind its segments), "
+                "outside (of the allocator). The rest of another: all.",
                 words=USE_PARTS,
             ),
             Column("bytes", "int64", "How much."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -166,6 +166,7 @@ def _context(run: Run, folder: Path | None) -> dict[str, object]:
         "holders": [],
         "memory": None,
         "peak": None,
+        "device": _device(run, figures),
         "segments": reserved_section(run),
         "layers": None,
         "time": None,
@@ -192,6 +193,18 @@ def _context(run: Run, folder: Path | None) -> dict[str, object]:
     return context | {"figures": sorted(figures), "numbers": pack.text()}
 
 
+def _device(run: Run, figures: Mapping[str, object]) -> dict[str, object] | None:
+    """Use of the GPU by processes, phases and engines; None where that says no more than the allocator's memory."""
+    summary, sheets = run.summary, {}
+    if summary.named_phases:
+        sheets["named-phases"] = named_phase_sheet(summary)
+    if summary.engine is not None:
+        sheets["engine"] = engine_sheet(summary.engine)
+    if summary.engine_sleeps:
+        sheets["engine-sleeps"] = engine_sleep_sheet(summary.engine_sleeps)
+    return {"bars": phase_bars(summary), "sheets": sheets} if sheets or "device" in figures else None
+
+
 def _memory(pack: Pack, run: Run, curve: MemoryCurve) -> dict[str, object]:
     summary, cwd = run.summary, run.manifest.cwd
     table = run.table("layers")
@@ -205,10 +218,7 @@ def _memory(pack: Pack, run: Run, curve: MemoryCurve) -> dict[str, object]:
         "has_switches": bool(switches),
         "stacks": add_stacks(pack, run, curve),
         "memory": sections.memory_section(summary, curve.colouring)
-        | {"refusal": drawings.add_refusal(pack, run, curve), "in_use": phase_bars(summary)}
-        | {"named": named_phase_sheet(summary) if summary.named_phases else None}
-        | {"engine": None if summary.engine is None else engine_sheet(summary.engine)}
-        | {"engine_sleeps": engine_sleep_sheet(summary.engine_sleeps) if summary.engine_sleeps else None},
+        | {"refusal": drawings.add_refusal(pack, run, curve)},
         "peak": sections.peak_section(summary, largest, held) | {"num_more_blocks": num_more},
     }
     folded = None

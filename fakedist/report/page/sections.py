@@ -11,7 +11,7 @@ import pandas as pd
 from fakedist.analysis.layer_table import Fold, rows_of
 from fakedist.analysis.topology import ProcessGroup, ranks_of, read_groups
 from fakedist.cost_model.breakdown import fold_times, kind_family_us
-from fakedist.report.figures.memory_figures import Colouring
+from fakedist.report.figures.memory_figures import Colouring, most_in_use
 from fakedist.report.page.assets import MOST_SEGMENTS
 from fakedist.report.page.drawings import LAYER_FIGURES, MOST_KERNEL_ROWS, PeakBlock, top_kernels
 from fakedist.report.page.switches import Switch
@@ -345,6 +345,7 @@ def verdict_section(run: Run, summary: Summary) -> dict[str, object]:
         "called_by": refusal_stack(summary, run.manifest.cwd),
         "left": _ended_early(run, summary),
         "allocated": format_bytes(allocated) if allocated else "",
+        "others": "" if allocated or not (used := most_in_use(run)) else format_bytes(used),
         "when": peak_moment(summary),
         "reserved": format_bytes(reserved),
         "capacity": format_bytes(capacity) if capacity else "",

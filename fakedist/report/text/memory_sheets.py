@@ -359,14 +359,15 @@ def engine_sheet(engine: EngineMemory) -> Sheet:
 
 
 def engine_sleep_sheet(sleeps: list[EngineSleep]) -> Sheet:
-    """What the process of each engine kept of the GPU when it slept last."""
+    """Memory of the GPU that the process of each engine kept when it slept last."""
     kept = [sum(row.kept.values()) for row in sleeps]
+    names = [f"{row.process}: {row.how}" if row.process else row.how for row in sleeps]
     parts = [
         ", ".join(f"{format_bytes(size)} {kind}" for kind, size in sorted(row.kept.items(), key=lambda part: -part[1]))
         for row in sleeps
     ]
     columns = [
-        SheetColumn("asleep", [f"{row.process}: {row.how}" if row.process else row.how for row in sleeps], is_text=True),
+        SheetColumn("asleep", names, is_text=True),
         SheetColumn("times", [f"{row.times:,}" for row in sleeps]),
         SheetColumn("freed", [or_dash(row.freed_bytes) for row in sleeps], unit="bytes"),
         SheetColumn("kept", [or_dash(size) for size in kept], values=kept, unit="bytes"),

@@ -47,6 +47,9 @@ class Gpu(VirtualGpu):
     def backed_peak(self, device: int) -> int:
         return 0
 
+    def most_of_engine(self, device: int) -> tuple[int, int]:
+        return 0, 0
+
     def timeline(self, device: int) -> tuple[list[str], list[DeviceUseRow]]:
         return [], []
 

@@ -30,7 +30,7 @@ def test_the_keys_of_the_json_object_are_frozen() -> None:
     wanted = """schema_version world_size rank device gpu torch exit fits capacity_bytes peak_allocated_bytes
         peak_reserved_bytes peak_step peak_phase by_phase by_category layers largest_blocks collectives steps
         kernels time out_of_memory advice invented_values left_during_init estimated_outside notes run_directory
-        reserved remedy router_load host_memory named_phases engine asleep_bytes"""
+        reserved remedy router_load host_memory named_phases engine engine_sleeps asleep_bytes"""
     assert sorted([*schema_page.meanings_of(Summary), "run_directory"]) == sorted(wanted.split())
 
 

@@ -148,7 +148,13 @@ def test_a_kv_cache_is_a_part_of_its_own_while_it_has_memory(tmp_path: Path, pro
     made.alloc(0, MIB)
     sizes = dict.fromkeys(EngineRecord.__annotations__, 0) | {"num_blocks": 7, "block_bytes": 4 * MIB}
     sizes |= {"enforce_eager": False, "can_sleep": True}
-    engine = sizes | {"process": process, "version": "0.33.0", "cache_dtype": "fp8", "utilization": 0.5, "total_bytes": 80 * GIB}
+    engine = sizes | {
+        "process": process,
+        "version": "0.33.0",
+        "cache_dtype": "fp8",
+        "utilization": 0.5,
+        "total_bytes": 80 * GIB,
+    }
     made.record("engine", **engine)
     for changes in [(2, -1), (2, 3), (5, -1)]:  # a process that was killed says of no end
         made.record("engine_cache", first_change=changes[0], end_change=changes[1], process=process)
@@ -165,6 +171,17 @@ def test_a_kv_cache_is_a_part_of_its_own_while_it_has_memory(tmp_path: Path, pro
     )
     assert of_engine["all" if process else "allocator"].tolist() == [30, 2, 2, 20, 2]
     assert f"{process or 'this process'}: vLLM's KV cache" in [line.name for line in run.figures.device().data]
+
+
+def test_a_page_of_a_rank_without_memory_has_what_other_processes_use(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op()
+    made.record("device_use", processes=["engine.py"], rows=[(1, 0, 0, (2 * GIB,)), (2, 0, 0, (GIB,))])
+    made.ended()
+    page = run_page.page(open_run(built(made, tmp_path / "run")))
+    assert 'id="device-use"' in page
+    assert '<div class="big">2.00 GiB</div>' in page
+    assert "no memory" not in page
 
 
 @pytest.mark.parametrize(("rows", "phases"), [([(*row[:3], ()) for row in _USE], False), ([], True)])

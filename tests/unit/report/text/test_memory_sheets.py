@@ -5,11 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from fakedist.report.text.memory_sheets import engine_sheet, line_sheet, named_phase_sheet
+from fakedist.report.text.memory_sheets import engine_sheet, engine_sleep_sheet, line_sheet, named_phase_sheet
 from fakedist.results.opening import open_run
 from fakedist.rundir.schema import CATEGORIES
 from fakedist.rundir.step_time import RangeTime
-from fakedist.rundir.summary import EngineMemory, NamedPhase, Summary
+from fakedist.rundir.summary import EngineMemory, EngineSleep, NamedPhase, Summary
 from tests.unit.analysis.recorded import GIB, MIB, HandMade
 from tests.unit.report.handmade import built
 
@@ -103,6 +103,7 @@ def test_a_phase_that_ends_in_the_timed_step_has_a_time() -> None:
 
 
 ENGINE = EngineMemory(
+    process="",
     version="0.33.0",
     utilization=0.5,
     max_model_len=4096,
@@ -140,6 +141,17 @@ def test_the_engine_has_a_row_for_this_run_and_one_for_the_largest_share() -> No
         "from 0.07 on it starts with room for one request of 4,096 tokens",
         "in addition to the most that CUDA's context and NCCL may take, 0.74 fits",
     ]
+
+
+def test_what_an_engine_keeps_asleep_has_its_kinds_the_largest_first() -> None:
+    kept = {"tensors": 3 * MIB, "private pools": 200 * MIB}
+    sheet = engine_sleep_sheet([EngineSleep("EngineCore", "level 1", 12, 2 * GIB, kept)])
+    assert [column.cells[0] for column in sheet.columns] == [
+        *("EngineCore: level 1", "12", "2.00 GiB", "203.00 MiB"),
+        "200.00 MiB private pools, 3.00 MiB tensors",
+    ]
+    assert len(sheet.remarks) == 1
+    assert "other tensors" in engine_sleep_sheet([EngineSleep("", "level 1", 1, 0, kept)]).remarks[1]
 
 
 def test_an_engine_whose_largest_share_is_not_known_says_why() -> None:
