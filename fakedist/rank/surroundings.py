@@ -77,6 +77,8 @@ from fakedist.world.tapes import Tapes
 _FACTS_EVERY_S = 2.0
 #: Blocks kept for streams are noted from this part of the reserved peak on.
 _WORTH_A_NOTE = 0.01
+#: Packages that are inference engines.
+_ENGINES = {"vllm", "sglang"}
 
 
 class Appends(Protocol):
@@ -131,8 +133,10 @@ class _Device:
         return self._gpu.in_use(self._index())
 
     def kept(self) -> dict[str, int]:
-        device = self._index()
-        return kept_by_kind(device, self._gpu.is_backed, _is_engines) | self._gpu.outside_now(device)
+        device, files = self._index(), [sys.modules[name].__file__ for name in _ENGINES & {*sys.modules}]
+        folders = tuple(os.path.dirname(file) + os.sep for file in files if file)
+        kinds = kept_by_kind(device, self._gpu.is_backed, lambda file: file.startswith(folders))
+        return kinds | self._gpu.outside_now(device)
 
     def num_changes(self) -> int:
         return self._gpu.num_changes(self._index())
@@ -142,10 +146,6 @@ class _Device:
 
     def most_of_engine(self) -> tuple[int, int]:
         return self._gpu.most_of_engine(self._index())
-
-
-def _is_engines(filename: str) -> bool:
-    return f"{os.sep}vllm{os.sep}" in filename or f"{os.sep}sglang{os.sep}" in filename
 
 
 class Surroundings:

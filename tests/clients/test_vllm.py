@@ -44,7 +44,11 @@ def found(
     assert finished.code == 0, finished.stderr
     lines = [line.removeprefix("HELD ") for line in finished.stdout.splitlines() if line.startswith("HELD ")]
     points = {point.pop("at"): point for point in map(json.loads, lines)}
-    return points | {"ranks": int(ranks), "report": json.loads((directory / "run/run.json").read_text())["summary"]}
+    return points | {
+        "variant": request.param,
+        "ranks": int(ranks),
+        "report": json.loads((directory / "run/run.json").read_text())["summary"],
+    }
 
 
 def test_the_kv_cache_fills_what_its_measuring_leaves_of_half_the_gpu(found: dict[str, Any]) -> None:
@@ -64,6 +68,26 @@ def test_asleep_it_gives_back_exactly_its_weights_and_its_kv_cache(found: dict[s
         assert 1 < held / weights_of(found["ranks"]) < 1.02
         assert found[f"asleep {level}"]["reserved"] == found[f"awake {level}"]["reserved"], "torch knows nothing of it"
     assert found["asleep 1"]["used"] == found["asleep 2"]["used"] < 1024 * MIB
+
+
+def test_what_it_keeps_asleep_is_all_that_its_process_has_in_use(found: dict[str, Any]) -> None:
+    rows = found["report"]["engine_sleeps"]
+    assert {row["process"] for row in rows} == {"EngineCore" if found["variant"] == "--process" else ""}
+    assert [(row["how"], row["times"]) for row in rows] == [("level 1", 1), ("level 2", 1)]
+    for row, level in zip(rows, (1, 2), strict=True):
+        assert sum(row["kept"].values()) == found[f"asleep {level}"]["used"]
+        assert ("private pools" in row["kept"]) == (found["variant"] == "--graphs")
+        assert row["kept"]["engine's tensors"] > 64 * MIB
+        assert "other tensors" not in row["kept"], "the script has none"
+
+
+def test_the_largest_share_is_known_in_whichever_process_the_engine_is(found: dict[str, Any]) -> None:
+    engine = found["report"]["engine"]
+    assert engine["unknown_because"] == ""
+    assert engine["num_blocks"] == found["started"]["blocks"]
+    assert engine["peak_awake_bytes"] == max(row["peak_used_bytes"] for row in found["report"]["named_phases"])
+    assert engine["peak_asleep_bytes"] == found["asleep 2"]["used"]
+    assert 0.9 < engine["largest_utilization"] < 1
 
 
 def test_the_report_has_the_phases_and_counts_no_memory_that_sleeps(found: dict[str, Any]) -> None:

@@ -199,7 +199,7 @@ def _device(run: Run, figures: Mapping[str, object]) -> dict[str, object] | None
     if summary.named_phases:
         sheets["named-phases"] = named_phase_sheet(summary)
     if summary.engine is not None:
-        sheets["engine"] = engine_sheet(summary.engine)
+        sheets["engine"] = engine_sheet(summary.engine, summary.estimated_outside)
     if summary.engine_sleeps:
         sheets["engine-sleeps"] = engine_sleep_sheet(summary.engine_sleeps)
     return {"bars": phase_bars(summary), "sheets": sheets} if sheets or "device" in figures else None

@@ -238,7 +238,7 @@ def run_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
     if summary.named_phases:
         sheets.append(named_phase_sheet(summary))
     if summary.engine is not None:
-        sheets.append(engine_sheet(summary.engine))
+        sheets.append(engine_sheet(summary.engine, summary.estimated_outside))
     if summary.engine_sleeps:
         sheets.append(engine_sleep_sheet(summary.engine_sleeps))
     if summary.peak_allocated_bytes:
@@ -325,7 +325,7 @@ def _phase_times(summary: Summary) -> list[float | None]:
     return [(row.end_step == source.step and means.get(row.phase)) or None for row in summary.named_phases]
 
 
-def engine_sheet(engine: EngineMemory) -> Sheet:
+def engine_sheet(engine: EngineMemory, outside: Outside | None) -> Sheet:
     """VLLM's engine as it ran, and with the least and the largest share of the GPU."""
     rows: list[tuple[str, float | None, int, int]] = [
         ("this run", engine.utilization, engine.num_blocks, engine.cache_bytes),
@@ -350,11 +350,10 @@ def engine_sheet(engine: EngineMemory) -> Sheet:
         f"{format_bytes(engine.peak_asleep_bytes)}"
     )
     remarks.append(f"from {least:g} on it starts with room for one request of {engine.max_model_len:,} tokens")
-    remarks.append(
-        "no share fits in addition to the most that CUDA's context and NCCL may take"
-        if more is None
-        else f"in addition to the most that CUDA's context and NCCL may take, {more:g} fits"
-    )
+    knows_context = outside is not None and outside.context_bytes is not None
+    taken = "CUDA's context and NCCL may take" if knows_context else "NCCL may take (CUDA's context is not known)"
+    fitting = "no share fits" if more is None else f"{more:g} fits"
+    remarks.append(f"{fitting} in addition to the most that {taken}")
     return Sheet(_ENGINE, columns, remarks)
 
 

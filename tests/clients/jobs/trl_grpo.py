@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from trl import GRPOConfig, GRPOTrainer
 
 UTILIZATION = float(sys.argv[1]) if len(sys.argv) > 1 else 0.3
+ENGINE_RANKS = int(sys.argv[2]) if len(sys.argv) > 2 else 1
 PROMPT, ANSWER, BATCH = 8, 16, 4
 
 torch.manual_seed(0)
@@ -78,6 +79,7 @@ trainer = GRPOTrainer(
         vllm_enable_sleep_mode=True,
         vllm_gpu_memory_utilization=UTILIZATION,
         vllm_max_model_length=1024,
+        vllm_tensor_parallel_size=ENGINE_RANKS,
     ),
     train_dataset=Dataset(prompts, fingerprint="made-up"),  # dill cannot hash every pyarrow's types
     processing_class=processing,

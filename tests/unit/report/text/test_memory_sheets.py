@@ -9,7 +9,7 @@ from fakedist.report.text.memory_sheets import engine_sheet, engine_sleep_sheet,
 from fakedist.results.opening import open_run
 from fakedist.rundir.schema import CATEGORIES
 from fakedist.rundir.step_time import RangeTime
-from fakedist.rundir.summary import EngineMemory, EngineSleep, NamedPhase, Summary
+from fakedist.rundir.summary import EngineMemory, EngineSleep, NamedPhase, Outside, Summary
 from tests.unit.analysis.recorded import GIB, MIB, HandMade
 from tests.unit.report.handmade import built
 
@@ -129,7 +129,7 @@ ENGINE = EngineMemory(
 
 
 def test_the_engine_has_a_row_for_this_run_and_one_for_the_largest_share() -> None:
-    sheet = engine_sheet(ENGINE)
+    sheet = engine_sheet(ENGINE, cast(Outside, SimpleNamespace(context_bytes=1)))
     cells = [list(row) for row in zip(*(column.cells for column in sheet.columns), strict=True)]
     assert cells == [
         ["this run", "0.5", "100", "35.00 GiB"],
@@ -139,7 +139,7 @@ def test_the_engine_has_a_row_for_this_run_and_one_for_the_largest_share() -> No
         "the engine measured 3.00 GiB of weights, 2.00 GiB of activations; its KV cache is in bfloat16",
         "with the KV cache at most 60.00 GiB was in use in rollout, without it 30.00 GiB",
         "from 0.07 on it starts with room for one request of 4,096 tokens",
-        "in addition to the most that CUDA's context and NCCL may take, 0.74 fits",
+        "0.74 fits in addition to the most that CUDA's context and NCCL may take",
     ]
 
 
@@ -154,9 +154,17 @@ def test_what_an_engine_keeps_asleep_has_its_kinds_the_largest_first() -> None:
     assert "other tensors" in engine_sleep_sheet([EngineSleep("", "level 1", 1, 0, kept)]).remarks[1]
 
 
+def test_an_engine_beside_a_context_that_is_not_known_says_so() -> None:
+    remarks = engine_sheet(replace(ENGINE, largest_in_addition=None), None).remarks
+    assert remarks[-1] == "no share fits in addition to the most that NCCL may take (CUDA's context is not known)"
+
+
 def test_an_engine_whose_largest_share_is_not_known_says_why() -> None:
     sheet = engine_sheet(
-        replace(ENGINE, largest_utilization=None, largest_num_blocks=0, largest_cache_bytes=0, unknown_because="no end")
+        replace(
+            ENGINE, largest_utilization=None, largest_num_blocks=0, largest_cache_bytes=0, unknown_because="no end"
+        ),
+        None,
     )
     assert [column.cells[1] for column in sheet.columns] == ["largest that fits", "-", "-", "-"]
     assert sheet.remarks[-1] == "the largest share is not known: no end"
