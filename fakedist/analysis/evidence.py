@@ -101,6 +101,12 @@ class Setup:
 ANYWHERE, UNKNOWN = Room(), Setup()
 
 
+def _curve(first: Array, end: Array, bytes_: Array, num_events: int) -> Array:
+    """The sum at each event of bytes that are there from a first event until an end."""
+    change = np.bincount(first, bytes_, num_events + 1) - np.bincount(end, bytes_, num_events + 1)
+    return np.asarray(np.cumsum(change)[:num_events])
+
+
 class Evidence:
     """The tables of a run, in the form that the rules of advice use."""
 
@@ -111,9 +117,19 @@ class Evidence:
         self.steps, self.shares = tables["steps"], tables["shares"]
         self.files = tables["frames"]["filename"]
         self.grows = matches(tables["events"]["action"], lambda name: name == "segment_map").any()
-        self.allocated = tables["events"]["allocated_bytes"].to_numpy()
-        self.reserved_peak = int(tables["events"]["reserved_bytes"].max()) if len(self.allocated) else 0
+        asleep, num_events = tables["asleep"], len(tables["events"])
+        first, end, sleeps = (asleep[name].to_numpy() for name in ("first_event", "end_event", "block"))
+        asleep_bytes = _curve(first, end, self.blocks["bytes"].to_numpy()[sleeps], num_events)
+        self.allocated = tables["events"]["allocated_bytes"].to_numpy() - asleep_bytes
+        self.reserved_peak = int((tables["events"]["reserved_bytes"] - asleep_bytes).max()) if num_events else 0
         self.peak = int(self.allocated.max(initial=0))
+        #: Blocks that a change may move. Those of an engine that sleeps are its settings'.
+        self._is_moved = ~np.isin(np.arange(len(self.blocks)), sleeps)
+        if len(asleep):
+            peak = int(self.allocated.argmax())
+            alive = (self.blocks["alloc_event"] <= peak) & (self.blocks["free_event"] > peak)
+            sleep_then = np.isin(np.arange(len(alive)), sleeps[(first <= peak) & (end > peak)])
+            self.blocks = self.blocks.assign(at_peak=alive & ~sleep_then)
         self.lines = [*map(str, tables["stacks"]["line"]), ""]  # stack -1 (none) indexes the empty line at the end
         self._tables = tables
 
@@ -128,9 +144,10 @@ class Evidence:
     @cached_property
     def kept_peak(self) -> int:
         """The most bytes in blocks at one time, with those that are freed and still in use on a stream."""
-        size, num = self.blocks["bytes"].to_numpy(), len(self.allocated) + 1
-        made, reused = (self.blocks[name].to_numpy() for name in ("alloc_event", "reuse_event"))
-        return int(np.cumsum(np.bincount(made, size, num) - np.bincount(reused, size, num)).max(initial=self.peak))
+        size = self.blocks["bytes"].to_numpy()
+        freed, reused = (self.blocks[name].to_numpy() for name in ("free_event", "reuse_event"))
+        waiting = _curve(freed, reused, size, len(self.allocated))
+        return int((self.allocated + waiting).max(initial=self.peak))
 
     @cached_property
     def rounding(self) -> int:
@@ -147,17 +164,18 @@ class Evidence:
         for saving in savings:
             first = made if saving.starts is None else saving.starts
             end = freed if saving.ends is None else saving.ends
-            is_whole = (saving.bytes_ > 0) & (first <= made) & (end >= freed)
-            left[is_whole] *= 1 - saving.bytes_[is_whole] / np.maximum(size[is_whole], 1)
-            later.append((first, end, np.where(is_whole | (first >= end), 0, saving.bytes_)))
-        change, is_gone = np.zeros(num_events + 1), np.zeros(len(size), bool)
+            bytes_ = np.where(self._is_moved, saving.bytes_, 0)
+            is_whole = (bytes_ > 0) & (first <= made) & (end >= freed)
+            left[is_whole] *= 1 - bytes_[is_whole] / np.maximum(size[is_whole], 1)
+            later.append((first, end, np.where(is_whole | (first >= end), 0, bytes_)))
+        change, is_gone = np.zeros(num_events), np.zeros(len(size), bool)
         rows = [(made, freed, size * (1 - left))]
         for first, end, bytes_ in later:
             rows.append((first, end, np.where(is_gone, 0, bytes_ * left)))
             is_gone |= bytes_ > 0
         for first, end, gone in rows:
-            change += np.bincount(first, gone, num_events + 1) - np.bincount(end, gone, num_events + 1)
-        return self.peak - int(np.ceil((self.allocated - np.cumsum(change)[:num_events]).max(initial=0) - 1e-3))
+            change += _curve(first, end, gone, num_events)
+        return self.peak - int(np.ceil((self.allocated - change).max(initial=0) - 1e-3))
 
     @cached_property
     def _samples(self) -> Array:
@@ -170,10 +188,8 @@ class Evidence:
         made, freed = (self.blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
         first = made if saving.starts is None else saving.starts
         end = freed if saving.ends is None else saving.ends
-        bytes_ = np.where(first < end, np.maximum(saving.bytes_, 0), 0)
-        num = len(self.allocated) + 1
-        curve = np.cumsum(np.bincount(first, bytes_, num) - np.bincount(end, bytes_, num))
-        return np.asarray(curve[self._samples])
+        bytes_ = np.where(self._is_moved & (first < end), np.maximum(saving.bytes_, 0), 0)
+        return _curve(first, end, bytes_, len(self.allocated))[self._samples]
 
     def least_needed(self, gone: Sequence[Array]) -> int:
         """A limit from below of what changes leave, from what each drops at the samples (:meth:`gone_at_samples`)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -84,6 +85,28 @@ def named_phase_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
         changes = [np.nan if number < 0 else number for number in (row.first_change, row.end_change)]
         rows.append((row.name, row.step, row.end_step, first, end, *most, *used, *changes))
     return pd.DataFrame(rows, columns=[column.name for column in TABLES["named_phases"].columns])
+
+
+def asleep_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
+    """The table ``asleep``."""
+    event_op = recording.device_events["op"]
+    event_op = np.maximum.accumulate(event_op) if len(event_op) else event_op
+    bounds = np.append(np.searchsorted(event_op, [each.op for each in recording.asleep]), len(event_op)).astype("i8")
+    frame = blocks.frame
+    address, made, freed = (frame[name].to_numpy() for name in ("address", "alloc_event", "free_event"))
+    stretches = []
+    for each, (first, end) in zip(recording.asleep, pairwise(bounds), strict=True):
+        starts, sizes = (np.frombuffer(column, "u8") for column in (each.address, each.size))
+        order = np.argsort(starts)
+        before = np.append(
+            np.uint64(0), (starts + sizes)[order]
+        )  # the end of the last segment that begins before a block
+        is_within = address < before[np.searchsorted(starts[order], address, side="right")]
+        inside = is_within & (made < end) & (freed > first)
+        number = np.flatnonzero(inside)
+        stretches.append(np.stack([number, np.maximum(made[inside], first), np.minimum(freed[inside], end)]))
+    rows = np.concatenate([np.zeros((3, 0), "i8"), *stretches], axis=1)
+    return pd.DataFrame(rows.T, columns=[column.name for column in TABLES["asleep"].columns])
 
 
 def device_use_table(recording: Recording) -> pd.DataFrame:

@@ -39,6 +39,7 @@ from fakedist.rundir.memory_records import (
 )
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import (
+    AsleepRecord,
     BoundRecord,
     CallLinesRecord,
     CallsRecord,
@@ -197,6 +198,7 @@ class Recording:
     named_phases: list[NamedPhaseRecord] = field(default_factory=list)
     engines: list[EngineRecord] = field(default_factory=list)
     engine_caches: list[EngineCacheRecord] = field(default_factory=list)
+    asleep: list[AsleepRecord] = field(default_factory=list)
     engine_sleeps: list[EngineSleepRecord] = field(default_factory=list)
     engine_use: EngineUseRecord | None = None
     statistics: dict[int, StatisticsRecord] = field(default_factory=dict)
@@ -286,6 +288,7 @@ _LISTED: dict[type[Record], str] = {
     NamedPhaseRecord: "named_phases",
     EngineRecord: "engines",
     EngineCacheRecord: "engine_caches",
+    AsleepRecord: "asleep",
     EngineSleepRecord: "engine_sleeps",
 }
 #: The list of a recording that has the rows of all records of a kind.

@@ -132,11 +132,11 @@ class _Device:
     def in_use(self) -> InUse:
         return self._gpu.in_use(self._index())
 
-    def kept(self) -> dict[str, int]:
+    def kept(self) -> tuple[dict[str, int], list[tuple[int, int]]]:
         device, files = self._index(), [sys.modules[name].__file__ for name in _ENGINES & {*sys.modules}]
         folders = tuple(os.path.dirname(file) + os.sep for file in files if file)
-        kinds = kept_by_kind(device, self._gpu.is_backed, lambda file: file.startswith(folders))
-        return kinds | self._gpu.outside_now(device)
+        kinds, asleep = kept_by_kind(device, self._gpu.is_backed, lambda file: file.startswith(folders))
+        return kinds | self._gpu.outside_now(device), asleep
 
     def num_changes(self) -> int:
         return self._gpu.num_changes(self._index())

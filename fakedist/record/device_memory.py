@@ -173,16 +173,23 @@ def outside_record(device: int) -> OutsideRecord | None:
     return OutsideRecord(device, used_bytes=total - free, reserved_bytes=reserved)
 
 
-def kept_by_kind(device: int, is_backed: Callable[[int], bool], is_engines: Callable[[str], bool]) -> dict[str, int]:
-    """Bytes of this process behind the allocator's segments, by kind: tensors, private pools, and what is free.
+def kept_by_kind(
+    device: int, is_backed: Callable[[int], bool], is_engines: Callable[[str], bool]
+) -> tuple[dict[str, int], list[tuple[int, int]]]:
+    """Bytes of this process behind the allocator's segments, by kind: tensors, private pools, and what is free; and the
+    addresses and sizes of segments without memory.
 
     Args:
         is_backed: Whether there is memory behind an address. Segments that sleep have none.
         is_engines: Whether a source file is an engine's, whose tensors are kept apart where there is a history.
     """
     kinds: dict[str, int] = {}
+    asleep: list[tuple[int, int]] = []
     for segment in take_snapshot()["segments"]:
-        if segment["device"] != device or not is_backed(segment["address"]):
+        if segment["device"] != device:
+            continue
+        if not is_backed(segment["address"]):
+            asleep.append((segment["address"], segment["total_size"]))
             continue
         is_private = tuple(segment["segment_pool_id"]) != _COMMON_POOL
         for block in segment["blocks"]:
@@ -194,7 +201,7 @@ def kept_by_kind(device: int, is_backed: Callable[[int], bool], is_engines: Call
             else:
                 kind = "engine's tensors" if any(map(is_engines, files)) else "other tensors" if files else "tensors"
             kinds[kind] = kinds.get(kind, 0) + block["size"]
-    return kinds
+    return kinds, asleep
 
 
 class StreamUses:

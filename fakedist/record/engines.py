@@ -87,8 +87,9 @@ def watched_engines(phases: NamedPhases, capacity: Capacity | None = None) -> It
                     stack.enter_context(patched(module.Worker, name, inside))
 
         def watch_saver(module: ModuleType) -> None:
-            pause: Callable[..., object] = module.TorchMemorySaver.pause
-            stack.enter_context(patched(module.TorchMemorySaver, "pause", _paused(pause, phases)))
+            saver: Any = module.TorchMemorySaver
+            stack.enter_context(patched(saver, "pause", _paused(saver.pause, phases)))
+            stack.enter_context(patched(saver, "resume", _resumed(saver.resume, phases)))
 
         stack.enter_context(imported_within("vllm".__eq__, checked))
         stack.enter_context(now_and_when_imported(_PHASES, watch))
@@ -120,6 +121,15 @@ def _paused(original: Callable[..., object], phases: NamedPhases) -> Callable[..
             return original(saver, tag)
 
     return pause
+
+
+def _resumed(original: Callable[..., object], phases: NamedPhases) -> Callable[..., object]:
+    @functools.wraps(original)
+    def resume(saver: object, tag: str | None = None) -> object:
+        with phases.engine_wakes():
+            return original(saver, tag)
+
+    return resume
 
 
 class _Training:
@@ -213,7 +223,8 @@ class _Engine:
         @functools.wraps(original)
         def wake_up(worker: Any, tags: list[str] | None = None) -> object:
             takes_cache = tags is None or "kv_cache" in tags
-            with self._phases.engine_takes_cache() if takes_cache else nullcontext(), self._asking_once():
+            takes = self._phases.engine_takes_cache() if takes_cache else nullcontext()
+            with self._phases.engine_wakes(), takes, self._asking_once():
                 return original(worker, tags)
 
         return wake_up

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -10,7 +11,13 @@ from fakedist.record.memory_recording import Append
 from fakedist.record.position import Position
 from fakedist.record.timed_step import RangeTracer
 from fakedist.rundir.encoding import Record
-from fakedist.rundir.records import EngineCacheRecord, EngineSleepRecord, EngineUseRecord, NamedPhaseRecord
+from fakedist.rundir.records import (
+    AsleepRecord,
+    EngineCacheRecord,
+    EngineSleepRecord,
+    EngineUseRecord,
+    NamedPhaseRecord,
+)
 
 
 class DeviceInUse(Protocol):
@@ -21,8 +28,8 @@ class DeviceInUse(Protocol):
         the allocator's segments, outside of it, and by other processes.
         """
 
-    def kept(self) -> dict[str, int]:
-        """Memory of it that this process has in use, by kind."""
+    def kept(self) -> tuple[dict[str, int], list[tuple[int, int]]]:
+        """Memory of it that this process has in use, by kind; and segments without any, by address and size."""
 
     def num_changes(self) -> int:
         """How often what is in use changed so far."""
@@ -110,7 +117,13 @@ class NamedPhases:
         before = sum(self._in_use())
         yield
         freed = before - sum(self._in_use())
-        self.append(EngineSleepRecord(how, freed, {} if self._device is None else self._device.kept()))
+        self.append(EngineSleepRecord(how, freed, self._look()))
+
+    @contextmanager
+    def engine_wakes(self) -> Iterator[None]:
+        """Record that what takes memory inside no longer sleeps."""
+        yield
+        self._look()
 
     def engine_has_no_cache(self) -> None:
         """Count what is in use from here on as without vLLM's KV cache, which has given back its memory."""
@@ -134,6 +147,15 @@ class NamedPhases:
         if self._cache_since >= 0:
             self.append(EngineCacheRecord(self._cache_since, self._next_change()))
         self._cache_since = -1
+
+    def _look(self) -> dict[str, int]:
+        """Record which segments sleep now. Return what this process has in use, by kind."""
+        if self._device is None:
+            return {}
+        kinds, segments = self._device.kept()
+        columns = (array("Q", column).tobytes() for column in zip(*segments, strict=True))
+        self.append(AsleepRecord(self._position.op, *(columns if segments else (b"", b""))))
+        return kinds
 
     def _next_change(self) -> int:
         return -1 if self._device is None else self._device.num_changes() + 1

@@ -229,6 +229,7 @@ def make_tables(recording: Recording, blocks: Blocks, positions: pd.DataFrame) -
         "phases": memory_tables.phase_table(recording, blocks, positions),
         "named_phases": memory_tables.named_phase_table(recording, blocks),
         "device_use": memory_tables.device_use_table(recording),
+        "asleep": memory_tables.asleep_table(recording, blocks),
         "spans": memory_tables.span_table(positions),
         "steps": memory_tables.step_table(recording, blocks, positions),
         "layers": layer_table(recording, blocks, steady_window(positions, recording)),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.rundir import launch_records, memory_records, trace_records  # noqa: F401 (they declare records, too)
-from fakedist.rundir.encoding import RECORDS, U32, Record, record_kind
+from fakedist.rundir.encoding import RECORDS, U32, U64, Record, record_kind
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.rows import (
@@ -313,6 +313,17 @@ class EngineSleepRecord(Record):
     freed_bytes: int
     kept: dict[str, int]
     process: str = ""
+
+
+@record_kind("asleep")
+class AsleepRecord(Record):
+    """Segments of the caching allocator, by address, that have no memory behind them from an operation on until the
+    next of these records: an engine sleeps.
+    """
+
+    op: int
+    address: U64
+    size: U64
 
 
 @record_kind("engine_cache")

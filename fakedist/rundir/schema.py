@@ -278,6 +278,16 @@ TABLES: dict[str, Table] = {
             Column("bytes", "int64", "Its share; the shares of a block add up to the block."),
         ),
     ),
+    "asleep": Table(
+        "A stretch of events in which a block had no memory behind it, because an inference engine slept, between two "
+        "changes of what sleeps. It is allocated and reserved nevertheless. No rows without a virtual GPU.",
+        (
+            Column("block", "int64", "Row of `blocks`.", row_of="blocks"),
+            Column("first_event", "int64", "Row of `events` that is the first in it.", row_of="events", may_end=True),
+            Column("end_event", "int64", "Row of `events` that is the first after it.", row_of="events", may_end=True),
+        ),
+        is_newer=True,
+    ),
     "events": Table(
         "What the allocator did, in order.",
         (

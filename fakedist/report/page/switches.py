@@ -23,7 +23,7 @@ from fakedist.results.run import Run
 from fakedist.results.summing_up import room_of
 from fakedist.rundir.summary import Advice
 
-_TABLES = ("blocks", "layers", "spans", "calls", "groups", "events", "stacks", "steps", "frames", "shares")
+_TABLES = ("blocks", "asleep", "layers", "spans", "calls", "groups", "events", "stacks", "steps", "frames", "shares")
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ def find_switches(run: Run) -> tuple[Evidence | None, list[Switch]]:
     wanted = {*advised, *(summary.remedy.titles if summary.remedy else ())}
     if not wanted or not all(run.has(name) for name in _TABLES):
         return None, []
+    if run.num_rows("asleep"):
+        return None, []  # the page's curve counts what sleeps
     tables = {name: run.table(name) for name in (*_TABLES, "kernels") if run.has(name)}
     evidence, room = Evidence(tables, fold_layers(tables["layers"]), _setup(run)), room_of_run(run)
     changes = [change for rule in RULES for change in rule(evidence) if change.title in wanted]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +18,13 @@ from fakedist.record.engines import see_that_torch_fits, watched_engines
 from fakedist.record.named_phases import NamedPhases
 from fakedist.record.position import Position
 from fakedist.rundir.encoding import Record
-from fakedist.rundir.records import EngineCacheRecord, EngineSleepRecord, EngineUseRecord, NamedPhaseRecord
+from fakedist.rundir.records import (
+    AsleepRecord,
+    EngineCacheRecord,
+    EngineSleepRecord,
+    EngineUseRecord,
+    NamedPhaseRecord,
+)
 
 
 def install(site: Path, name: str, requirement: str) -> None:
@@ -161,8 +168,8 @@ class Device:
     def in_use(self) -> tuple[int, int, int, int, int]:
         return 10, 95, self.used, 0, 0
 
-    def kept(self) -> dict[str, int]:
-        return {"tensors": self.used}
+    def kept(self) -> tuple[dict[str, int], list[tuple[int, int]]]:
+        return {"tensors": self.used}, [(4096, 512), (8192, 1024)][: 3 - len(self.is_awake)]
 
     def num_changes(self) -> int:
         return 10 * len(self.is_awake)
@@ -200,12 +207,15 @@ def test_when_the_engine_has_its_cache_and_what_it_keeps_asleep_is_recorded(site
     assert known == [(10, -1), (10, 21), (30, -1), (30, 31)], "and the end of each once it is known"
     (slept,) = (record for record in records if isinstance(record, EngineSleepRecord))
     assert slept == EngineSleepRecord("level 2", 0, {"tensors": 5})
+    asleep = [list(memoryview(record.address).cast("Q")) for record in records if isinstance(record, AsleepRecord)]
+    assert asleep == [[4096, 8192], [4096], []], "asleep; its weights awake; all"
 
 
 SAVER = """
 class TorchMemorySaver:
     def __init__(self, device): self.device = device
     def pause(self, tag=None): self.device.used -= 3
+    def resume(self, tag=None): self.device.used += 3
 """
 
 
@@ -218,7 +228,10 @@ def test_what_torch_memory_saver_pauses_sleeps(site: Path) -> None:
     with watched_engines(NamedPhases(records.append, Position(), device)):
         module = __import__("torch_memory_saver.entrypoint", fromlist=["TorchMemorySaver"])
         module.TorchMemorySaver(device).pause("kv_cache")
-    assert records == [EngineSleepRecord("kv_cache paused", 3, {"tensors": 2})]
+        module.TorchMemorySaver(device).resume("kv_cache")
+    sizes = array("Q", [512, 1024]).tobytes()
+    asleep = AsleepRecord(0, array("Q", [4096, 8192]).tobytes(), sizes)
+    assert records == [asleep, EngineSleepRecord("kv_cache paused", 3, {"tensors": 2}), asleep]
 
 
 def test_a_phase_is_a_range_of_the_timed_step() -> None:

@@ -95,8 +95,8 @@ class MadeUpDevice:
         most = next(self._most)
         return most, 0, most - 1, most - 2, most - 3
 
-    def kept(self) -> dict[str, int]:
-        return {}
+    def kept(self) -> tuple[dict[str, int], list[tuple[int, int]]]:
+        return {}, []
 
     def num_changes(self) -> int:
         return next(self._changes)
