@@ -98,10 +98,8 @@ def asleep_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
     for each, (first, end) in zip(recording.asleep, pairwise(bounds), strict=True):
         starts, sizes = (np.frombuffer(column, "u8") for column in (each.address, each.size))
         order = np.argsort(starts)
-        before = np.append(
-            np.uint64(0), (starts + sizes)[order]
-        )  # the end of the last segment that begins before a block
-        is_within = address < before[np.searchsorted(starts[order], address, side="right")]
+        ends = np.append(np.uint64(0), (starts + sizes)[order])
+        is_within = address < ends[np.searchsorted(starts[order], address, side="right")]  # the last to begin before it
         inside = is_within & (made < end) & (freed > first)
         number = np.flatnonzero(inside)
         stretches.append(np.stack([number, np.maximum(made[inside], first), np.minimum(freed[inside], end)]))

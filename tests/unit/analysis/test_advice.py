@@ -2,7 +2,6 @@ import hashlib
 import json
 import random
 import tempfile
-from array import array
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from fakedist.results.building import build_tables, compute_tables
 from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.summary import Advice
-from tests.unit.analysis.recorded import BASE, GIB, GPU, MIB, HandMade, new_run
+from tests.unit.analysis.recorded import GIB, GPU, MIB, HandMade, new_run
 from tests.unit.cost_model.test_reference_prices import six_digits
 
 
@@ -184,30 +183,6 @@ def test_whole_logits_in_the_loss_are_told_with_the_line(made: HandMade, tmp_pat
     assert (piece["gives_low_bytes"], piece["gives_bytes"]) == ((112 - 32) * MIB, 112 * MIB)  # the logits are held
     assert "(train.py:12)" in piece["text"]
     assert piece["line"] == "/job/train.py:12 (loss)"
-
-
-@pytest.mark.parametrize(("cache_mib", "gives_mib"), [(60, 68), (300, None)])
-def test_the_peak_that_advice_lowers_has_no_memory_that_sleeps(
-    made: HandMade, tmp_path: Path, cache_mib: int, gives_mib: int | None
-) -> None:
-    """A KV cache, which sleeps while a loss takes 128 MiB, then wakes."""
-    made.op("generation", 1)
-    made.alloc(GIB, cache_mib * MIB)
-    made.op("forward", 1, name="aten._to_copy.default")
-    segments = {"address": array("Q", [BASE + GIB]).tobytes(), "size": array("Q", [cache_mib * MIB]).tobytes()}
-    made.record("asleep", op=1, **segments)
-    line = made.stack(("/site/torch/nn/functional.py", 5, "cross_entropy"), ("/job/train.py", 12, "loss"))
-    made.alloc(0, 64 * MIB, stack=line)
-    made.op("forward", 1, name="aten._log_softmax.default")
-    made.alloc(100 * MIB, 64 * MIB, stack=line)
-    for address in (0, 100 * MIB):
-        made.op("backward", 1)
-        made.free(address, 64 * MIB)
-    made.op("generation", 2)
-    made.record("asleep", op=5, address=b"", size=b"")
-    made.free(GIB, cache_mib * MIB)
-    found = advice(made, tmp_path)
-    assert (found["fuse-loss"]["gives_bytes"] if gives_mib else "fuse-loss" in found) == (gives_mib or 0) * MIB
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.records import EngineRecord
 from fakedist.rundir.summary import Summary
-from tests.unit.analysis.recorded import GIB, MIB, HandMade, new_run
+from tests.unit.analysis.recorded import BASE, GIB, MIB, HandMade, new_run
 
 #: Of 80 GiB, 4 GiB are in use before the engine looks; of its half of the GPU 5 GiB are not for its KV cache.
 ENGINE = EngineRecord(
@@ -185,3 +186,33 @@ def test_a_run_that_failed_has_no_share(made: HandMade, tmp_path: Path) -> None:
     assert summary is not None
     assert summary.engine is not None
     assert summary.engine.unknown_because == "the run ended before its end"
+
+
+@pytest.mark.parametrize(("cache_mib", "gives_mib"), [(60, [68]), (300, [])])
+def test_the_peak_that_advice_lowers_has_no_memory_that_sleeps(
+    made: HandMade, tmp_path: Path, cache_mib: int, gives_mib: list[int]
+) -> None:
+    """A KV cache, which sleeps while a loss takes 128 MiB, then wakes."""
+    made.op("generation", 1)
+    made.alloc(GIB, cache_mib * MIB)
+    made.op("forward", 1, name="aten._to_copy.default")
+    segments = {"address": array("Q", [BASE + GIB]).tobytes(), "size": array("Q", [cache_mib * MIB]).tobytes()}
+    made.record("asleep", op=1, **segments)
+    line = made.stack(("/site/torch/nn/functional.py", 5, "cross_entropy"), ("/job/train.py", 12, "loss"))
+    made.alloc(0, 64 * MIB, stack=line)
+    made.op("forward", 1, name="aten._log_softmax.default")
+    made.alloc(100 * MIB, 64 * MIB, stack=line)
+    for address in (0, 100 * MIB):
+        made.op("backward", 1)
+        made.free(address, 64 * MIB)
+    made.op("generation", 2)
+    made.record("asleep", op=5, address=b"", size=b"")
+    made.free(GIB, cache_mib * MIB)
+    made.ended()
+    run = made.write(new_run(tmp_path / "run"))
+    build_tables(run)
+    summary = load_manifest(run).summary
+    assert summary is not None
+    assert [piece.gives_bytes for piece in summary.advice if piece.rule == "fuse-loss"] == [
+        mib * MIB for mib in gives_mib
+    ]
