@@ -116,6 +116,10 @@ def engine_memory(recording: Recording, ending: Ending, outside: Outside | None)
         largest_num_blocks=blocks,
         largest_cache_bytes=blocks * engine.block_bytes,
         unknown_because=why_not,
+        model_config=engine.model_config,
+        ranks=engine.ranks,
+        max_running=engine.max_running,
+        step_tokens=engine.step_tokens,
     )
 
 

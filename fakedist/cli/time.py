@@ -89,15 +89,15 @@ def time(
 
     With several GPUs or fabrics, such as --gpu h100,b200 --fabric dgx-h100-ndr,p5-efa, the result is one table.
 
-    With --engine CONFIG --lengths LENGTHS --prompt-tokens N --kv-tokens N, the rollout of an inference engine on these
-    GPUs is simulated, too.
+    With --lengths LENGTHS --prompt-tokens N the rollout of the run's inference engine, or of another (--engine CONFIG
+    --kv-tokens N), on these GPUs is simulated, too.
     """
     output = chosen_output(form, as_json, file)
     counts, rollout = counts_of(values), rollout_of(values)
     several = len(runs) > 1 or bool(counts) or output.format == HTML
     _check_output(output, len(runs), several=several, table=table, all_rows=all_rows, what_ifs=what_ifs)
     if rollout is not None and (several or output.format == CSV or "," in f"{values['gpu']}{values['fabric']}"):
-        raise click.UsageError("--engine is for one run, GPU and fabric, as text, markdown or JSON")
+        raise click.UsageError("a rollout is for one run, GPU and fabric, as text, markdown or JSON")
     choices = [str(values[name]).split(",") if values[name] else [None] for name in ("gpu", "fabric")]
     if max(map(len, choices)) > 1:
         if several or what_ifs or output.format == CSV:

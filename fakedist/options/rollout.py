@@ -13,8 +13,9 @@ _MOST = 1 << 20
 _ENGINE = Option(
     kind=kinds.plain_text(),
     group=OptionGroup.ROLLOUT,
-    help="The config.json of the engine's model, as Hugging Face's models have it.",
+    help="The config.json of the engine's model, as Hugging Face's models have it. Needs --kv-tokens.",
     metavar="CONFIG",
+    default_text="the run's own engine, with its settings",
     example="llama/config.json",
 )
 _LENGTHS = Option(
@@ -42,26 +43,28 @@ _KV_TOKENS = Option(
     kind=kinds.whole_number(least=1, most=1 << 40),
     group=OptionGroup.ROLLOUT,
     help="Tokens that the engine's KV cache holds. vLLM prints them as it starts: GPU KV cache size.",
+    default_text="the run's engine's",
     example=400_000,
 )
 _MAX_RUNNING = Option(
     kind=kinds.whole_number(least=1, most=8192),
     group=OptionGroup.ROLLOUT,
     help="Requests that are computed at once (vLLM's max_num_seqs).",
-    default_text="vLLM's: 1,024 from 70 GiB on, but on an A100; else 256",
+    default_text="the run's engine's; of another vLLM's: 1,024 from 70 GiB on, but on an A100; else 256",
     example=256,
 )
 _STEP_TOKENS = Option(
     kind=kinds.whole_number(least=1, most=_MOST),
     group=OptionGroup.ROLLOUT,
     help="Tokens that a step computes at most (vLLM's max_num_batched_tokens).",
-    default_text="vLLM's: 16,384 from 70 GiB on, but on an A100; else 8,192",
+    default_text="the run's engine's; of another vLLM's: 16,384 from 70 GiB on, but on an A100; else 8,192",
     example=8192,
 )
 _ENGINE_TP = Option(
     kind=kinds.whole_number(least=1, most=1024),
     group=OptionGroup.ROLLOUT,
     help="GPUs of the engine, by tensor parallelism.",
+    default_text="the run's engine's; of another 1",
     example=2,
 )
 
@@ -77,12 +80,12 @@ class Rollout:
     kv_tokens: int | None = field(default=None, metadata=declared(_KV_TOKENS))
     max_running: int | None = field(default=None, metadata=declared(_MAX_RUNNING))
     step_tokens: int | None = field(default=None, metadata=declared(_STEP_TOKENS))
-    engine_tp: int = field(default=1, metadata=declared(_ENGINE_TP))
+    engine_tp: int | None = field(default=None, metadata=declared(_ENGINE_TP))
 
 
 #: The options that set a field of :class:`Rollout`, in the order of ``--help``.
 ROLLOUT_OPTIONS = options_of(Rollout)
-_NEEDED = ("engine", "lengths", "prompt_tokens", "kv_tokens")
+_NEEDED = ("lengths", "prompt_tokens")
 
 
 def read_rollout(stored: Mapping[str, object]) -> Rollout | None:
@@ -95,7 +98,7 @@ def read_rollout(stored: Mapping[str, object]) -> Rollout | None:
         return None
     examples = {option.name: f"{option.flags[0]} {option.example}" for option in ROLLOUT_OPTIONS}
     given = examples[next(iter(stored))].partition(" ")[0]
-    for name in _NEEDED:
+    for name in (*_NEEDED, *(["kv_tokens"] if "engine" in stored else [])):
         if name not in stored:
             flag = examples[name].partition(" ")[0]
             raise JobError(f"{given} was given without {flag}, which a rollout needs", examples[name])

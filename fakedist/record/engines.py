@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -268,4 +269,8 @@ def _engine_record(worker: Any, cache: Any, graphs_bytes: int) -> EngineRecord:
         enforce_eager=bool(model.enforce_eager),
         can_sleep=bool(model.enable_sleep_mode),
         max_model_len=int(model.max_model_len),
+        model_config=json.dumps(model.hf_text_config.to_dict(), default=str),
+        ranks=int(job.parallel_config.tensor_parallel_size),
+        max_running=int(job.scheduler_config.max_num_seqs),
+        step_tokens=int(job.scheduler_config.max_num_batched_tokens),
     )

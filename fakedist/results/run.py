@@ -363,7 +363,8 @@ class Run:
         """The rollout of an inference engine on the run's GPUs, or others. The run's own steps do not matter.
 
         Args:
-            rollout: With an engine, lengths, a prompt's tokens and those of the KV cache.
+            rollout: With lengths and a prompt's tokens; of the run's own engine, unless it names another and how many
+                tokens that one's KV cache has.
             gpu: As for :meth:`priced_for`.
             options: See :class:`fakedist.options.pricing.Pricing`.
 
@@ -373,7 +374,8 @@ class Run:
                 the engine cannot answer such requests.
             RunDirectoryError: The run's own GPU model is not known.
         """
-        return time_rollout(rollout, models_of(Pricing(gpu, **options), self.manifest, self.summary))
+        models = models_of(Pricing(gpu, **options), self.manifest, self.summary)
+        return time_rollout(rollout, models, self.summary.engine)
 
     def keeping_tables(self) -> Run:
         """The same run, which keeps each table that it has read: for a report, which asks for one several times."""

@@ -275,6 +275,10 @@ class EngineRecord(Record):
         can_sleep: Whether its sleep mode is on.
         max_model_len: Most tokens of a request.
         process: Name of the process that the script started and that has it; empty for the rank's.
+        model_config: The ``config.json`` of its model.
+        ranks: GPUs that share its layers (tensor parallelism).
+        max_running: Most requests that it computes at once.
+        step_tokens: Most tokens that one of its steps computes.
     """
 
     version: str
@@ -296,6 +300,10 @@ class EngineRecord(Record):
     can_sleep: bool
     max_model_len: int
     process: str = ""
+    model_config: str = ""
+    ranks: int = 1
+    max_running: int = 0
+    step_tokens: int = 0
 
 
 @record_kind("engine_sleep")

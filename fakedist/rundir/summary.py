@@ -177,6 +177,10 @@ class EngineMemory:
         largest_num_blocks: Blocks of the KV cache with ``largest_utilization``; 0 if it is not known.
         largest_cache_bytes: Their bytes.
         unknown_because: Why ``largest_utilization`` is not known; empty if it is.
+        model_config: The ``config.json`` of its model.
+        ranks: GPUs that share its layers (tensor parallelism).
+        max_running: Most requests that it computes at once.
+        step_tokens: Most tokens that one of its steps computes.
     """
 
     process: str
@@ -201,6 +205,10 @@ class EngineMemory:
     largest_num_blocks: int
     largest_cache_bytes: int
     unknown_because: str
+    model_config: str = ""
+    ranks: int = 1
+    max_running: int = 0
+    step_tokens: int = 0
 
 
 @dataclass(frozen=True)

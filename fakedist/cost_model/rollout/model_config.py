@@ -62,23 +62,32 @@ def read_model_config(path: Path) -> ModelShapes:
         raise JobError(f"the model's configuration {path} cannot be read: {error.strerror}", _HINT) from error
     except UnreadableError as error:
         raise JobError(f"the model's configuration {path} cannot be read: {error}", _HINT) from error
+    return model_shapes(values, str(path))
+
+
+def model_shapes(values: object, where: str) -> ModelShapes:
+    """The shapes in what a ``config.json`` contains, which is from ``where``.
+
+    Raises:
+        JobError: It lacks a size, or is of a model that cannot be priced.
+    """
     if not isinstance(values, dict):
-        raise JobError(f"{path} is not the configuration of a model", _HINT)
+        raise JobError(f"{where} is not the configuration of a model", _HINT)
     if why := _why_not(values):
-        raise JobError(f"{path}: {why}", _HINT)
-    heads, hidden = _size(path, values, "num_attention_heads"), _size(path, values, "hidden_size")
-    experts = _size(path, values, "num_experts", "num_local_experts") if _has_experts(values) else 0
+        raise JobError(f"{where}: {why}", _HINT)
+    heads, hidden = _size(where, values, "num_attention_heads"), _size(where, values, "hidden_size")
+    experts = _size(where, values, "num_experts", "num_local_experts") if _has_experts(values) else 0
     inner = ("moe_intermediate_size", "intermediate_size") if experts else ("intermediate_size",)
     return ModelShapes(
-        layers=_size(path, values, "num_hidden_layers"),
+        layers=_size(where, values, "num_hidden_layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=_size(path, values, "num_key_value_heads") if values.get("num_key_value_heads") else heads,
-        width=_size(path, values, "head_dim") if values.get("head_dim") else max(hidden // heads, 1),
-        inner=_size(path, values, *inner),
-        vocabulary=_size(path, values, "vocab_size"),
+        kv_heads=_size(where, values, "num_key_value_heads") if values.get("num_key_value_heads") else heads,
+        width=_size(where, values, "head_dim") if values.get("head_dim") else max(hidden // heads, 1),
+        inner=_size(where, values, *inner),
+        vocabulary=_size(where, values, "vocab_size"),
         experts=experts,
-        top_k=min(_size(path, values, "num_experts_per_tok"), experts) if experts else 0,
+        top_k=min(_size(where, values, "num_experts_per_tok"), experts) if experts else 0,
         has_head_norms=_TYPES[str(values["model_type"])],
     )
 
@@ -104,8 +113,8 @@ def _why_not(values: dict[str, object]) -> str:
     return ""
 
 
-def _size(path: Path, values: dict[str, object], *names: str) -> int:
+def _size(where: str, values: dict[str, object], *names: str) -> int:
     value = next((values[name] for name in names if values.get(name) is not None), None)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
-        raise JobError(f"{path}: {names[0]} is {value!r}, not a number of 1 or more", _HINT)
+        raise JobError(f"{where}: {names[0]} is {value!r}, not a number of 1 or more", _HINT)
     return value

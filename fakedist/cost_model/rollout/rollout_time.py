@@ -11,6 +11,7 @@ The host schedules a step while the GPU computes the one before, so the longer o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -31,12 +32,14 @@ from fakedist.cost_model.kernels.work_arrays import Flags
 from fakedist.cost_model.nccl.interconnect import GroupShape
 from fakedist.cost_model.nccl.settings import read_settings
 from fakedist.cost_model.rollout.lengths import request_lengths
-from fakedist.cost_model.rollout.model_config import ModelShapes, read_model_config
+from fakedist.cost_model.rollout.model_config import ModelShapes, model_shapes, read_model_config
 from fakedist.cost_model.rollout.schedule import EngineLimits, engine_steps
 from fakedist.cost_model.step import Prices
+from fakedist.errors import JobError
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options.rollout import Rollout
 from fakedist.rundir.launch_records import WorkRow
+from fakedist.rundir.summary import EngineMemory
 from fakedist.units import GIB
 
 _BYTES = 2.0
@@ -127,24 +130,38 @@ class EngineModels:
     host: float
 
 
-def time_rollout(rollout: Rollout, models: Models) -> RolloutTime:
+def time_rollout(rollout: Rollout, models: Models, own: EngineMemory | None) -> RolloutTime:
     """Price a rollout with the models that price a run's step.
 
+    Args:
+        own: The run's engine, which is that of the rollout unless that names another.
+
     Raises:
-        JobError: The model's configuration or the lengths cannot be read, or the engine cannot answer such requests.
+        JobError: There is no engine, the model's configuration or the lengths cannot be read, or the engine cannot
+            answer such requests.
     """
-    assert rollout.engine is not None
     assert rollout.lengths is not None
     assert rollout.prompt_tokens is not None
-    assert rollout.kv_tokens is not None
     gpu, network, host = models.gpu, models.network, models.host
-    model, draws = read_model_config(Path(rollout.engine)), request_lengths(rollout.lengths, rollout.requests)
+    draws = request_lengths(rollout.lengths, rollout.requests)
     max_running, step_tokens = _LARGE if gpu.memory_bytes >= _LARGE_BYTES and "A100" not in gpu.product else _SMALL
-    limits = EngineLimits(rollout.kv_tokens, rollout.max_running or max_running, rollout.step_tokens or step_tokens)
+    kv_tokens, ranks = rollout.kv_tokens, rollout.engine_tp
+    if rollout.engine is not None:
+        model = read_model_config(Path(rollout.engine))
+    elif own is not None:
+        model = model_shapes(json.loads(own.model_config or "null"), "the configuration of the run's engine")
+        kv_tokens, ranks = kv_tokens or own.num_blocks * own.block_tokens, ranks or own.ranks
+        max_running, step_tokens = own.max_running, own.step_tokens
+    if kv_tokens is None:
+        raise JobError(
+            "the run has no engine of vLLM" if rollout.engine is None else "the size of the KV cache is not known",
+            "--engine llama/config.json --kv-tokens 400000",
+        )
+    limits = EngineLimits(kv_tokens, rollout.max_running or max_running, rollout.step_tokens or step_tokens)
     collectives = CollectiveTimes(gpu, network.fabric, nccl=read_settings(network.nccl))
     spec = default_host(gpu.like or gpu.name) if host.chosen is None else find_host(host.chosen, host.time.machine_us)
     engine = EngineModels(gpu, models.prices, collectives, spec.dispatch_us / HOST_LINEAR_US)
-    return price_rollout(model, draws, limits, engine, prompt_tokens=rollout.prompt_tokens, ranks=rollout.engine_tp)
+    return price_rollout(model, draws, limits, engine, prompt_tokens=rollout.prompt_tokens, ranks=ranks or 1)
 
 
 def price_rollout(

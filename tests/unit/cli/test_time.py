@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.hosts import HOSTS
 from fakedist.errors import ExitCode
 from fakedist.gpu.models.catalogue import GPUS
+from fakedist.rundir.summary import EngineMemory
 from tests.unit.results.test_repricing import STEP, priced_run
 
 GPU_FILE = """
@@ -126,11 +129,36 @@ def test_an_engine_adds_its_rollout(run: Path, tmp_path: Path, capsys: pytest.Ca
         assert "400 tokens" in shown
 
 
+def test_the_rollout_is_of_the_runs_own_engine(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--lengths", "100", "--requests", "40", "--prompt-tokens", "9", "--json"]
+    assert main(["time", str(run), *asked]) == ExitCode.USAGE
+    assert "the run has no engine of vLLM\n  --engine llama/config.json --kv-tokens 4" in capsys.readouterr().err
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    manifest = json.loads((copy / "run.json").read_text())
+    texts = ("process", "version", "cache_dtype", "peak_phase", "unknown_because")
+    own = dict.fromkeys((field.name for field in dataclasses.fields(EngineMemory)), 0) | dict.fromkeys(texts, "")
+    own |= {"enforce_eager": False, "can_sleep": True, "model_config": json.dumps(ENGINE), "ranks": 2}
+    own |= {"num_blocks": 200, "block_tokens": 16, "max_running": 32, "step_tokens": 512}
+    manifest["summary"]["engine"] = own
+    (copy / "run.json").write_text(json.dumps(manifest))
+    assert main(["time", str(copy), *asked]) == 0
+    found = json.loads(capsys.readouterr().out)["rollout"]
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(ENGINE))
+    same = ["--engine", str(config), "--kv-tokens", "3200", "--engine-tp", "2", "--max-running", "32"]
+    assert main(["time", str(run), *asked, *same, "--step-tokens", "512"]) == 0
+    assert json.loads(capsys.readouterr().out)["rollout"] == found
+    assert (found["ranks"], found["most_decoding"]) == (2, 32)
+    assert found["num_given_back"] > 0, "no more than 29 fit to their end"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--engine", "x.json"], "--engine was given without --lengths, which a rollout needs"),
         (["--lengths", "5", "--engine", "x.json", "--kv-tokens", "9"], "without --prompt-tokens"),
+        (["--lengths", "5", "--engine", "x.json", "--prompt-tokens", "9"], "without --kv-tokens"),
         (["--requests", "0"], "--requests must be 1 or more, not 0"),
     ],
 )
@@ -145,4 +173,4 @@ def test_an_engine_is_for_one_run_and_gpu(run: Path, capsys: pytest.CaptureFixtu
     asked = ["--engine", "x", "--lengths", "1", "--requests", "1", "--prompt-tokens", "1", "--kv-tokens", "9"]
     for more in ([str(run)], ["--gpu", "h100,b200"], ["--format", "csv"]):
         assert main(["time", str(run), *more, *asked]) == ExitCode.USAGE
-        assert "--engine is for one run, GPU and fabric" in capsys.readouterr().err
+        assert "a rollout is for one run, GPU and fabric" in capsys.readouterr().err
