@@ -106,7 +106,8 @@ def test_what_is_kept_asleep_is_all_that_the_process_has_in_use(found: dict[str,
     assert (asleep["process"], asleep["how"], asleep["times"]) == ("", "level 2", 3)
     last = [row for row in report["named_phases"] if row["phase"] == "sleep"][-1]
     kept = asleep["kept"]
-    assert sum(kept.values()) == last["end_backed_bytes"] + last["end_outside_bytes"]
+    later = last["end_backed_bytes"] + last["end_outside_bytes"] - sum(kept.values())
+    assert later in (0, GRANULE), "LLM.sleep may take a small segment after the worker's"
     buckets = WEIGHTS if found["ranks"] > 1 else 0
     assert 3 * WEIGHTS + buckets < kept["other tensors"] < 3 * WEIGHTS + buckets + 64 * MIB, "and Adam's moments"
     assert 0 < kept["private pools"] + kept["engine's tensors"] < 128 * MIB
@@ -117,7 +118,7 @@ def test_the_report_has_what_the_engine_measured(found: dict[str, Any]) -> None:
     assert (engine["utilization"], engine["num_blocks"]) == (UTILIZATION, found["blocks"])
     assert engine["cache_bytes"] == cache_of(found)
     weights = engine_weights(found["of_engine"])
-    assert weights < engine["weights_bytes"] < weights + 4 * MIB
+    assert weights < engine["weights_bytes"] < weights + 8 * MIB
     measured = engine["weights_bytes"] + engine["activations_bytes"] + engine["graphs_bytes"]
     left = int(UTILIZATION * found["total"]) - engine["cache_bytes"]
     assert 0 < left - measured < 32 * MIB, "workspaces, and what the graphs were estimated to take"
