@@ -34,15 +34,13 @@ from fakedist.rundir.manifest import load_job
 from fakedist.rundir.memory_records import FailedRequestRecord
 from fakedist.rundir.notes import Note, started_out_of_memory
 from fakedist.rundir.records import EngineCacheRecord, EngineRecord, EngineSleepRecord, NoteRecord
-from fakedist.world.spawned import OwnRanks
+from fakedist.world.spawned import OwnRanks, is_for_hosts
 
 #: Where a started process finds the job: the rank's run directory.
 RUN_VARIABLE = "FAKEDIST_RUN"
 _PATH = "PYTHONPATH"
 _STARTED = os.fspath(Path(__file__).with_name("started"))
 _GROUPS = "torch.distributed.distributed_c10d"
-#: Backends that need no GPU.
-_OF_HOSTS = frozenset({"gloo", "mpi", "fake"})
 _NO_STEP = 1 << 30
 #: In the rank's directory until the rank ends: a record of a started process a line.
 _TOLD = "started.jsonl"
@@ -195,7 +193,7 @@ class _Started:
 
         @functools.wraps(original)  # the rest asks for its signature
         def new_group(size: int, rank: int, ranks: list[int], backend: Any, *args: Any, **kwargs: Any) -> Any:
-            if str(backend) in _OF_HOSTS and not self._is_surrounded:
+            if is_for_hosts(backend):  # once surrounded, those that come here
                 return original(size, rank, ranks, backend, *args, **kwargs)
             self._surround()
             return groups._new_process_group_helper(size, rank, ranks, backend, *args, **kwargs)

@@ -211,7 +211,7 @@ class Surroundings:
             if self._gpu is not None:
                 world.enter_context(self._stream_uses.watching())
             world.enter_context(warnings_at_the_script())
-            world.enter_context(adapted_frameworks())
+            world.enter_context(adapted_frameworks(has_peers=self._process.own_ranks.has_peers))
             if self._gpu is not None:
                 self._until_bare.enter_context(faster_frameworks())
             recording.enter_context(self._recorder)

@@ -85,17 +85,21 @@ class DispatchedGroup(RankGroup):
 
 
 @contextmanager
-def operations_of_groups() -> Iterator[None]:
-    """Register kernels that pass c10d's operations to our groups. RuntimeError if this torch's take other arguments."""
+def operations_of_groups(keys: Sequence[str] = ("CPU", "CUDA")) -> Iterator[None]:
+    """Register kernels that pass c10d's operations to our groups, of "CPU" or "CUDA" tensors.
+
+    Raises:
+        RuntimeError: This torch's operations take other arguments.
+    """
     library = torch.library.Library("c10d", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*[Oo]verriding a previously registered kernel")
             for operation, methods in _METHODS.items():
                 if (schema := _schema(operation)) is not None and _can_be_called(schema):
-                    for key in ("CPU", "CUDA"):
+                    for key in keys:
                         library.impl(operation, _kernel(schema, methods[0]), key, allow_override=True)
-            for key in ("CPU", "CUDA"):
+            for key in keys:
                 library.impl("barrier", _barrier, key, allow_override=True)
         yield
     finally:

@@ -72,12 +72,15 @@ def faked_objects(write: Write, tapes: Tapes) -> Iterator[None]:
 
 
 def _for_our_groups(answer: Callable[..., object], original: Callable[..., object]) -> Callable[..., object]:
-    """Use torch's own for a bare backend, as ``rpc.init_rpc`` makes one."""
+    """Use torch's own for its own groups, and for a bare backend, as ``rpc.init_rpc`` makes one."""
+    kinds = (torch._C._distributed_c10d.Backend, dist.ProcessGroup)
 
     @functools.wraps(original)
     def called(*args: object, **kwargs: object) -> object:
-        is_bare = any(isinstance(value, torch._C._distributed_c10d.Backend) for value in (*args, *kwargs.values()))
-        return (original if is_bare else answer)(*args, **kwargs)
+        groups = [value for value in (*args, *kwargs.values()) if isinstance(value, kinds)]
+        group = next(iter(groups), c10d._world.default_pg)
+        is_torchs = isinstance(group, kinds) and not isinstance(group, BareGroup)
+        return (original if is_torchs else answer)(*args, **kwargs)
 
     return called
 

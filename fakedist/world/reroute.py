@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ from fakedist.world.files import saved, sparse_saving, watched_files
 from fakedist.world.group import BareGroup, LedgerLike, NullLedger
 from fakedist.world.objects import faked_objects
 from fakedist.world.process_group import RankGroup
-from fakedist.world.spawned import OwnRanks, own_ranks
+from fakedist.world.spawned import OwnRanks, is_for_hosts, own_ranks
 from fakedist.world.store import RankStore, faked_stores
 from fakedist.world.symmetric import PeerCopies, symmetric_memory
 from fakedist.world.tapes import Tapes
@@ -68,19 +68,16 @@ def fake_world(
     world = _World(job, ledger or NullLedger(), arrivals)
     hook = sys.excepthook  # init_process_group replaces it
     with ExitStack() as stack:
+        world.own_ranks = stack.enter_context(own_ranks(job)) if own is None else own
         stack.enter_context(patched(c10d, "_new_process_group_helper", world.new_process_group))
         for owner in (c10d, dist, device_mesh):
-            stack.enter_context(patched(owner, "new_group", world.new_group(owner.new_group)))
-        stack.enter_context(patched(c10d, "rendezvous", world.rendezvous))
-        for owner in (c10d, dist, device_mesh):
-            stack.enter_context(patched(owner, "split_group", world.split_group))
+            stack.enter_context(patched(owner, "split_group", world.split_group(owner.split_group)))
         for name in ("is_nccl_available", "is_mpi_available", "is_ucc_available", "is_gloo_available"):
             for owner in (c10d, dist):
                 stack.enter_context(patched(owner, name, lambda: True))
-        stack.enter_context(patched(c10d, "_store_based_barrier", lambda *args, **kwargs: None))
-        stack.enter_context(operations_of_groups())
-        stack.enter_context(faked_stores(job.world_size, arrivals.tapes))
-        world.own_ranks = stack.enter_context(own_ranks(job)) if own is None else own
+        stack.enter_context(operations_of_groups(("CUDA",) if world.own_ranks.has_peers else ("CPU", "CUDA")))
+        if not world.own_ranks.has_peers:
+            stack.enter_context(_absent_ranks(world, job, arrivals.tapes))
         stack.enter_context(watched_files(arrivals.tapes.moved))
         stack.enter_context(faked_objects(world.write_object_call, arrivals.tapes))
         is_virtual = job.device == "virtual"
@@ -99,13 +96,26 @@ def fake_world(
             sys.excepthook = hook
 
 
+@contextmanager
+def _absent_ranks(world: _World, job: Job, tapes: Tapes) -> Iterator[None]:
+    """Have nothing wait for the other ranks, which do not run: no rendezvous, no store, no barrier among them."""
+    with ExitStack() as stack:
+        for owner in (c10d, dist, device_mesh):
+            stack.enter_context(patched(owner, "new_group", world.new_group(owner.new_group)))
+        stack.enter_context(patched(c10d, "rendezvous", world.rendezvous))
+        stack.enter_context(patched(c10d, "_store_based_barrier", lambda *args, **kwargs: None))
+        stack.enter_context(faked_stores(job.world_size, tapes))
+        yield
+
+
 class _World:
     def __init__(self, job: Job, ledger: LedgerLike, arrivals: Arrivals) -> None:
         self._job = job
         self._ledger = ledger
         self._arrivals = arrivals
         self._store = RankStore(job.world_size, arrivals.tapes)
-        self._helper = inspect.signature(present(c10d, "_new_process_group_helper"))
+        self._of_torch: Callable[..., tuple[object, object]] = present(c10d, "_new_process_group_helper")
+        self._helper = inspect.signature(self._of_torch)
         self._new_group_with_tag: Callable[..., object] = present(c10d, "_new_group_with_tag")
         self._rank, self._num_ranks = job.rank, job.world_size
         self.own_ranks = OwnRanks(job)
@@ -153,10 +163,12 @@ class _World:
         return min(ranks) >= 0 and max(ranks) < self._num_ranks and len(set(ranks)) == len(ranks)
 
     def new_process_group(self, *args: object, **kwargs: object) -> tuple[object, object]:
-        """Do what ``_new_process_group_helper`` does, with our group."""
+        """Do what ``_new_process_group_helper`` does, with our group. Ranks that run have torch's own for hosts."""
         bound = self._helper.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = bound.arguments
+        if self.own_ranks.has_peers and is_for_hosts(arguments["backend"]):
+            return self._of_torch(*args, **kwargs)
         ranks, name, tag = arguments["global_ranks_in_group"], arguments["group_name"], arguments["pg_tag"]
         if name in c10d._world.pg_names.values():
             raise ValueError("The specified group name has already been created, please use a different group name")
@@ -176,6 +188,7 @@ class _World:
         if not any(mark in backend for mark in ",:") and backend not in c10d.Backend.backend_type_map:
             raise AssertionError(f"Unknown backend type {backend}")
         store = c10d.PrefixStore(f"{name}/", self._store if backend == "mpi" else arguments["store"])
+        mirrors = RankStore(size, self._arrivals.tapes) if self.own_ranks.has_peers else store
         group = DispatchedGroup(
             rank or 0,
             size,
@@ -183,7 +196,7 @@ class _World:
             arrivals=self._arrivals,
             ledger=self._ledger,
             options=arguments.get("backend_options"),
-            store=store,
+            store=mirrors,
         )
         if arguments["device_id"]:
             group.bound_device_id = arguments["device_id"]
@@ -198,7 +211,17 @@ class _World:
         _register(group, backend, store, name, tag)
         return group, store
 
-    def split_group(
+    def split_group(self, original: Callable[..., object]) -> Callable[..., object]:
+        """Split our groups. Those of torch split as ever."""
+
+        @functools.wraps(original)
+        def split_group(parent_pg: dist.ProcessGroup | None = None, *args: Any, **kwargs: Any) -> object:
+            parent = parent_pg or c10d._get_default_group()
+            return (self._split if isinstance(parent, BareGroup) else original)(parent, *args, **kwargs)
+
+        return split_group
+
+    def _split(
         self,
         parent_pg: dist.ProcessGroup | None = None,
         split_ranks: Sequence[Sequence[int]] | None = None,

@@ -8,11 +8,15 @@ A script may import torch only in its ranks, so nothing here needs torch.
 
 A process's rank, in the job or on its node, is its parameter ``rank``, else its first integer, else its position in the
 order of starting. If ``init_process_group`` then names another rank of this job, the process was not the chosen one.
+
+A process that the script started may join others for GPUs only if it is an inference engine's: multiprocessing runs a
+function of vLLM's or SGLang's in it. The engine's other ranks are such processes too.
 """
 
 from __future__ import annotations
 
 import inspect
+import multiprocessing
 import os
 import sys
 import types
@@ -28,8 +32,10 @@ from fakedist.rundir.notes import Note
 
 #: A process that calls one of these becomes a rank.
 _JOINING = {"init_process_group", "init_device_mesh", "init_distributed", "PartialState"}
+_OF_HOSTS = frozenset({"gloo", "mpi", "fake"})
+_ENGINES = {"vllm", "sglang"}
 #: Packages whose functions make no ranks of the job. The groups that an engine's processes join are the engine's own.
-_NOT_THE_USERS = {"torch", "vllm", "sglang", *sys.stdlib_module_names} - {"__main__"}
+_NOT_THE_USERS = {"torch", *_ENGINES, *sys.stdlib_module_names} - {"__main__"}
 _RANK_NAMES = ("rank", "global_rank", "world_rank")
 _MAX_DEPTH = 8
 _MAX_SEEN = 500
@@ -73,11 +79,15 @@ class _Over:
 
 
 class OwnRanks:
-    """The ranks that the script starts by itself; with ``is_started``, in a process that the script started."""
+    """The ranks that the script starts by itself; with ``is_started``, in a process that the script started.
+
+    ``has_peers``: it is one of an engine's, and the other ranks of its groups are processes that run.
+    """
 
     def __init__(self, job: Job, *, is_started: bool = False) -> None:
         self._job = job
         self._is_started = is_started
+        self.has_peers = is_started and _is_an_engines()
         self._pid = os.getpid()
         self._num_started = 0
         self._has_run = False
@@ -91,10 +101,10 @@ class OwnRanks:
             RuntimeError: A process besides the rank's joins others of the script's.
         """
         is_besides = self._is_started or os.getpid() != self._pid
-        if is_besides and num_ranks not in (1, self._job.world_size):
+        if is_besides and not self.has_peers and num_ranks not in (1, self._job.world_size):
             raise RuntimeError(
-                f"fakedist: a process that the script started joins a group of {num_ranks} ranks for GPUs; such a "
-                "process may only have a group of its own: give an engine tensor_parallel_size=1"
+                f"fakedist: a process that the script started joins a group of {num_ranks} ranks for GPUs; only those "
+                "that vLLM or SGLang spawn may (with VLLM_WORKER_MULTIPROC_METHOD=spawn), or give it a group of its own"
             )
         if self._running_candidate and num_ranks == self._job.world_size and rank != self._job.rank:
             raise AnotherRank
@@ -162,6 +172,17 @@ def own_ranks(job: Job) -> Iterator[OwnRanks]:
     own = OwnRanks(job)
     with patched(BaseProcess, "start", own.start(present(BaseProcess, "start"))):
         yield own
+
+
+def is_for_hosts(backend: object) -> bool:
+    """Return whether groups of a backend need no GPU."""
+    return str(backend) in _OF_HOSTS
+
+
+def _is_an_engines() -> bool:
+    """Return whether multiprocessing runs a function of an engine's package in this process."""
+    target = getattr(multiprocessing.current_process(), "_target", None)
+    return (getattr(target, "__module__", None) or "").partition(".")[0] in _ENGINES
 
 
 def _has_joined() -> bool:

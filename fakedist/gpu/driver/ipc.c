@@ -1,18 +1,19 @@
 /* Memory of another process, opened by a handle that it sent.
  *
- * The other ranks mirror this one, so the handles that arrive from them are this rank's own. The memory behind them
- * belongs to other GPUs and takes none of this one. It has addresses of its own, and holds the same as this rank's. */
+ * The other ranks mirror this one, so the handles that arrive from them are this rank's own: what is behind them holds the
+ * same as this rank's. Processes of an engine send handles of their own: what is behind these holds no values here. Either
+ * way it has addresses of its own, and counts as memory of the process that took it. */
 #include "devices.h"
 #include "memory.h"
 #include "pools.h"
-#include "refuse.h"
 
 #include <unistd.h>
 
 struct ipc_handle {
     uint64_t process;
     void *base;
-    char unused[48];
+    uint64_t size;
+    char unused[40];
 };
 _Static_assert(sizeof(struct ipc_handle) == 64, "cudaIpcMemHandle_t");
 
@@ -20,18 +21,18 @@ API int cudaIpcGetMemHandle(struct ipc_handle *handle, void *address) {
     *handle = (struct ipc_handle){.process = (uint64_t)getpid()};
     memory_shared(address);
     if (pool_of(address, NULL, NULL)) return gpu_fail(INVALID_VALUE); /* pools have handles of their own */
-    return memory_allocation_of(address, &handle->base, NULL);
+    size_t size = 0;
+    int status = memory_allocation_of(address, &handle->base, &size);
+    return handle->size = size, status;
 }
 API int cudaIpcOpenMemHandle(void **out, struct ipc_handle handle, unsigned flags) {
     (void)flags;
-    if (handle.process != (uint64_t)getpid())
-        return refuse_call("cudaIpcOpenMemHandle of a process that is not a rank", NOT_SUPPORTED);
-    size_t size = 0;
-    int status = memory_allocation_of(handle.base, NULL, &size);
+    int is_own = handle.process == (uint64_t)getpid();
+    int status = is_own ? memory_allocation_of(handle.base, NULL, NULL) : handle.size ? OK : gpu_fail(INVALID_VALUE);
     if (status != OK) return status;
-    uint64_t span = ((uint64_t)size + GRANULE - 1) / GRANULE * GRANULE;
+    uint64_t span = (handle.size + GRANULE - 1) / GRANULE * GRANULE;
     *out = memory_reserve(device_current(), span);
-    return *out && memory_open(*out, span, handle.base) ? OK : gpu_fail(OUT_OF_MEMORY);
+    return *out && memory_open(*out, span, is_own ? handle.base : *out) ? OK : gpu_fail(OUT_OF_MEMORY);
 }
 API int cudaIpcCloseMemHandle(void *address) {
     int device = memory_device_of(address);

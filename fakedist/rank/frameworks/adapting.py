@@ -61,12 +61,15 @@ _ADAPTERS: dict[str, Adapter] = {
     "deepspeed.runtime.zero.utils": lists_of_rank_0,
     "safetensors.torch": sparse_safetensors,
     "transformer_engine.pytorch.module.base": buffers_of_ranks,
-    "vllm.distributed.device_communicators.custom_all_reduce": buffers_of_graphs,
     "vllm.distributed.device_communicators.pynccl": calls_of_torch,
+}
+
+#: Those for ranks that do not run. An engine's processes ask each other.
+_ABSENT: dict[str, Adapter] = {
+    "vllm.distributed.device_communicators.custom_all_reduce": buffers_of_graphs,
     "vllm.distributed.device_communicators.shm_broadcast": objects_of_groups,
     "vllm.distributed.parallel_state": nodes_of_the_job,
 }
-
 
 #: Adapters that only save the host time.
 _FASTER: dict[str, Adapter] = {
@@ -79,9 +82,12 @@ _FASTER: dict[str, Adapter] = {
 
 
 @contextmanager
-def adapted_frameworks() -> Iterator[None]:
-    """Adapt each framework module when it is imported, and those that already are."""
-    with _adapted(_ADAPTERS):
+def adapted_frameworks(*, has_peers: bool = False) -> Iterator[None]:
+    """Adapt each framework module when it is imported, and those that already are.
+
+    ``has_peers``: the other ranks run, too.
+    """
+    with _adapted(_ADAPTERS if has_peers else _ADAPTERS | _ABSENT):
         yield
 
 

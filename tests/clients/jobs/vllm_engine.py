@@ -16,8 +16,9 @@ from vllm import LLM, SamplingParams
 
 import fakedist
 
-#: The ranks of the job share each layer.
-SHARDED = {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}
+#: Two ranks share each layer: the job's, or processes of the engine's own.
+OF_THE_JOB = {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}
+SHARDED = {"tensor_parallel_size": 2} if "--process" in sys.argv else OF_THE_JOB
 
 
 def say(what: str, **more: int) -> None:
