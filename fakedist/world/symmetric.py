@@ -263,7 +263,8 @@ def _rendezvous(memory: PeerMemory) -> Iterator[None]:
         name = group_name or default_groups.get(tensor.data_ptr())
         if handle is not None and name and (buffers := (name, tuple(handle.buffer_ptrs))) not in known:
             known.add(buffers)
-            memory.mapped(handle, _group_named(name))
+            if isinstance(group := _group_named(name), RankGroup):  # else the peers run, and are not recorded
+                memory.mapped(handle, group)
         return handle
 
     def barrier(handle: _SymmetricMemory, *args: object, **kwargs: object) -> None:
@@ -304,6 +305,8 @@ def _record_operation(library: torch.library.Library, name: str, operation: OpOv
     def kernel(keys: Any, *args: Any) -> object:  # the arguments of any operation
         arguments = dict(zip(names, args, strict=False))
         group = _group_named(arguments["group_name"])
+        if not isinstance(group, RankGroup):
+            return below(keys, *args) if below is not None else _below_autograd(operation, args)
         mine = arguments.get("local_input", arguments["input"])
         written = next((arguments[out] for out in ("out", "output") if out in arguments), mine)
         return group.symmetric(

@@ -178,7 +178,7 @@ API int cuMemRelease(void *handle) {
 
 /* What memory of a peer that is mapped at an address holds the same as: that of this process, where it is mapped. */
 static const void *mirrored_by(const struct physical *memory, const void *address, uint64_t offset) {
-    if (!memory->is_import || (memory->origin && memory->origin->num_devices)) return NULL;
+    if (!memory->is_import || memory->num_devices || (memory->origin && memory->origin->num_devices)) return NULL;
     return memory->origin && memory->origin->mapped_at ? memory->origin->mapped_at + offset : address;
 }
 API int cuMemMap(void *address, size_t size, size_t offset, void *handle, unsigned long long flags) {
@@ -321,6 +321,7 @@ API int cuMemImportFromShareableHandle(void **out, void *os_handle, int type) {
     pthread_mutex_lock(&lock);
     memory->origin = exported_as(&shared);
     if (memory->origin) memory->origin->uses++;
+    else if (shared.properties.location_type != LOCATION_DEVICE) memory->num_devices = shared.properties.device;
     pthread_mutex_unlock(&lock);
     return *out = memory, OK;
 }
@@ -350,9 +351,10 @@ API int cuMulticastCreate(void **out, const struct multicast_properties *propert
     if (!model.multicasts) return NOT_SUPPORTED;
     if (!properties->devices || !properties->bytes || properties->bytes % GRANULE) return INVALID_VALUE;
     if (!is_shareable((int)properties->handle_types)) return NOT_SUPPORTED;
-    struct properties as_memory = {TYPE_PINNED, (int)properties->handle_types, 0, 0, NULL, 0};
+    int devices = (int)properties->devices; /* for an import in another process; the object is on none of them */
+    struct properties as_memory = {TYPE_PINNED, (int)properties->handle_types, 0, devices, NULL, 0};
     struct physical *object = new_physical(&as_memory, properties->bytes);
-    object->num_devices = (int)properties->devices;
+    object->num_devices = devices;
     return *out = object, OK;
 }
 /* The other devices of the team are other ranks', which have added theirs. */
