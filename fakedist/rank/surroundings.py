@@ -69,6 +69,7 @@ from fakedist.rundir.step_time import Peaks
 from fakedist.rundir.tape import find_tapes, script_identity
 from fakedist.world.dispatchers import Device
 from fakedist.world.files import saved
+from fakedist.world.objects import PeerTapes
 from fakedist.world.process_group import around_calls, still_calls
 from fakedist.world.reroute import fake_world
 from fakedist.world.spawned import OwnRanks
@@ -340,6 +341,8 @@ class Surroundings:
         self._write_gpu()
 
     def _make_tapes(self) -> Tapes:
+        if self._process.own_ranks.has_peers:
+            return PeerTapes()
         job, known = self._job, None
         if self._values is not None:
             known = self._values.settled

@@ -5,6 +5,8 @@ An object comes from the sender's tape. Without one, if this rank is the source 
 object, the answer follows from "every rank is like me". If the call wants one other rank's object, one that this rank
 passed itself stands in for it; without that, the call cannot be answered.
 
+Ranks that run, too, as an engine's processes do, send each other their objects through the store of their default group.
+
 Objects are pickled as ``_object_to_tensor`` and ``_tensor_to_object`` in torch/distributed/distributed_c10d.py do it,
 in this process. A tape's objects contain only what the script itself exchanges.
 """
@@ -13,8 +15,10 @@ from __future__ import annotations
 
 import functools
 import io
+import pickle
 import reprlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -23,6 +27,7 @@ from typing import Literal, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d as c10d
 
 from fakedist.errors import WorldError
@@ -47,6 +52,34 @@ _RPC = "torch.distributed.rpc.backend_registry"
 _BOOLS = ("bool", "bool_")
 #: Called with (operation, group, bytes sent, bytes received) for each call.
 Write = Callable[[str, BareGroup, int, int], None]
+
+
+class PeerTapes(Tapes):
+    """Objects of ranks that run: they come through the store of the default group. Nothing is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: Counter[Where] = Counter()
+
+    def send_objects(self, where: Where, objects: Sequence[bytes]) -> None:
+        """Send pickled objects."""
+        _store().set(self._key(where), pickle.dumps(list(objects)))
+
+    def receive_objects(self, where: Where, num_objects: int) -> list[bytes] | None:
+        """Wait for the pickled objects that a rank sends in this call. None if any rank may send them."""
+        if where.source == ANY_RANK:
+            return None
+        objects: list[bytes] = pickle.loads(_store().get(self._key(where)))
+        return objects
+
+    def _key(self, where: Where) -> str:
+        self._calls[where] += 1
+        return f"fakedist/{where}/{self._calls[where]}"
+
+
+def _store() -> Store:
+    store: Store = c10d._world.pg_map[c10d._get_default_group()][1]
+    return store
 
 
 class _StandIn(NamedTuple):

@@ -183,7 +183,13 @@ class _World:
         rank = arguments["group_rank"] if (arguments["group_rank"] or 0) >= 0 else self._job.rank
         if c10d._world.default_pg is None:
             self._rank, self._num_ranks = rank or 0, size  # the script may pass other values than its environment has
-            self.own_ranks.joins(self._rank, size)
+        if not isinstance(c10d._world.default_pg, BareGroup):
+            self.own_ranks.joins(rank or 0, size)
+        if self.own_ranks.has_peers and size > 1 and "gloo" in str(arguments["backend"]):
+            raise RuntimeError(
+                f"fakedist: an engine's processes join a group of backend {arguments['backend']} for hosts and GPUs at "
+                'once, whose host half is not simulated; make one for each: backend="nccl" and backend="gloo"'
+            )
         backend = str(arguments["backend"])
         if not any(mark in backend for mark in ",:") and backend not in c10d.Backend.backend_type_map:
             raise AssertionError(f"Unknown backend type {backend}")

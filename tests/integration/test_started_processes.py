@@ -110,3 +110,41 @@ def test_a_process_that_became_another_rank_does_not_join(tmp_path: Path) -> Non
     code = "import os, sys; os.environ['FAKEDIST_LEDGER'] = '/proc/2/fd/2'; import pynvml"
     done = _python(code, tmp_path, FAKEDIST_LEDGER="/proc/1/fd/1", **{joining.RUN_VARIABLE: str(tmp_path)})
     assert "cannot use" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def engine(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    directory = tmp_path_factory.mktemp("engine")
+    options = ["--world-size", "1", "--gpus-per-node", "2", "--output", "run"]
+    finished = run_fakedist("profile", *options, JOB.with_name("starts_an_engine.py"), cwd=directory)
+    assert finished.code == 0, finished.stderr
+    line = next(line for line in finished.stdout.splitlines() if line.startswith("FOUND "))
+    answers = json.loads(line.removeprefix("FOUND "))
+    assert isinstance(answers, dict)
+    use = open_run(directory / "run").table("device_use")
+    return answers | {"others": use[use["part"] == "all"].groupby("process", observed=True)["bytes"].max().to_dict()}
+
+
+def test_an_engines_processes_have_groups_of_their_hosts_and_the_ranks_own_for_gpus(engine: dict[str, Any]) -> None:
+    assert engine["codes"] == [0, 0]
+    for rank, found in enumerate(engine["ranks"]):
+        assert found["hosts"] == 1.0 + 2.0, "gloo sums what the two processes have"
+        assert found["gpus"] == [2 * (1.0 + rank)] * 4, "the other rank is like this one"
+
+
+def test_an_engines_processes_send_each_other_objects(engine: dict[str, Any]) -> None:
+    for found in engine["ranks"]:
+        assert found["objects"] == found["through gpus"] == engine["pids"]
+        assert found["sent"] == [{"from": 1}]
+
+
+def test_an_engines_processes_hold_memory_of_their_own_gpus_and_none_by_mapping(engine: dict[str, Any]) -> None:
+    assert engine["used"] == [64 + 2, 128 + 2], "MiB of each GPU; small tensors take 2"
+    assert [found["mapped"] for found in engine["ranks"]] == [2 * engine["used"]] * 2
+    assert engine["after"] == [0, 0]
+    assert engine["others"] == {"SpawnProcess-1": 66 * MIB}, "the rank's GPU is the first"
+
+
+def test_an_engines_group_for_hosts_and_gpus_at_once_is_refused(engine: dict[str, Any]) -> None:
+    for found in engine["ranks"]:
+        assert found["both"].startswith("fakedist: an engine's processes join a group of backend cpu:gloo,cuda:nccl")

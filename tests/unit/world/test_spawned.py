@@ -228,3 +228,27 @@ def test_a_started_process_joins_a_group_of_its_own_or_the_job(num_ranks: int, i
     own = OwnRanks(Job(world_size=4, rank=0, target="x"), is_started=True)
     with pytest.raises(RuntimeError, match="a group of 2 ranks") if is_refused else nullcontext():
         own.joins(0, num_ranks)
+
+
+@pytest.mark.parametrize(
+    ("module", "is_started", "is_refused"),
+    [
+        ("vllm.v1.executor.multiproc_executor", True, False),
+        ("sglang.srt.managers.scheduler", True, False),
+        ("vllm.v1.executor.multiproc_executor", False, True),
+        ("vllm_plugin", True, True),
+        ("__main__", True, True),
+    ],
+)
+def test_only_a_started_process_that_runs_an_engines_function_joins_others(
+    monkeypatch: pytest.MonkeyPatch, module: str, is_started: bool, is_refused: bool
+) -> None:
+    def target() -> None:
+        pass
+
+    target.__module__ = module
+    monkeypatch.setattr(multiprocessing.current_process(), "_target", target, raising=False)
+    own = OwnRanks(Job(world_size=4, rank=0, target="x"), is_started=is_started)
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # in a fork of the rank
+    with pytest.raises(RuntimeError, match="only those that vLLM or SGLang spawn may") if is_refused else nullcontext():
+        own.joins(1, 2)
