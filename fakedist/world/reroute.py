@@ -71,7 +71,7 @@ def fake_world(
         world.own_ranks = stack.enter_context(own_ranks(job)) if own is None else own
         stack.enter_context(patched(c10d, "_new_process_group_helper", world.new_process_group))
         for owner in (c10d, dist, device_mesh):
-            stack.enter_context(patched(owner, "split_group", world.split_group(owner.split_group)))
+            stack.enter_context(patched(owner, "split_group", world.split_group(present(owner, "split_group"))))
         for name in ("is_nccl_available", "is_mpi_available", "is_ucc_available", "is_gloo_available"):
             for owner in (c10d, dist):
                 stack.enter_context(patched(owner, name, lambda: True))

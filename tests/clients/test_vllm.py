@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fakedist.results.opening import open_run
 from tests.conftest import RunFakedist
 
 pytestmark = pytest.mark.skipif(
@@ -25,6 +26,10 @@ HIDDEN, INNER, LAYERS, VOCABULARY, KEYS, SIZE = 2048, 8192, 16, 128256, 512, 2
 LAYER = HIDDEN * (2 * HIDDEN + 2 * KEYS + 3 * INNER)
 NORMS = (2 * LAYERS + 1) * HIDDEN * SIZE
 TOKEN = 2 * KEYS * SIZE  # of one layer in the KV cache
+#: What two ranks share with each other, at least: buffers of vLLM's own all-reduce and of symmetric memory, and addresses.
+SHARED = (2 * 64 + 64 + 8) * MIB
+#: Those of an engine that hold memory of the rank's GPU.
+PROCESSES = {"--process": ["EngineCore"], "--process --tensor-parallel": ["VllmWorker-0"]}
 
 
 def weights_of(ranks: int) -> int:
@@ -32,22 +37,28 @@ def weights_of(ranks: int) -> int:
     return (VOCABULARY * HIDDEN + LAYERS * LAYER) * SIZE // ranks + NORMS
 
 
-@pytest.fixture(scope="module", params=["", "--graphs", "--process", "--tensor-parallel"])
+@pytest.fixture(
+    scope="module", params=["", "--graphs", "--process", "--tensor-parallel", "--process --tensor-parallel"]
+)
 def found(
     request: pytest.FixtureRequest, run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """Bytes that the engine said it held, by point, the ranks that share its layers, and the report's object."""
     directory = tmp_path_factory.mktemp("vllm")
-    ranks = "2" if request.param == "--tensor-parallel" else "1"
-    options = ["--device", "virtual", "--world-size", ranks, "--gpus-per-node", ranks, "--output", "run"]
-    finished = run_fakedist("profile", *options, JOB, *filter(None, [request.param]), cwd=directory)
+    arguments = request.param.split()
+    ranks = "2" if "--tensor-parallel" in arguments else "1"
+    of_job = "1" if "--process" in arguments else ranks
+    options = ["--device", "virtual", "--world-size", of_job, "--gpus-per-node", ranks, "--output", "run"]
+    finished = run_fakedist("profile", *options, JOB, *arguments, cwd=directory)
     assert finished.code == 0, finished.stderr
     lines = [line.removeprefix("HELD ") for line in finished.stdout.splitlines() if line.startswith("HELD ")]
     points = {point.pop("at"): point for point in map(json.loads, lines)}
+    use = open_run(directory / "run").table("device_use")
     return points | {
         "variant": request.param,
         "ranks": int(ranks),
         "report": json.loads((directory / "run/run.json").read_text())["summary"],
+        "processes": [name for name in use["process"].unique() if name],
     }
 
 
@@ -67,12 +78,19 @@ def test_asleep_it_gives_back_exactly_its_weights_and_its_kv_cache(found: dict[s
         held = found[f"awake {level}"]["used"] - found[f"asleep {level}"]["used"] - cache
         assert 1 < held / weights_of(found["ranks"]) < 1.02
         assert found[f"asleep {level}"]["reserved"] == found[f"awake {level}"]["reserved"], "torch knows nothing of it"
-    assert found["asleep 1"]["used"] == found["asleep 2"]["used"] < 1024 * MIB
+    assert found["asleep 1"]["used"] == found["asleep 2"]["used"]
+    graphs = 256 * MIB if found["variant"] == "--graphs" else 0
+    shared = SHARED if found["ranks"] > 1 else 0
+    assert 0 <= found["asleep 1"]["used"] - shared - 96 * MIB < graphs + 16 * MIB
+
+
+def test_of_an_engines_processes_only_the_first_ranks_holds_memory_of_the_gpu(found: dict[str, Any]) -> None:
+    assert found["processes"] == PROCESSES.get(found["variant"], [])
 
 
 def test_what_it_keeps_asleep_is_all_that_its_process_has_in_use(found: dict[str, Any]) -> None:
     rows = found["report"]["engine_sleeps"]
-    assert {row["process"] for row in rows} == {"EngineCore" if found["variant"] == "--process" else ""}
+    assert {row["process"] for row in rows} == set(PROCESSES.get(found["variant"], [""]))
     assert [(row["how"], row["times"]) for row in rows] == [("level 1", 1), ("level 2", 1)]
     for row, level in zip(rows, (1, 2), strict=True):
         assert sum(row["kept"].values()) == found[f"asleep {level}"]["used"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int("--process" in sys.argv)), "VLLM_USE_V2_MODEL_RUNNER": "0"}
 os.environ |= {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")
 os.environ |= {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
 import torch

@@ -141,6 +141,16 @@ if attribute.value:
     unmap(view, 8), call("cuMemRelease", again)
     found["ended"] = used()
     found["not_an_object"] = call("cuMulticastAddDevice", create(2), 0)
+    fd = export(object_of(4, 2), FILE)
+    here, there = socket.socketpair()
+    if not (child := os.fork()):
+        before, other, memory = used(), imported(fd, FILE), create(4)
+        added = [call("cuMulticastAddDevice", other, 0), bind(other, 4, memory), bind(other, 6, memory)]
+        view = mapped(other, 4)
+        there.send(json.dumps([*added, unmap(view, 4), used() - before]).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    found["of_another_process"] = json.loads(here.recv(999))
 else:
     found["created"] = make("cuMulticastCreate", byref(Multicast(8, 2 * MIB, FILE, 0)))
     found["fabric"] = make("cuMemCreate", c_size_t(2 * MIB), byref(Properties(1, FABRIC, 1, 0)), c_uint64(0))
@@ -212,6 +222,13 @@ def test_a_multicast_object_takes_no_memory_and_keeps_what_is_bound(team: dict[s
     assert team["ended"] == 0
 
 
+def test_a_process_that_another_sends_a_multicast_object_binds_its_own_memory_to_it(team: dict[str, Any]) -> None:
+    added, bound, too_much, unmapped, used = team["of_another_process"]
+    assert (added, bound, unmapped) == (0, 0, 0)
+    assert too_much == 1
+    assert used == 4, "MiB of its own"
+
+
 def test_a_multicast_object_refuses_what_it_has_no_room_for(team: dict[str, Any]) -> None:
     assert team["too_early"] == 1
     assert team["added"] == [0, 101]
@@ -261,6 +278,17 @@ found["told"] = [(to == theirs[1].value, size, ends) for to, _, size, ends in co
 found["used"] = used()
 found["outside"] = outside()
 found["closed"] = [call("cudaIpcCloseMemHandle", peer) for peer in (*theirs, theirs[0])]
+here, there = socket.socketpair()
+if not (child := os.fork()):
+    before, peer = used(), c_void_p()
+    statuses = [call("cudaIpcOpenMemHandle", byref(peer), given, 1) for given in (Handle(), handle)]
+    size = c_size_t()
+    call("cuMemGetAddressRange_v2", byref(c_void_p()), byref(size), peer)
+    statuses += [call("cudaIpcCloseMemHandle", peer) for _ in range(2)]
+    there.send(json.dumps([*statuses, used() - before, size.value // MIB]).encode())
+    os._exit(0)
+os.waitpid(child, 0)
+found["of_another_process"] = json.loads(here.recv(999))
 """
     )
     assert found["opened"] == [0, 0]
@@ -268,3 +296,6 @@ found["closed"] = [call("cudaIpcCloseMemHandle", peer) for peer in (*theirs, the
     assert found["told"] == [[True, 1 << 20, 0], [True, 1 << 20, 1]]
     assert (found["used"], found["outside"]) == (6, {"user buffers": 6})
     assert found["closed"] == [0, 0, 1]
+    nothing, opened, closed, again, taken, size = found["of_another_process"]
+    assert (nothing, opened, closed, again) == (1, 0, 0, 1)
+    assert (taken, size) == (0, 6), "the process that took it counts it"

@@ -70,3 +70,13 @@ def test_a_module_imported_before_is_adapted_too_and_others_are_left_alone(packa
         module.validate_uneven_dtensor(Shard(rows=3))
     assert module.validate_uneven_dtensor is original
     assert sys.meta_path == finders
+
+
+def test_modules_that_ask_ranks_which_run_keep_their_own_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("vllm.distributed.parallel_state")
+    asks = module.in_the_same_node_as = object()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with adapted_frameworks(has_peers=True):
+        assert module.in_the_same_node_as is asks
+    with adapted_frameworks():
+        assert module.in_the_same_node_as is not asks
