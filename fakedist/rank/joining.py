@@ -104,18 +104,20 @@ def join() -> None:
 
 
 class _Told:
-    """Takes a journal's records, and tells the rank of its engine's and of torch's errors, which become notes."""
+    """Takes a journal's records, and tells the rank of torch's errors, which become notes, and of its engine's: of an
+    engine on several GPUs, what the process on the rank's own says.
+    """
 
     num_bytes = 0
 
-    def __init__(self, path: Path, gpu: VirtualGpu, memory_bytes: int) -> None:
-        self._path, self._gpu, self._memory_bytes = path, gpu, memory_bytes
+    def __init__(self, path: Path, gpu: VirtualGpu, memory_bytes: int, device: int) -> None:
+        self._path, self._gpu, self._memory_bytes, self._device = path, gpu, memory_bytes, device
 
     def append(self, record: Record) -> None:
         """Drop a record, or tell the rank of it. One write appends a whole line, whichever process it comes from."""
         if isinstance(record, FailedRequestRecord):
             record = NoteRecord(self._out_of_memory(record))
-        elif isinstance(record, (EngineRecord, EngineSleepRecord, EngineCacheRecord)):
+        elif isinstance(record, (EngineRecord, EngineSleepRecord, EngineCacheRecord)) and self._is_on_the_ranks():
             record = replace(record, process=_own_name())
         else:
             return
@@ -124,6 +126,11 @@ class _Told:
             os.write(file, (json.dumps(encode(record)) + "\n").encode())
         finally:
             os.close(file)
+
+    def _is_on_the_ranks(self) -> bool:
+        from torch.cuda import current_device
+
+        return self._gpu.visible()[current_device()] == self._device
 
     def _out_of_memory(self, failed: FailedRequestRecord) -> Note:
         used = self._gpu.in_use(failed.device, restarts=False)
@@ -142,6 +149,7 @@ class _Started:
 
     def __init__(self, job: Job, run_directory: Path) -> None:
         self._told = run_directory / _TOLD
+        self._device = job.device_index
         self._job = replace(
             job,
             world_size=1,
@@ -209,7 +217,7 @@ class _Started:
 
         assert self._gpu is not None
         memory_bytes = self._job.gpu_memory_bytes or find_gpu(self._job.gpu).memory_bytes
-        journal = _Told(self._told, self._gpu, memory_bytes)
+        journal = _Told(self._told, self._gpu, memory_bytes, self._device)
         process = Process(
             job=self._job,
             journal=journal,

@@ -420,7 +420,12 @@ class Surroundings:
         self._journal.append(found)
 
     def _device_index(self) -> int:
-        """The rank's device among those the process sees, which CUDA_VISIBLE_DEVICES may restrict."""
+        """The rank's device among those the process sees, which CUDA_VISIBLE_DEVICES may restrict.
+
+        A process that the script started is on whichever it chose.
+        """
+        if self._process.own_ranks.is_started and torch.cuda.is_initialized():
+            return torch.cuda.current_device()
         wanted = self._job.device_index
         visible = [] if self._gpu is None else self._gpu.visible()
         if not visible or wanted < len(visible):

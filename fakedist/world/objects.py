@@ -5,7 +5,7 @@ An object comes from the sender's tape. Without one, if this rank is the source 
 object, the answer follows from "every rank is like me". If the call wants one other rank's object, one that this rank
 passed itself stands in for it; without that, the call cannot be answered.
 
-Ranks that run, too, as an engine's processes do, send each other their objects through the store of their default group.
+Ranks that run, too, as an engine's processes do, send each other objects through the store of their default group.
 
 Objects are pickled as ``_object_to_tensor`` and ``_tensor_to_object`` in torch/distributed/distributed_c10d.py do it,
 in this process. A tape's objects contain only what the script itself exchanges.
@@ -63,7 +63,7 @@ class PeerTapes(Tapes):
 
     def send_objects(self, where: Where, objects: Sequence[bytes]) -> None:
         """Send pickled objects."""
-        _store().set(self._key(where), pickle.dumps(list(objects)))
+        _store().set(self._key(where), pickle.dumps(list(objects)))  # type: ignore[arg-type]  # it takes bytes, too
 
     def receive_objects(self, where: Where, num_objects: int) -> list[bytes] | None:
         """Wait for the pickled objects that a rank sends in this call. None if any rank may send them."""

@@ -86,7 +86,7 @@ class OwnRanks:
 
     def __init__(self, job: Job, *, is_started: bool = False) -> None:
         self._job = job
-        self._is_started = is_started
+        self.is_started = is_started
         self.has_peers = is_started and _is_an_engines()
         self._pid = os.getpid()
         self._num_started = 0
@@ -100,7 +100,7 @@ class OwnRanks:
         Raises:
             RuntimeError: A process besides the rank's joins others of the script's.
         """
-        is_besides = self._is_started or os.getpid() != self._pid
+        is_besides = self.is_started or os.getpid() != self._pid
         if is_besides and not self.has_peers and num_ranks not in (1, self._job.world_size):
             raise RuntimeError(
                 f"fakedist: a process that the script started joins a group of {num_ranks} ranks for GPUs; only those "

@@ -26,7 +26,7 @@ HIDDEN, INNER, LAYERS, VOCABULARY, KEYS, SIZE = 2048, 8192, 16, 128256, 512, 2
 LAYER = HIDDEN * (2 * HIDDEN + 2 * KEYS + 3 * INNER)
 NORMS = (2 * LAYERS + 1) * HIDDEN * SIZE
 TOKEN = 2 * KEYS * SIZE  # of one layer in the KV cache
-#: What two ranks share with each other, at least: buffers of vLLM's own all-reduce and of symmetric memory, and addresses.
+#: What two ranks share, at least: buffers of vLLM's own all-reduce and of symmetric memory, and their addresses.
 SHARED = (2 * 64 + 64 + 8) * MIB
 #: Those of an engine that hold memory of the rank's GPU.
 PROCESSES = {"--process": ["EngineCore"], "--process --tensor-parallel": ["VllmWorker-0"]}
