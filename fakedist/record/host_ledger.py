@@ -101,7 +101,6 @@ class HostLedger:
         self._is_on = False
         self._pid = os.getpid()
         self._places: dict[tuple[int, str], int] = {}
-        self._new_places: list[ScopeRow] = []
         self._place = -1
         self._activity, self._depth = "", 0
         self._known_files: set[str] = set()
@@ -145,7 +144,7 @@ class HostLedger:
         place = self._places.get((step, phase))
         if place is None:
             place = self._places[step, phase] = len(self._places)
-            self._new_places.append(ScopeRow(place, step, phase, 0, recompute=False))
+            self._append(HostPlacesRecord([ScopeRow(place, step, phase, 0, recompute=False)]))
         if place != self._place:
             self._place = place
             if self._reader is not None:
@@ -164,12 +163,7 @@ class HostLedger:
 
     def drain(self) -> None:
         """Move what happened since the last call to the journal."""
-        if not self._is_on:
-            return
-        if self._new_places:
-            self._append(HostPlacesRecord(self._new_places))
-            self._new_places = []
-        if self._reader is None:
+        if not self._is_on or self._reader is None:
             return
         with without_inductor():
             record = self._reader.read_host()
