@@ -20,6 +20,7 @@ from fakedist.rundir.encoding import Record, columns_of
 from fakedist.rundir.journal import damaged, read_journal
 from fakedist.rundir.launch_records import HostClockRecord, LaunchesRecord, LaunchKeysRecord, MachineScoreRecord
 from fakedist.rundir.memory_records import (
+    AllocatorSettingsRecord,
     BeyondCapacityRecord,
     EventsRecord,
     FailedRequestRecord,
@@ -144,6 +145,7 @@ class Recording:
         router_passes: Their calls, in order.
         host_blocks: Columns of ``HostBlocksRecord``: what happened to the host's memory.
         host_places: Its steps and phases.
+        settings_changes: Settings of the allocator that the script set, in order.
         host_looks: What of it no event tells of, in order.
         saves: Checkpoints that were written.
         made_by: Operations of backwards in order (``op``), and the one that made the node that ran each (``forward``).
@@ -190,6 +192,7 @@ class Recording:
     router_passes: list[RouterPassRow] = field(default_factory=list)
     host_blocks: dict[str, Array] = field(default_factory=lambda: empty_columns(HostBlocksRecord))
     host_places: list[ScopeRow] = field(default_factory=list)
+    settings_changes: list[AllocatorSettingsRecord] = field(default_factory=list)
     host_looks: list[HostLookRecord] = field(default_factory=list)
     saves: list[SaveRecord] = field(default_factory=list)
     made_by: dict[str, Array] = field(default_factory=lambda: {"op": np.zeros(0, "i8"), "forward": np.zeros(0, "i8")})
@@ -285,6 +288,7 @@ _LISTED: dict[type[Record], str] = {
     StepRecord: "steps",
     HostLookRecord: "host_looks",
     SaveRecord: "saves",
+    AllocatorSettingsRecord: "settings_changes",
     NamedPhaseRecord: "named_phases",
     EngineRecord: "engines",
     EngineCacheRecord: "engine_caches",

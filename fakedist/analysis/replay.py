@@ -10,7 +10,7 @@ around the few blocks that may have been given whole. Every run that has the all
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -227,16 +227,28 @@ class _Events:
         return np.flatnonzero(np.logical_or.reduce([self.action == action for action in actions]))
 
 
-def replay(action: npt.ArrayLike, address: npt.ArrayLike, size: npt.ArrayLike, settings: AllocatorSettings) -> Replay:
-    """Replay one device's history of actions (``rundir.schema.ACTIONS``), addresses, and requested or segment bytes."""
+def replay(
+    action: npt.ArrayLike,
+    address: npt.ArrayLike,
+    size: npt.ArrayLike,
+    settings: AllocatorSettings,
+    changes: Sequence[tuple[int, AllocatorSettings]] = (),
+) -> Replay:
+    """Replay one device's history of actions (``rundir.schema.ACTIONS``), addresses, and requested or segment bytes.
+
+    ``changes``: events from which other settings were in force, in order.
+    """
     history = _Events(np.asarray(action), np.asarray(address).astype(np.int64), np.asarray(size, np.int64))
     num_events = len(history.action)
     made = history.at(_ALLOC)
     requested, completed = _ends(history)
-    rounded = rounded_bytes(history.size[made], settings)
-    whole = _may_be_whole(history, made, rounded, settings)
+    rounded, max_split = np.zeros(len(made), np.int64), np.zeros(num_events, np.int64)
+    for first, now in [(0, settings), *changes]:
+        max_split[first:] = now.max_split_bytes
+        rounded[made >= first] = rounded_bytes(history.size[made[made >= first]], now)
+    whole = _may_be_whole(history, made, rounded, max_split[made], expands=settings.expandable)
     for event, bytes_ in _play(
-        history, settings, made=made, rounded=rounded, completed=completed, is_asked=whole
+        history, max_split, made=made, rounded=rounded, completed=completed, is_asked=whole
     ).items():
         rounded[np.searchsorted(made, event)] = bytes_
     moves = np.zeros(num_events, np.int64)
@@ -280,7 +292,9 @@ def _neighbours(history: _Events, events: Ints, first: int, second: int) -> tupl
     return events[:-1][follows], events[1:][follows]
 
 
-def _may_be_whole(history: _Events, made: Ints, rounded: Ints, settings: AllocatorSettings) -> npt.NDArray[np.bool_]:
+def _may_be_whole(
+    history: _Events, made: Ints, rounded: Ints, max_split: Ints, *, expands: bool
+) -> npt.NDArray[np.bool_]:
     """Blocks that may have been given more than their rounded request.
 
     The remainder of a free block is a multiple of 512 bytes. Where 512 bytes are enough for a block (small blocks,
@@ -288,7 +302,7 @@ def _may_be_whole(history: _Events, made: Ints, rounded: Ints, settings: Allocat
     another block began, or the segment ended, within that distance behind it.
     """
     mapped = history.at(_MAP)  # the script may have switched expandable segments on itself
-    end = 0 if settings.expandable else int(mapped[0]) if len(mapped) else len(history.action)
+    end = 0 if expands else int(mapped[0]) if len(mapped) else len(history.action)
     segments = history.at(_SEGMENT)
     last = np.iinfo(np.int64).max
     borders = np.concatenate(
@@ -297,12 +311,12 @@ def _may_be_whole(history: _Events, made: Ints, rounded: Ints, settings: Allocat
     borders.sort()
     behind = history.address[made] + rounded
     is_near = borders[np.searchsorted(borders, behind, "right")] - SMALL_BYTES <= behind
-    return np.asarray((rounded > SMALL_BYTES) & (made < end) & (is_near | (rounded >= settings.max_split_bytes)))
+    return np.asarray((rounded > SMALL_BYTES) & (made < end) & (is_near | (rounded >= max_split)))
 
 
 def _play(
     history: _Events,
-    settings: AllocatorSettings,
+    max_split: Ints,
     *,
     made: Ints,
     rounded: Ints,
@@ -328,8 +342,8 @@ def _play(
     bytes_[made] = rounded
     asked = np.zeros(len(history.action), bool)
     asked[made] = is_asked
-    columns = (moves, history.action[moves], history.address[moves], bytes_[moves], asked[moves])
-    return _given(zip(*(column.tolist() for column in columns), strict=True), settings.max_split_bytes)
+    columns = (moves, history.action[moves], history.address[moves], bytes_[moves], asked[moves], max_split[moves])
+    return _given(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _region_starts(history: _Events) -> Ints:
@@ -343,21 +357,22 @@ def _region_starts(history: _Events) -> Ints:
     return np.asarray(start[is_apart])
 
 
-def _given(moves: Iterator[tuple[int, int, int, int, bool]], max_split_bytes: int) -> dict[int, int]:
+def _given(moves: Iterator[tuple[int, int, int, int, bool, int]]) -> dict[int, int]:
     """Bytes of the blocks in question, by event.
 
-    ``moves`` has event, action, address, bytes (of a block: its rounded request), and whether the block is in question.
+    ``moves`` has event, action, address, bytes (of a block: its rounded request), whether the block is in question, and
+    from how many bytes on a block is not split.
     """
     free = AddressRanges()
     held: dict[int, tuple[int, int]] = {}  # by address: bytes, segment
     bytes_of: dict[int, int] = {}
-    for event, action, at, bytes_, is_asked in moves:
+    for event, action, at, bytes_, is_asked, max_split in moves:
         if action == _ALLOC:
             block_bytes = bytes_
             held.pop(at, None)
             if (taken := free.take(at)) is not None:
                 remaining, segment = taken[0] - block_bytes, taken[1]
-                if is_asked and (remaining <= SMALL_BYTES or block_bytes >= max_split_bytes):
+                if is_asked and (remaining <= SMALL_BYTES or block_bytes >= max_split):
                     bytes_of[event] = block_bytes = taken[0]
                 elif remaining > 0:
                     free.put(at + block_bytes, remaining, segment)

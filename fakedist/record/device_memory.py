@@ -13,7 +13,7 @@ import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypedDict
@@ -97,6 +97,24 @@ def allocator_settings() -> str:
     settings = take_snapshot().get("allocator_settings", {})
     values = [settings[name] for name in SETTINGS if name in settings] or map(os.environ.get, SETTINGS)
     return next(map(str, filter(None, values)), "")
+
+
+@contextmanager
+def changed_settings(changed: Callable[[str], None]) -> Iterator[None]:
+    """Call ``changed`` with the allocator's settings when the script sets them. What it leaves out is default."""
+    with ExitStack() as stack:
+        for name in ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings"):
+            if (original := getattr(torch._C, name, None)) is not None:  # releases differ
+                stack.enter_context(patched(torch._C, name, _then(original, changed)))
+        yield
+
+
+def _then(original: Callable[[str], None], changed: Callable[[str], None]) -> Callable[[str], None]:
+    def set_settings(alloc_conf: str) -> None:
+        original(alloc_conf)
+        changed(alloc_conf)
+
+    return set_settings
 
 
 _QUEUE = "_queued_calls"

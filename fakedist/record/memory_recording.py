@@ -14,7 +14,13 @@ from fakedist.frames import script_line, script_lines
 from fakedist.record.compiled_graphs import Compilations, compilations, compiled_graphs
 from fakedist.record.construction import Construction
 from fakedist.record.copies import Copies
-from fakedist.record.device_memory import AllocatorHistory, Beginning, EventNumbers, allocator_history
+from fakedist.record.device_memory import (
+    AllocatorHistory,
+    Beginning,
+    EventNumbers,
+    allocator_history,
+    changed_settings,
+)
 from fakedist.record.draining import Drain
 from fakedist.record.graph_layers import Placing, find_layers
 from fakedist.record.hooks import fsdp_is_loaded, fsdp_unshard_hook, out_of_memory_observer, tensor_swaps
@@ -28,7 +34,7 @@ from fakedist.record.position import Position
 from fakedist.record.running_graphs import GraphIntegers, RunningGraphs
 from fakedist.record.unseen import Unseen, compiles_backwards
 from fakedist.rundir.encoding import Record
-from fakedist.rundir.memory_records import FailedRequestRecord
+from fakedist.rundir.memory_records import AllocatorSettingsRecord, FailedRequestRecord
 
 Append = Callable[[Record], None]
 
@@ -97,6 +103,7 @@ class MemoryRecording:
         with ExitStack() as self._hooks:
             self._until_stop = self._hooks.enter_context(ExitStack())
             self._until_stop.enter_context(allocator_history(self.history))
+            self._until_stop.enter_context(changed_settings(self._settings_changed))
             self._until_stop.callback(self._marks.close)
             self._observe_failures = self._hooks.enter_context(out_of_memory_observer(self._out_of_memory))
             self._hooks.enter_context(self._construction.watching(unseen))
@@ -114,6 +121,9 @@ class MemoryRecording:
             stack.enter_context(self.cuda.watching())
             self.cuda.then(self._cuda_begins)
             yield
+
+    def _settings_changed(self, alloc_conf: str) -> None:
+        self._append(AllocatorSettingsRecord(self._position.op, alloc_conf))
 
     def _cuda_begins(self) -> None:
         if self.is_on:

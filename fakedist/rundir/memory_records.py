@@ -122,6 +122,14 @@ class HostPlacesRecord(Record):
     rows: list[ScopeRow]
 
 
+@record_kind("allocator_settings")
+class AllocatorSettingsRecord(Record):
+    """The script set the caching allocator's settings, before an operation: all of them, as in PYTORCH_ALLOC_CONF."""
+
+    op: int
+    alloc_conf: str
+
+
 @record_kind("host_look")
 class HostLookRecord(Record):
     """The host's memory that no event tells of, at one time.

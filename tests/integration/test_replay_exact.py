@@ -88,3 +88,23 @@ def segment_rows(table: pd.DataFrame) -> list[tuple[object, ...]]:
     names = ["address", "bytes", "stream", "pool", "private_pool", "is_expandable"]
     names += ["allocated_bytes", "requested_bytes", "waiting_bytes", "num_holes", "largest_hole_bytes"]
     return sorted(table[names].itertuples(index=False, name=None))
+
+
+#: As vLLM's engine does around its profiling run. Each block may be given all of its segment, or be rounded up.
+SETS = """
+import torch
+held = []
+for settings in ("", "max_split_size_mb:24", "roundup_power2_divisions:4", ""):
+    torch.cuda.memory._set_allocator_settings(settings)
+    held += [torch.empty(size, dtype=torch.uint8, device="cuda") for size in (30_000_100, 67_719_168)]
+print("HELD", torch.cuda.max_memory_allocated())
+"""
+
+
+def test_settings_that_the_script_changes_hold_from_there_on(run_fakedist: RunFakedist, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(SETS)
+    found = run_fakedist("profile", "--world-size", "1", "--device", "virtual", "-o", "run", "job.py", cwd=tmp_path)
+    assert found.code == 0, found.stderr
+    (held,) = [int(line.removeprefix("HELD ")) for line in found.stdout.splitlines() if line.startswith("HELD ")]
+    summary = json.loads((tmp_path / "run/run.json").read_text())["summary"]
+    assert summary["peak_allocated_bytes"] == held > 4 * (30_000_384 + 67_719_168)

@@ -1,5 +1,7 @@
 """The size of each block, from hand-made histories whose answers are in c10/cuda/CUDACachingAllocator.cpp."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from fakedist.analysis.replay import AddressRanges, AllocatorSettings, Replay, parse_settings, replay, rounded_bytes
@@ -11,13 +13,14 @@ BASE = 0x7F0000000000
 CODE = {name: code for code, name in enumerate(ACTIONS)}
 
 
-def played(*events: tuple[str, int, int], conf: str = "") -> Replay:
-    """A replay of events (action, offset from BASE, bytes)."""
+def played(*events: tuple[str, int, int], conf: str = "", changes: Sequence[tuple[int, str]] = ()) -> Replay:
+    """A replay of events (action, offset from BASE, bytes), with settings, and others from an event on."""
     return replay(
         [CODE[action] for action, _, _ in events],
         [BASE + offset for _, offset, _ in events],
         [size for _, _, size in events],
         parse_settings(conf),
+        [(first, parse_settings(text)) for first, text in changes],
     )
 
 
@@ -55,6 +58,14 @@ def test_large_blocks_are_split_if_more_than_1_mib_remains_and_requests_are_smal
     assert list(played(*history).block_bytes) == [40 * MIB]
     assert list(played(*history, conf="max_split_size_mb:40").block_bytes) == [64 * MIB]
     assert list(played(*history, conf="max_split_size_mb:41").block_bytes) == [40 * MIB]
+
+
+def test_settings_hold_from_where_the_script_set_them() -> None:
+    segments = [("segment_alloc", at * 64 * MIB, 64 * MIB) for at in range(3)]
+    blocks = [("alloc", at * 64 * MIB, 33 * MIB) for at in range(3)]
+    changes = [(4, "max_split_size_mb:20"), (5, "roundup_power2_divisions:4")]
+    assert list(played(*segments, *blocks, changes=changes).block_bytes) == [33 * MIB, 64 * MIB, 40 * MIB]
+    assert list(played(*segments, *blocks).block_bytes) == [33 * MIB] * 3
 
 
 def test_freed_neighbours_of_one_segment_are_merged() -> None:
