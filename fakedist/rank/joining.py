@@ -34,7 +34,7 @@ from fakedist.rundir.manifest import load_job
 from fakedist.rundir.memory_records import FailedRequestRecord
 from fakedist.rundir.notes import Note, started_out_of_memory
 from fakedist.rundir.records import EngineCacheRecord, EngineRecord, EngineSleepRecord, NoteRecord
-from fakedist.world.spawned import OwnRanks, is_for_hosts
+from fakedist.world.spawned import OwnRanks, engines_known, is_for_hosts
 
 #: Where a started process finds the job: the rank's run directory.
 RUN_VARIABLE = "FAKEDIST_RUN"
@@ -175,6 +175,7 @@ class _Started:
         self._gpu = self._before.enter_context(gpu)
         self._gpu.share()
         name_in_use(self._gpu, _own_name())
+        self._before.enter_context(engines_known())
         self._before.enter_context(when_imported("torch".__eq__, self._torch_is_imported))
 
     def _torch_is_imported(self, torch: ModuleType) -> None:

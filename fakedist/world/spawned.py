@@ -10,13 +10,13 @@ A process's rank, in the job or on its node, is its parameter ``rank``, else its
 order of starting. If ``init_process_group`` then names another rank of this job, the process was not the chosen one.
 
 A process that the script started may join others for GPUs only if it is an inference engine's: multiprocessing runs a
-function of vLLM's or SGLang's in it. The engine's other ranks are such processes too.
+function of vLLM's or SGLang's in it. The engine's other ranks are such processes too. Who starts it says so in its
+environment, because it may initialise CUDA while it imports what it will run.
 """
 
 from __future__ import annotations
 
 import inspect
-import multiprocessing
 import os
 import sys
 import types
@@ -34,6 +34,8 @@ from fakedist.rundir.notes import Note
 _JOINING = {"init_process_group", "init_device_mesh", "init_distributed", "PartialState"}
 _OF_HOSTS = frozenset({"gloo", "mpi", "fake"})
 _ENGINES = {"vllm", "sglang"}
+#: Set for an engine's processes.
+_ENGINE_VARIABLE = "FAKEDIST_ENGINE"
 #: Packages whose functions make no ranks of the job. The groups that an engine's processes join are the engine's own.
 _NOT_THE_USERS = {"torch", *_ENGINES, *sys.stdlib_module_names} - {"__main__"}
 _RANK_NAMES = ("rank", "global_rank", "world_rank")
@@ -87,7 +89,7 @@ class OwnRanks:
     def __init__(self, job: Job, *, is_started: bool = False) -> None:
         self._job = job
         self.is_started = is_started
-        self.has_peers = is_started and _is_an_engines()
+        self.has_peers = is_started and os.environ.get(_ENGINE_VARIABLE) == "1"
         self._pid = os.getpid()
         self._num_started = 0
         self._has_run = False
@@ -119,7 +121,7 @@ class OwnRanks:
 
         def start(process: _Process) -> None:
             if not self._is_rank(process):
-                original(process)
+                _start(process, original)
                 return
             index = self._index(process)
             self._num_started += 1
@@ -179,10 +181,26 @@ def is_for_hosts(backend: object) -> bool:
     return str(backend) in _OF_HOSTS
 
 
-def _is_an_engines() -> bool:
-    """Return whether multiprocessing runs a function of an engine's package in this process."""
-    target = getattr(multiprocessing.current_process(), "_target", None)
-    return (getattr(target, "__module__", None) or "").partition(".")[0] in _ENGINES
+def _start(process: _Process, original: Callable[[_Process], None]) -> None:
+    """Start a process, and say in its environment whether it is an engine's."""
+    target, _ = _called(process)
+    target = getattr(target, "func", target)
+    before = os.environ.get(_ENGINE_VARIABLE)
+    os.environ[_ENGINE_VARIABLE] = str(int((getattr(target, "__module__", "") or "").partition(".")[0] in _ENGINES))
+    try:
+        original(process)
+    finally:
+        os.environ.pop(_ENGINE_VARIABLE)
+        if before is not None:
+            os.environ[_ENGINE_VARIABLE] = before
+
+
+@contextmanager
+def engines_known() -> Iterator[None]:
+    """Say in the environment of processes that start whether they are an engine's."""
+    original = present(BaseProcess, "start")
+    with patched(BaseProcess, "start", lambda process: _start(process, original)):
+        yield
 
 
 def _has_joined() -> bool:

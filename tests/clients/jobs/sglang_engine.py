@@ -33,6 +33,7 @@ def main() -> None:
             mem_fraction_static=0.5,
             context_length=4096,
             random_seed=1,
+            tp_size=2 if "--tensor-parallel" in sys.argv else 1,
             enable_memory_saver=True,
             attention_backend="triton",
             sampling_backend="pytorch",

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from fakedist.options import Job
 from fakedist.world.reroute import fake_world
-from fakedist.world.spawned import OwnRanks
+from fakedist.world.spawned import OwnRanks, engines_known
 
 #: (process, rank, world size, argument) of every rank that ran.
 ran_here: list[tuple[int, int, int, Any]] = []
@@ -230,25 +230,41 @@ def test_a_started_process_joins_a_group_of_its_own_or_the_job(num_ranks: int, i
         own.joins(0, num_ranks)
 
 
-@pytest.mark.parametrize(
-    ("module", "is_started", "is_refused"),
-    [
-        ("vllm.v1.executor.multiproc_executor", True, False),
-        ("sglang.srt.managers.scheduler", True, False),
-        ("vllm.v1.executor.multiproc_executor", False, True),
-        ("vllm_plugin", True, True),
-        ("__main__", True, True),
-    ],
-)
-def test_only_a_started_process_that_runs_an_engines_function_joins_others(
-    monkeypatch: pytest.MonkeyPatch, module: str, is_started: bool, is_refused: bool
-) -> None:
-    def target() -> None:
-        pass
+def say(answers: Any) -> None:
+    """Whether the process that this runs in may join others."""
+    own = OwnRanks(Job(world_size=4, rank=0, target="x"), is_started=True)
+    try:
+        own.joins(1, 2)
+    except RuntimeError as error:
+        answers.put(str(error))
+    else:
+        answers.put("")
 
-    target.__module__ = module
-    monkeypatch.setattr(multiprocessing.current_process(), "_target", target, raising=False)
-    own = OwnRanks(Job(world_size=4, rank=0, target="x"), is_started=is_started)
-    monkeypatch.setattr(os, "getpid", lambda: -1)  # in a fork of the rank
-    with pytest.raises(RuntimeError, match="only those that vLLM or SGLang spawn may") if is_refused else nullcontext():
+
+@pytest.mark.parametrize(
+    ("name", "may_join"), [("vllm.v1.executor", True), ("sglang", True), ("vllm_plugin", False), ("tests", False)]
+)
+@pytest.mark.parametrize("is_of_the_rank", [True, False])
+def test_only_a_process_that_runs_an_engines_function_joins_others(
+    monkeypatch: pytest.MonkeyPatch, name: str, *, may_join: bool, is_of_the_rank: bool
+) -> None:
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    monkeypatch.setattr(say, "__module__", name)
+    with chosen(0) if is_of_the_rank else engines_known():
+        process = context.Process(target=say, args=(answers,))
+        process.start()
+        said = answers.get()
+        process.join()
+    assert ("only those that vLLM or SGLang spawn may" in said) != may_join
+    assert "FAKEDIST_ENGINE" not in os.environ
+
+
+def test_a_fork_of_the_rank_that_joins_others_is_refused_even_if_it_is_an_engines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAKEDIST_ENGINE", "1")
+    own = OwnRanks(Job(world_size=4, rank=0, target="x"))
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(RuntimeError, match="VLLM_WORKER_MULTIPROC_METHOD=spawn"):
         own.joins(1, 2)
