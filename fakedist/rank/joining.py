@@ -32,7 +32,7 @@ from fakedist.rank.reporter import Reporter
 from fakedist.rundir.encoding import RECORDS, Record, decode, encode
 from fakedist.rundir.manifest import load_job
 from fakedist.rundir.memory_records import FailedRequestRecord
-from fakedist.rundir.notes import Note, started_out_of_memory
+from fakedist.rundir.notes import Note, engine_made_up, started_out_of_memory
 from fakedist.rundir.records import EngineCacheRecord, EngineRecord, EngineSleepRecord, NoteRecord
 from fakedist.world.spawned import OwnRanks, engines_known, is_for_hosts
 
@@ -76,9 +76,10 @@ def take_told(run_directory: Path) -> list[Record]:
     path = run_directory / _TOLD
     if not path.exists():
         return []
-    lines = path.read_text().splitlines()
+    records = [decode(json.loads(line), RECORDS) for line in path.read_text().splitlines()]
     path.unlink()
-    return [decode(json.loads(line), RECORDS) for line in lines]
+    engines = {record.process: None for record in records if isinstance(record, (EngineRecord, EngineSleepRecord))}
+    return [*records, *(NoteRecord(engine_made_up(process)) for process in engines)]
 
 
 def join() -> None:
@@ -128,9 +129,7 @@ class _Told:
             os.close(file)
 
     def _is_on_the_ranks(self) -> bool:
-        from torch.cuda import current_device
-
-        return self._gpu.visible()[current_device()] == self._device
+        return self._gpu.visible()[sys.modules["torch"].cuda.current_device()] == self._device
 
     def _out_of_memory(self, failed: FailedRequestRecord) -> Note:
         used = self._gpu.in_use(failed.device, restarts=False)

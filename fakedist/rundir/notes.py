@@ -592,6 +592,15 @@ def started_out_of_memory(
 
 
 @note
+def engine_made_up(process: str) -> str:
+    """An inference engine ran in a process that the script started."""
+    return (
+        f"what {process} generated, and all else that it sent to the script, is made up where no kernel had computed "
+        "it: its weights hold no values, and it is not counted"
+    )
+
+
+@note
 def read_in_other_threads(reads: int, num_bytes: int) -> str:
     """Threads that Python does not know copied device memory to the host that held no values."""
     times = "once" if reads == 1 else f"{reads:,} times"

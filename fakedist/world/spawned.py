@@ -10,8 +10,8 @@ A process's rank, in the job or on its node, is its parameter ``rank``, else its
 order of starting. If ``init_process_group`` then names another rank of this job, the process was not the chosen one.
 
 A process that the script started may join others for GPUs only if it is an inference engine's: multiprocessing runs a
-function of vLLM's or SGLang's in it. The engine's other ranks are such processes too. Who starts it says so in its
-environment, because it may initialise CUDA while it imports what it will run.
+function of vLLM's or SGLang's in it. The engine's other ranks are such processes too. It has a
+variable of its environment for that, because it may initialise CUDA while it imports what it will run.
 """
 
 from __future__ import annotations

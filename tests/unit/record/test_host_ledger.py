@@ -1,4 +1,4 @@
-"""What is recorded of the host's memory."""
+"""Records of the host's memory."""
 
 from __future__ import annotations
 
