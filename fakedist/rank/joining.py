@@ -129,7 +129,7 @@ class _Told:
             os.close(file)
 
     def _is_on_the_ranks(self) -> bool:
-        return self._gpu.visible()[sys.modules["torch"].cuda.current_device()] == self._device
+        return bool(self._gpu.visible()[sys.modules["torch"].cuda.current_device()] == self._device)
 
     def _out_of_memory(self, failed: FailedRequestRecord) -> Note:
         used = self._gpu.in_use(failed.device, restarts=False)
