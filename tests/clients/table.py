@@ -38,8 +38,9 @@ Wall time covers the whole command, including process start and report. Peak is 
 [pytorch-tests.md](pytorch-tests.md) shows which assertions of PyTorch's own tests hold here.
 
 Not in the list: torchtune 0.6.1, which needs torchao 0.15 or older and so an environment of its own (its full finetune
-ran to the end on one rank there, unchecked); OLMo-core 3.0.0, which needs torch older than 2.14; verl 0.9.1, which
-needs Transformers older than 5.11; notebooks, whose kernels are processes of their own without the virtual GPU.
+ran to the end on one rank there, unchecked); OLMo-core 3.0.0, which needs torch older than 2.14; vLLM, SGLang, and TRL
+and verl with them, which have environments and figures of their own ([rl.md](rl.md)); notebooks, whose kernels are not
+processes that the script starts and have no virtual GPU.
 """
 
 
