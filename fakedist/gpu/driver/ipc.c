@@ -4,6 +4,7 @@
  * same as this rank's. Processes of an engine send handles of their own: what is behind these holds no values here. Either
  * way it has addresses of its own, and counts as memory of the process that took it. */
 #include "devices.h"
+#include "events.h"
 #include "memory.h"
 #include "pools.h"
 
@@ -15,7 +16,7 @@ struct ipc_handle {
     uint64_t size;
     char unused[40];
 };
-_Static_assert(sizeof(struct ipc_handle) == 64, "cudaIpcMemHandle_t");
+_Static_assert(sizeof(struct ipc_handle) == 64, "cudaIpcMemHandle_t, cudaIpcEventHandle_t");
 
 API int cudaIpcGetMemHandle(struct ipc_handle *handle, void *address) {
     *handle = (struct ipc_handle){.process = (uint64_t)getpid()};
@@ -40,8 +41,20 @@ API int cudaIpcCloseMemHandle(void *address) {
     return span ? (memory_release(device, address, span), OK) : gpu_fail(INVALID_VALUE);
 }
 
+/* Work of other processes is over when this one waits for it. */
+API int cudaIpcGetEventHandle(struct ipc_handle *handle, void *event) {
+    (void)event;
+    return *handle = (struct ipc_handle){.process = (uint64_t)getpid()}, OK;
+}
+API int cudaIpcOpenEventHandle(void **out, struct ipc_handle handle) {
+    (void)handle;
+    return cudaEventCreateWithFlags(out, 0);
+}
+
 API int cuIpcGetMemHandle(struct ipc_handle *handle, void *address) { return cudaIpcGetMemHandle(handle, address); }
 API int cuIpcOpenMemHandle_v2(void **out, struct ipc_handle handle, unsigned flags) {
     return cudaIpcOpenMemHandle(out, handle, flags);
 }
 API int cuIpcCloseMemHandle(void *address) { return cudaIpcCloseMemHandle(address); }
+API int cuIpcGetEventHandle(struct ipc_handle *handle, void *event) { return cudaIpcGetEventHandle(handle, event); }
+API int cuIpcOpenEventHandle(void **out, struct ipc_handle handle) { return cudaIpcOpenEventHandle(out, handle); }

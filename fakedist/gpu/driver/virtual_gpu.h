@@ -12,9 +12,9 @@
  * A module uses only modules of lower layers, through their headers. Its functions begin with its name, except those
  * marked API: they are CUDA's, or begin with fakedist_. tests/unit/gpu/test_driver_layers.py reads the drawing:
  *
- *   12 driver_api green_contexts structs          CUDA itself: second names, structs that differ between releases
+ *   12 driver_api green_contexts structs ipc      CUDA itself: second names, structs that differ between releases
  *   12 products cudnn_backend cudnn_legacy cudnn_rnn nvml_sensors  parts of its libraries
- *   11 runtime events modules copies mapping ipc entry_points crash       CUDA itself
+ *   11 runtime events modules copies mapping entry_points crash           CUDA itself
  *   11 blas blaslt cudnn plans fft solver sparse nvml  its libraries
  *   10 submit                              where work goes: captured, logged, traced; and bytes moved
  *    9 pools                               memory in the order of streams
