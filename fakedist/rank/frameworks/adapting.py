@@ -13,6 +13,7 @@ module                                   adapter
 ``safetensors.torch``                    :mod:`fakedist.rank.frameworks.safetensors`
 ``transformer_engine...module.base``     :mod:`fakedist.rank.frameworks.transformer_engine`
 ``vllm.distributed...``                  :mod:`fakedist.rank.frameworks.vllm`
+``ray``, ``verl...``                     :mod:`fakedist.rank.frameworks.verl`
 =======================================  ============================================
 
 On the virtual GPU, :mod:`fakedist.rank.frameworks.sharding` also makes DTensor and FSDP2 answer sooner.
@@ -42,6 +43,7 @@ from fakedist.rank.frameworks.sharding import (
     strategies_once,
 )
 from fakedist.rank.frameworks.transformer_engine import buffers_of_ranks
+from fakedist.rank.frameworks.verl import controller_here, server_of_one, workers_here
 from fakedist.rank.frameworks.vllm import buffers_of_graphs, calls_of_torch, nodes_of_the_job, objects_of_groups
 
 #: Takes a module; returns what to replace in it, by dotted name.
@@ -69,6 +71,9 @@ _ABSENT: dict[str, Adapter] = {
     "vllm.distributed.device_communicators.custom_all_reduce": buffers_of_graphs,
     "vllm.distributed.device_communicators.shm_broadcast": objects_of_groups,
     "vllm.distributed.parallel_state": nodes_of_the_job,
+    "ray": controller_here,
+    "verl.single_controller.ray.base": workers_here,
+    "verl.workers.rollout.llm_server": server_of_one,
 }
 
 #: Adapters that only save the host time.
