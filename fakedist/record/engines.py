@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib import import_module, metadata
 from types import ModuleType
 from typing import Any
@@ -21,11 +22,22 @@ from fakedist.record.named_phases import NamedPhases
 from fakedist.rundir.records import EngineRecord
 
 _PIN = re.compile(r"torch\s*\(?===?\s*([^\s,;)]+)")
-#: Class, method and phase, by module: of vLLM 0.33.0 and TRL 1.16.0.
+#: Class, method and phase, by module: of vLLM 0.33.0, TRL 1.16.0 and verl 0.9.1.
 _PHASES = {
     "vllm.entrypoints.llm": (("LLM", "generate", "rollout"), ("LLM", "sleep", "sleep"), ("LLM", "wake_up", "wake")),
     "trl.generation.vllm_generation": (("VLLMGeneration", "sync_weights", "weight sync"),),
     "trl.trainer.grpo_trainer": (("GRPOTrainer", "_get_per_token_logps_and_entropies", "log-probs"),),
+    "verl.trainer.ppo.v1.replay_buffer": (("ReplayBuffer", "sample", "rollout"),),
+    "verl.workers.rollout.vllm_rollout.vllm_async_server": (
+        ("vLLMReplica", "sleep", "sleep"),
+        ("vLLMReplica", "wake_up", "wake"),
+    ),
+    "verl.workers.engine_workers": (
+        ("ActorRolloutRefWorker", "update_weights", "weight sync"),
+        ("ActorRolloutRefWorker", "compute_log_prob", "log-probs"),
+        ("ActorRolloutRefWorker", "compute_ref_log_prob", "log-probs"),
+        ("ActorRolloutRefWorker", "update_actor", "training"),
+    ),
 }
 _TRAINER = "trl.trainer.grpo_trainer"
 _WORKER = "vllm.v1.worker.gpu_worker"
@@ -100,17 +112,24 @@ def watched_engines(phases: NamedPhases, capacity: Capacity | None = None) -> It
         yield
 
 
-def _in_phase(original: Callable[..., object], title: str, phases: NamedPhases) -> Callable[..., object]:
+def _in_phase(original: Callable[..., Any], title: str, phases: NamedPhases) -> Callable[..., object]:
     only_without_gradients = getattr(original, "__name__", "") in _ALSO_IN_TRAINING
+
+    def phase() -> AbstractContextManager[object]:
+        is_none = phases.is_named or (only_without_gradients and torch.is_grad_enabled())
+        return nullcontext() if is_none else phases.named(title)
 
     @functools.wraps(original)
     def inside(*args: object, **kwargs: object) -> object:
-        if phases.is_named or (only_without_gradients and torch.is_grad_enabled()):
-            return original(*args, **kwargs)
-        with phases.named(title):
+        with phase():
             return original(*args, **kwargs)
 
-    return inside
+    @functools.wraps(original)
+    async def awaited_inside(*args: object, **kwargs: object) -> object:
+        with phase():
+            return await original(*args, **kwargs)
+
+    return awaited_inside if inspect.iscoroutinefunction(original) else inside
 
 
 def _paused(original: Callable[..., object], phases: NamedPhases) -> Callable[..., object]:

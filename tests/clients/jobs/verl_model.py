@@ -1,4 +1,4 @@
-"""What verl reads from files: a model with weights, a tokenizer of words, and prompts. They go to the directory given."""
+"""What verl reads from files: a model with weights, a tokenizer of bytes, and prompts. They go to the directory given."""
 
 import sys
 from pathlib import Path
@@ -15,12 +15,15 @@ PROMPTS = "prompts.parquet"
 
 
 def write(directory: str, num_prompts: int) -> None:
-    special = ["<pad>", "<eos>", "<|im_end|>", "\n"]  # verl asks tokenizers of Qwen's models for the last two
-    words = {word: at for at, word in enumerate([*special, *(f"w{at}" for at in range(len(special), VOCABULARY))])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    # Transformers makes its own tokenizer for Qwen2 of it, in which a byte without merges is a token.
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = ["<pad>", "<eos>", "<|im_end|>"]
+    words = {word: at for at, word in enumerate([*special, *letters])}
+    words |= {f"w{at}": at for at in range(len(words), VOCABULARY)}
+    tokenizer = Tokenizer(models.BPE(words, []))
+    tokenizer.add_special_tokens(special)
     processing = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
-    processing.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    processing.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     processing.save_pretrained(directory)
     config = Qwen2Config(
         vocab_size=VOCABULARY,
@@ -35,7 +38,7 @@ def write(directory: str, num_prompts: int) -> None:
     rows = [
         {
             "data_source": "openai/gsm8k",
-            "prompt": [{"role": "user", "content": " ".join(["w9"] * (PROMPT - number % 2))}],
+            "prompt": [{"role": "user", "content": "a" * (PROMPT - number % 2)}],
             "reward_model": {"style": "rule", "ground_truth": "1"},
             "extra_info": {"index": number},
         }

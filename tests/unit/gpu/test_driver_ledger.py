@@ -160,6 +160,77 @@ def test_the_course_has_the_part_of_each_process_also_of_those_that_died(found: 
     assert found["course of another GPU"] == [[], []]
 
 
+_IPC = """
+import subprocess, sys, textwrap
+
+CODE = '''
+import ctypes, os, sys
+from ctypes import byref, c_char, c_size_t, c_void_p
+from fakedist.gpu.models.catalogue import find_gpu
+from fakedist.gpu.virtual import virtual_gpu
+with virtual_gpu(find_gpu("h100-80g"), 1, 100 << 30) as gpu:
+    gpu.share()
+    driver = ctypes.CDLL("libcuda.so.1")
+    address, handle = c_void_p(), (c_char * 64)()
+    driver.cudaMalloc(byref(address), c_size_t(6 << 20))
+    driver.cudaMemset(address, 7, c_size_t(64))
+    driver.cudaIpcGetMemHandle(handle, address)
+    print(handle.raw.hex(), flush=True)
+    sys.stdin.read()
+    os._exit(0)
+'''
+
+class Handle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_uint8 * 64)]
+
+driver.cudaIpcOpenMemHandle.argtypes = [c_void_p, Handle, c_uint]
+
+def opened():
+    theirs = c_void_p()
+    status = driver.cudaIpcOpenMemHandle(byref(theirs), handle, 1)
+    return status, theirs
+
+gpu.share()
+own = c_void_p(make("cudaMalloc", c_size_t(2 * MIB)))
+pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(CODE)], **pipes)
+handle = Handle.from_buffer_copy(bytes.fromhex(process.stdout.readline()))
+found["held"] = [size // MIB for size in gpu.in_use(0)]
+status, theirs = opened()
+found["opened"] = status
+found["held with it"] = [size // MIB for size in gpu.in_use(0)]
+driver.fakedist_lost.argtypes = [c_void_p, c_size_t]
+found["without values"] = driver.fakedist_lost(theirs, 64)
+copies = []
+told = ctypes.CFUNCTYPE(c_int, c_uint64, c_uint64, c_uint64, c_int)(lambda *copy: copies.append(copy) or 0)
+driver.fakedist_tell_peer_copies(told)
+found["copied"] = driver.cudaMemcpyAsync(own, theirs, c_size_t(2 * MIB), 3, None), copies
+found["closed"] = [driver.cudaIpcCloseMemHandle(theirs) for _ in range(2)]
+event = (ctypes.c_uint8 * 64)()
+waited = c_void_p()
+driver.cudaIpcOpenEventHandle.argtypes = [c_void_p, Handle]
+found["waited"] = [
+    driver.cudaIpcGetEventHandle(event, c_void_p(make("cudaEventCreateWithFlags", 6))),
+    driver.cudaIpcOpenEventHandle(byref(waited), Handle.from_buffer_copy(event)),
+    driver.cudaStreamWaitEvent(None, waited, 0),
+]
+process.stdin.close()
+process.wait()
+found["of one that died"] = opened()[0]
+"""
+
+
+def test_memory_of_another_process_opens_once_counted_and_without_values() -> None:
+    found = on_driver(_IPC, memory_bytes=100 << 30)
+    assert found["held"] == found["held with it"] == [8, 0, 2, 6]
+    assert found["opened"] == 0
+    assert found["without values"] == 64
+    assert found["copied"] == [0, []], "a copy within the GPU, from no peer"
+    assert found["closed"] == [0, 1]
+    assert found["waited"] == [0, 0, 0]
+    assert found["of one that died"] == 801
+
+
 _MANY_CHANGES = """
 def many(device):
     driver.cudaSetDevice(device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import sys
 from array import array
 from collections.abc import Iterator
@@ -123,6 +125,29 @@ def test_what_engines_and_trainers_do_is_recognised_unless_the_script_names_it(s
         *("rollout", "sleep", "log-probs", "rollout", "rollout", "training"),
         *("generation", "step"),
     ]
+
+
+VERL_WORKER = """
+class ActorRolloutRefWorker:
+    async def update_weights(self, global_steps): return global_steps
+    def update_actor(self, data): return data
+"""
+
+
+def test_a_phase_lasts_as_long_as_what_a_worker_awaits(site: Path) -> None:
+    (site / "verl/workers").mkdir(parents=True)
+    (site / "verl/workers/engine_workers.py").write_text(VERL_WORKER)
+    records: list[Record] = []
+    with watched_engines(phases_to(records)):
+        module = __import__("verl.workers.engine_workers", fromlist=["ActorRolloutRefWorker"])
+        worker = module.ActorRolloutRefWorker()
+        assert inspect.iscoroutinefunction(worker.update_weights), "verl asks whether it is one"
+        synced = worker.update_weights(3)
+        assert not records
+        assert asyncio.run(synced) == 3
+        assert worker.update_actor("data") == "data"
+    names = [record.name for record in records if isinstance(record, NamedPhaseRecord)]
+    assert names == ["weight sync", "training"]
 
 
 WORKER = """
