@@ -68,8 +68,13 @@ SETTINGS = [
     "+ray_kwargs.ray_init.object_store_memory=200000000",
 ]
 ENVIRONMENT = {
-    **{"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1"},
-    **{"VLLM_LOGGING_LEVEL": "INFO", "HF_HUB_OFFLINE": "1", "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"},
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",
+    "HF_HUB_OFFLINE": "1",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_worker_niceness": "0",
 }
 
 
