@@ -1,10 +1,10 @@
 """verl: its controller runs in this process, and so does the worker of the chosen rank, alone of its group (0.9.1).
 
-On a cluster the controller and the worker of each rank are Ray actors. Here a group of workers has one, for all ranks. It
-computes the chosen rank's chunk of a batch. The other ranks' results are like its own, at the lengths of their samples.
+On a cluster the controller and the worker of each rank are Ray actors. Here a group of workers has one for all ranks.
+It computes the chosen rank's part of a batch. The other ranks' results are like its own, at their samples' lengths.
 
-The server of vLLM that shares the rank's GPU is in a Ray actor, as on a cluster. It is the only one, so it generates for
-all ranks. What else verl starts in Ray actors (agent loops, rewards, TransferQueue) stays there.
+The server of vLLM that shares the rank's GPU is in a Ray actor, as on a cluster. It is the only one, so it generates
+for all ranks. What else verl starts in Ray actors (agent loops, rewards, TransferQueue) stays there.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def workers_here(module: ModuleType) -> dict[str, object]:
             if list(nodes) != [gpus] * (ranks // gpus):
                 raise RuntimeError(
                     f"fakedist: verl's {name} has {len(nodes)} nodes of {nodes[0]} GPUs, and the job {ranks} ranks on "
-                    f"nodes of {gpus}: give --world-size {sum(nodes)} --gpus-per-node {nodes[0]}, or set trainer.nnodes "
-                    "and trainer.n_gpus_per_node"
+                    f"nodes of {gpus}: give --world-size {sum(nodes)} --gpus-per-node {nodes[0]}, or set "
+                    "trainer.nnodes and trainer.n_gpus_per_node"
                 )
 
     def start(self: Any, resource_pool: Any, ray_cls_with_init: Any, *args: object, **kwargs: object) -> None:
@@ -156,14 +156,15 @@ def _of_ranks(made: Any, method_name: str, mesh: str, ranks: int) -> list[int] |
     worker = next(one for role, one in made.worker_dict.items() if method_name.startswith(f"{role}_"))
     engine = (worker if mesh == "train" else getattr(worker, mesh)).engine
     if "FSDP" not in type(engine).__name__:
-        raise RuntimeError(f"fakedist: one rank runs of verl's FSDP, not of its {type(engine).__name__}: strategy=fsdp")
+        name = type(engine).__name__
+        raise RuntimeError(f"fakedist: one rank runs of verl's FSDP, not of its {name}: set strategy=fsdp")
     sharing = ranks // engine.get_data_parallel_size()  # ranks of Ulysses share a part
     is_dispatch = method_name.endswith("_query_dispatch_info")
     return [rank // sharing if is_dispatch else rank % sharing == 0 for rank in range(ranks)]
 
 
 def _as_another(own: Any, theirs: Any, had: set[str]) -> Any:
-    """A result of this rank as of another one, whose samples are ``theirs``. ``had``: the fields that mine had before."""
+    """A result of this rank as of another one, whose samples are ``theirs``; mine ``had`` these fields before."""
     bridge: Any = sys.modules["verl.utils.transferqueue_utils"]
     if isinstance(own, bridge.BatchMeta):  # of samples in TransferQueue, where a rank writes what it computes
         fields = [name for name in own.field_names if name not in had]
@@ -203,7 +204,7 @@ def server_of_one(module: ModuleType) -> dict[str, object]:
         return {}
     original = module.LLMServerManager.__init__
 
-    def __init__(self: Any, config: Any, worker_group: Any = None, *args: object, **kwargs: object) -> None:
+    def make(self: Any, config: Any, worker_group: Any = None, *args: object, **kwargs: object) -> None:
         original(self, config, worker_group, *args, **kwargs)
         shares = self.rollout_config
         sizes = (shares.tensor_model_parallel_size, shares.data_parallel_size, shares.pipeline_model_parallel_size)
@@ -215,4 +216,4 @@ def server_of_one(module: ModuleType) -> dict[str, object]:
         self.worker_group = SimpleNamespace(world_size=1, workers=worker_group.workers)
         self.start_rank = int(os.environ["RANK"])
 
-    return {"LLMServerManager.__init__": __init__}
+    return {"LLMServerManager.__init__": make}

@@ -1,4 +1,4 @@
-"""What verl reads from files: a model with weights, a tokenizer of bytes, and prompts. They go to the directory given."""
+"""Writes what verl reads into a directory: a model with weights, a tokenizer of bytes, and prompts."""
 
 import sys
 from pathlib import Path

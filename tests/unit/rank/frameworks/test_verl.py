@@ -127,7 +127,7 @@ def test_ranks_that_share_a_sequence_have_the_same_part_and_one_answers(group: A
     ]
     assert asked == [[0, 0, 1, 1], [True, False, True, False]]
     group._workers[0]._made.worker_dict["actor"].actor.engine = SimpleNamespace()
-    with pytest.raises(RuntimeError, match="of verl's FSDP, not of its SimpleNamespace: strategy=fsdp"):
+    with pytest.raises(RuntimeError, match="of verl's FSDP, not of its SimpleNamespace: set strategy=fsdp"):
         group.execute("actor__query_dispatch_info", ["actor"] * RANKS)
 
 
