@@ -33,6 +33,28 @@ class TensorDict(dict[str, Any]):
     def __len__(self) -> int:
         return self.batch_size[0]
 
+    def select(self, *names: str) -> TensorDict:
+        return TensorDict({name: self[name] for name in names}, len(self))
+
+
+class BatchMeta:
+    """TransferQueue's, of samples that are in it."""
+
+    def __init__(self, stored: TensorDict) -> None:
+        self.stored, self.extra_info = stored, {"step": 3}
+
+    @property
+    def field_names(self) -> list[str]:
+        return list(self.stored)
+
+    def select_fields(self, names: list[str]) -> BatchMeta:
+        return BatchMeta(self.stored.select(*names))
+
+
+def write(output: TensorDict, meta: BatchMeta) -> BatchMeta:
+    meta.stored.update(output)
+    return meta
+
 
 class FSDPEngine:
     """With Ulysses' sequence parallelism of two."""
@@ -53,6 +75,11 @@ class Worker:
         rows = [row * 10 for row in chunk["input_ids"].unbind()]
         metrics = {"metrics": {"loss": 0.5}, "plain": torch.arange(len(rows))}
         return TensorDict({"log_probs": nested(rows), **metrics}, batch_size=len(rows))
+
+    def actor_compute_stored(self, chunk: BatchMeta) -> BatchMeta:
+        written = write(self.actor_compute(chunk.stored).select("log_probs"), chunk)
+        written.extra_info = {"metrics": 0.5}
+        return written
 
     async def actor_update(self, step: int) -> int:
         self.given.append(step)
@@ -77,7 +104,8 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Any:
         get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: "node"),
     )
     monkeypatch.setitem(sys.modules, "ray", ray)
-    bridge = SimpleNamespace(BatchMeta=type("BatchMeta", (), {}), TensorDict=TensorDict)
+    bridge = SimpleNamespace(BatchMeta=BatchMeta, TensorDict=TensorDict)
+    bridge._meta_to_realdata, bridge._update_meta_with_output = (lambda meta: meta.stored), write
     monkeypatch.setitem(sys.modules, "verl.utils.transferqueue_utils", bridge)
     shape = {"RANK": RANK, "WORLD_SIZE": RANKS, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
     for name, value in {**shape, "MASTER_ADDR": "here", "MASTER_PORT": 7, "WG_PREFIX": "", "WG_BACKEND": ""}.items():
@@ -108,6 +136,16 @@ def test_the_chosen_rank_computes_its_part_and_the_others_results_have_their_own
         assert (result["metrics"], result["plain"].tolist()) == ({"loss": 0.5}, [0, 1])
     rows = [row.tolist() for row in results[3]["log_probs"].unbind()]
     assert rows == [[0, 10, 20, 30, 0], [0]], "repeated, and cut"
+
+
+def test_what_the_others_would_write_is_written_for_them(group: Any) -> None:
+    parts = [BatchMeta(samples(*lengths)) for lengths in ((2, 3), (4, 2), (4, 2), (5, 1))]
+    results = [reference.value for reference in group.execute("actor_compute_stored", list(map(ObjectRef, parts)))]
+    assert results == parts
+    for part in parts:
+        log_probs, given = part.stored["log_probs"], part.stored["input_ids"]
+        assert (log_probs.offsets().tolist(), part.extra_info) == (given.offsets().tolist(), {"metrics": 0.5})
+    assert [row.tolist() for row in parts[3].stored["log_probs"].unbind()] == [[0, 10, 20, 30, 0], [0]]
 
 
 def test_a_coroutine_ends_before_the_controller_goes_on_also_within_its_loop(group: Any) -> None:
