@@ -1,4 +1,4 @@
-"""verl on rank 0 of eight: what its FSDP actor holds, and vLLM's server beside it, by arithmetic.
+"""verl on rank 0 of eight: what its FSDP actor holds, and vLLM's server on the same GPU, by arithmetic.
 
 Runs where verl and vLLM are installed; docs/rl.md says how to make the environment.
 """
@@ -127,7 +127,7 @@ def test_a_weight_sync_takes_a_bucket_and_the_whole_weight_that_goes_into_it(con
         assert BUCKET + LARGEST < more < BUCKET + 2 * LARGEST
 
 
-def test_the_second_rollout_has_adams_moments_beside_it(controlled: dict[str, Any]) -> None:
+def test_the_second_rollout_has_adams_moments_too(controlled: dict[str, Any]) -> None:
     first, second = (row["peak_allocated_bytes"] for row in controlled["phases"] if row["phase"] == "rollout")
     assert SHARD <= first < SHARD + MIB
     assert 2 * SHARD <= second - first - WORKSPACES < 2 * SHARD + MIB

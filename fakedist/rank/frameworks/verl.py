@@ -18,6 +18,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from torch import arange
 
 #: verl's own controllers: classes of ``verl.trainer.main_ppo``.
 _CONTROLLERS = {"TaskRunner", "TaskRunnerV1"}
@@ -79,7 +80,7 @@ class _MadeHere:
 
 
 def controller_here(module: ModuleType) -> dict[str, object]:
-    """For ``ray``: verl's controller is no actor."""
+    """For ``ray``: make verl's controller here, not in an actor."""
     if module.__name__ != "ray":
         return {}
     original: Callable[..., Any] = module.remote
@@ -164,7 +165,7 @@ def _of_ranks(made: Any, method_name: str, mesh: str, ranks: int) -> list[int] |
 
 
 def _as_another(own: Any, theirs: Any, had: set[str]) -> Any:
-    """A result of this rank as of another one, whose samples are ``theirs``; mine ``had`` these fields before."""
+    """This rank's result as that of another rank, whose samples are ``theirs``; mine ``had`` these fields before."""
     bridge: Any = sys.modules["verl.utils.transferqueue_utils"]
     if isinstance(own, bridge.BatchMeta):  # of samples in TransferQueue, where a rank writes what it computes
         fields = [name for name in own.field_names if name not in had]
@@ -189,7 +190,7 @@ def _with_lengths(computed: Any, lengths: torch.Tensor) -> Any:
         rows = [values[at % len(computed)] for at in range(len(lengths))]
         if not values.is_nested:
             return torch.stack(rows)
-        places = [torch.arange(length) % len(row) for row, length in zip(rows, lengths.tolist(), strict=True)]
+        places = [arange(length) % len(row) for row, length in zip(rows, lengths.tolist(), strict=True)]
         return torch.nested.as_nested_tensor(
             [row[place] for row, place in zip(rows, places, strict=True)], layout=torch.jagged
         )
