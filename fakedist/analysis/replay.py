@@ -242,11 +242,17 @@ def replay(
     num_events = len(history.action)
     made = history.at(_ALLOC)
     requested, completed = _ends(history)
-    rounded, max_split = np.zeros(len(made), np.int64), np.zeros(num_events, np.int64)
+    rounded, max_split, expands = (
+        np.zeros(len(made), np.int64),
+        np.zeros(num_events, np.int64),
+        np.zeros(num_events, bool),
+    )
     for first, now in [(0, settings), *changes]:
-        max_split[first:] = now.max_split_bytes
+        max_split[first:], expands[first:] = now.max_split_bytes, now.expandable
         rounded[made >= first] = rounded_bytes(history.size[made[made >= first]], now)
-    whole = _may_be_whole(history, made, rounded, max_split[made], expands=settings.expandable)
+    if not changes and len(mapped := history.at(_MAP)):  # of a foreign snapshot, whose script may have set it
+        expands[mapped[0] :] = True
+    whole = _may_be_whole(history, made, rounded, max_split[made], expands[made])
     for event, bytes_ in _play(
         history, max_split, made=made, rounded=rounded, completed=completed, is_asked=whole
     ).items():
@@ -293,7 +299,7 @@ def _neighbours(history: _Events, events: Ints, first: int, second: int) -> tupl
 
 
 def _may_be_whole(
-    history: _Events, made: Ints, rounded: Ints, max_split: Ints, *, expands: bool
+    history: _Events, made: Ints, rounded: Ints, max_split: Ints, expands: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
     """Blocks that may have been given more than their rounded request.
 
@@ -301,8 +307,6 @@ def _may_be_whole(
     expandable segments), no remainder is too small. A large free block is given whole if at most 1 MiB would remain:
     another block began, or the segment ended, within that distance behind it.
     """
-    mapped = history.at(_MAP)  # the script may have switched expandable segments on itself
-    end = 0 if expands else int(mapped[0]) if len(mapped) else len(history.action)
     segments = history.at(_SEGMENT)
     last = np.iinfo(np.int64).max
     borders = np.concatenate(
@@ -311,7 +315,7 @@ def _may_be_whole(
     borders.sort()
     behind = history.address[made] + rounded
     is_near = borders[np.searchsorted(borders, behind, "right")] - SMALL_BYTES <= behind
-    return np.asarray((rounded > SMALL_BYTES) & (made < end) & (is_near | (rounded >= max_split)))
+    return np.asarray((rounded > SMALL_BYTES) & ~expands & (is_near | (rounded >= max_split)))
 
 
 def _play(

@@ -122,6 +122,13 @@ def test_expandable_segments_split_large_blocks_down_to_512_bytes(conf: str) -> 
     assert list(found.block_bytes) == [20 * MIB - 512]
 
 
+def test_a_script_may_switch_expandable_segments_off_and_on_again() -> None:
+    taken = [("segment_map", 0), ("segment_alloc", 100 * MIB), ("segment_map", 200 * MIB)]
+    moves = [move for action, at in taken for move in ((action, at, 20 * MIB), ("alloc", at, 20 * MIB - 512))]
+    found = played(*moves, conf=EXPANDABLE, changes=[(2, "expandable_segments:False"), (4, EXPANDABLE)])
+    assert list(found.block_bytes) == [20 * MIB - 512, 20 * MIB, 20 * MIB - 512]
+
+
 def test_pages_are_one_segment_of_expandable_ones() -> None:
     maps = (("segment_map", 0, 20 * MIB), ("segment_map", 20 * MIB, 20 * MIB))
     found = played(*maps, ("alloc", 0, 30 * MIB), ("alloc", 30 * MIB, 10 * MIB), conf=EXPANDABLE)
