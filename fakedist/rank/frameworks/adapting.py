@@ -14,6 +14,7 @@ module                                   adapter
 ``transformer_engine...module.base``     :mod:`fakedist.rank.frameworks.transformer_engine`
 ``vllm.distributed...``                  :mod:`fakedist.rank.frameworks.vllm`
 ``ray``, ``verl...``                     :mod:`fakedist.rank.frameworks.verl`
+``sglang.srt.distributed...``            :mod:`fakedist.rank.frameworks.vllm`
 =======================================  ============================================
 
 On the virtual GPU, :mod:`fakedist.rank.frameworks.sharding` also makes DTensor and FSDP2 answer sooner.
@@ -44,7 +45,13 @@ from fakedist.rank.frameworks.sharding import (
 )
 from fakedist.rank.frameworks.transformer_engine import buffers_of_ranks
 from fakedist.rank.frameworks.verl import controller_here, server_of_one, workers_here
-from fakedist.rank.frameworks.vllm import buffers_of_graphs, calls_of_torch, nodes_of_the_job, objects_of_groups
+from fakedist.rank.frameworks.vllm import (
+    buffers_of_graphs,
+    calls_of_torch,
+    groups_without_pynccl,
+    nodes_of_the_job,
+    objects_of_groups,
+)
 
 #: Takes a module; returns what to replace in it, by dotted name.
 Adapter = Callable[[ModuleType], dict[str, object]]
@@ -64,6 +71,7 @@ _ADAPTERS: dict[str, Adapter] = {
     "safetensors.torch": sparse_safetensors,
     "transformer_engine.pytorch.module.base": buffers_of_ranks,
     "vllm.distributed.device_communicators.pynccl": calls_of_torch,
+    "sglang.srt.distributed.parallel_state": groups_without_pynccl,
 }
 
 #: Those for ranks that do not run. An engine's processes ask each other.

@@ -1,7 +1,8 @@
-"""vLLM: what the groups of an engine that shares layers over the job's ranks ask the other ranks (0.33.0)."""
+"""vLLM (0.33.0), and SGLang (0.5.23): what the groups of an engine that shares layers ask the other ranks."""
 
 from __future__ import annotations
 
+import inspect
 import os
 from types import ModuleType
 from typing import Any
@@ -27,6 +28,22 @@ def calls_of_torch(module: ModuleType) -> dict[str, object]:
         self.available, self.disabled = False, True
 
     return {"PyNcclCommunicator.__init__": disabled}
+
+
+def groups_without_pynccl(module: ModuleType) -> dict[str, object]:
+    """For ``sglang.srt.distributed.parallel_state``: as :func:`calls_of_torch`. SGLang enables what it has in graphs."""
+    coordinator = getattr(module, "GroupCoordinator", None)
+    if coordinator is None or "use_pynccl" not in inspect.signature(coordinator).parameters:
+        return {}
+    make = coordinator.__init__
+    signature = inspect.signature(make)
+
+    def make_without(*args: object, **kwargs: object) -> None:
+        bound = signature.bind(*args, **kwargs)
+        bound.arguments["use_pynccl"] = False
+        make(*bound.args, **bound.kwargs)
+
+    return {"GroupCoordinator.__init__": make_without}
 
 
 def nodes_of_the_job(module: ModuleType) -> dict[str, object]:

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from fakedist.rank.frameworks.vllm import buffers_of_graphs, calls_of_torch, nodes_of_the_job, objects_of_groups
+from fakedist.rank.frameworks.vllm import (
+    buffers_of_graphs,
+    calls_of_torch,
+    groups_without_pynccl,
+    nodes_of_the_job,
+    objects_of_groups,
+)
 from tests.unit.rank.frameworks.conftest import Enter
 
 
@@ -45,6 +51,21 @@ def test_a_group_of_several_ranks_has_no_communicator_of_its_own() -> None:
     assert vars(communicators[1]) == {
         "group": several, "rank": 1, "world_size": 2, "available": False, "disabled": True
     }  # fmt: skip
+
+
+def test_a_group_of_sglang_has_no_communicator_of_its_own_even_in_a_graph() -> None:
+    class GroupCoordinator:
+        def __init__(self, ranks: list[int], use_pynccl: bool, use_custom_allreduce: bool = True) -> None:
+            self.made = (ranks, use_pynccl, use_custom_allreduce)
+
+    module = ModuleType("parallel_state")
+    assert groups_without_pynccl(module) == {}
+    module.GroupCoordinator = GroupCoordinator  # type: ignore[attr-defined]
+    make: Any = groups_without_pynccl(module)["GroupCoordinator.__init__"]
+    groups = [GroupCoordinator.__new__(GroupCoordinator) for _ in range(2)]
+    make(groups[0], [0, 1], True)
+    make(groups[1], [0, 1], use_pynccl=True, use_custom_allreduce=False)
+    assert [group.made for group in groups] == [([0, 1], False, True), ([0, 1], False, False)]
 
 
 def test_peers_have_the_buffers_of_a_graph_that_this_rank_has() -> None:
