@@ -90,18 +90,9 @@ UNANSWERED(CUDART_INTERFACE, 11)
 /* A runtime of CUDA 13.2 (torchvision 0.29.2 has one) calls it without arguments, and ends unless it returns 0. */
 static int may_begin(void) { return OK; }
 static const void *const cudart_interface[] = {
-    SIZE(13),
-    CUDART_INTERFACE_1,
-    primary_context,
-    CUDART_INTERFACE_3,
-    CUDART_INTERFACE_4,
-    CUDART_INTERFACE_5,
-    CUDART_INTERFACE_6,
-    CUDART_INTERFACE_7,
-    CUDART_INTERFACE_8,
-    CUDART_INTERFACE_9,
-    CUDART_INTERFACE_10,
-    CUDART_INTERFACE_11,
+    SIZE(13),           CUDART_INTERFACE_1, primary_context,     CUDART_INTERFACE_3,
+    CUDART_INTERFACE_4, CUDART_INTERFACE_5, CUDART_INTERFACE_6,  CUDART_INTERFACE_7,
+    CUDART_INTERFACE_8, CUDART_INTERFACE_9, CUDART_INTERFACE_10, CUDART_INTERFACE_11,
     may_begin,
 };
 

@@ -31,7 +31,7 @@ def calls_of_torch(module: ModuleType) -> dict[str, object]:
 
 
 def groups_without_pynccl(module: ModuleType) -> dict[str, object]:
-    """For ``sglang.srt.distributed.parallel_state``: as :func:`calls_of_torch`. SGLang enables what it has in graphs."""
+    """For ``sglang.srt.distributed.parallel_state``: as :func:`calls_of_torch`. A disabled one is enabled in graphs."""
     coordinator = getattr(module, "GroupCoordinator", None)
     if coordinator is None or "use_pynccl" not in inspect.signature(coordinator).parameters:
         return {}
