@@ -180,3 +180,18 @@ def test_a_green_context_of_some_multiprocessors_is_named_since_its_kernels_are_
     assert found["green_part"] == [of_others, ["the price of kernels on some of the SMs (cuGreenCtxCreate)", 1]]
     assert found["green_context"]
     assert found["green_sms"] == 64
+
+
+def test_a_runtime_of_cuda_13_2_is_let_begin_and_what_it_may_ask_more_is_refused_by_name() -> None:
+    found = on_driver(
+        """
+id = bytes.fromhex("6bd5fb6c5bf4e74a8987d93912fd9df9")
+words = ctypes.cast(make("cuGetExportTable", id), ctypes.POINTER(c_void_p))
+count = words[0] // ctypes.sizeof(c_void_p)
+found["answers"] = {number: ctypes.CFUNCTYPE(c_int)(words[number])() for number in range(10, count)}
+found["refused"] = gpu.refused()
+"""
+    )
+    assert found["answers"] == {"10": 801, "11": 801, "12": 0}
+    names = [f"cuGetExportTable: function {number} of CUDART_INTERFACE" for number in (10, 11)]
+    assert found["refused"] == [[name, 1] for name in names]
