@@ -150,6 +150,7 @@ def test_a_kv_cache_is_a_part_of_its_own_while_it_has_memory(tmp_path: Path, pro
     sizes |= {"enforce_eager": False, "can_sleep": True}
     engine = sizes | {
         "process": process,
+        "model_config": "",
         "version": "0.33.0",
         "cache_dtype": "fp8",
         "utilization": 0.5,
