@@ -184,9 +184,8 @@ def build_blocks(recording: Recording) -> Blocks:
     """Blocks of the rank's device. The table ``blocks`` documents the columns."""
     events = recording.device_events
     settings = parse_settings("" if recording.gpu is None else recording.gpu.alloc_conf)
-    event_op = np.maximum.accumulate(events["op"]) if len(events["op"]) else events["op"]
     changes = [
-        (int(np.searchsorted(event_op, change.op)), parse_settings(change.alloc_conf))
+        (int(np.searchsorted(recording.event_ops, change.op)), parse_settings(change.alloc_conf))
         for change in recording.settings_changes
     ]
     played = replay(events["action"], events["address"], events["size"], settings, changes)

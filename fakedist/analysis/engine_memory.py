@@ -124,13 +124,10 @@ def engine_memory(recording: Recording, ending: Ending, outside: Outside | None)
 
 
 def engine_sleeps(recording: Recording) -> list[EngineSleep]:
-    """How engines slept, the last time of each process and kind of sleep."""
+    """How engines slept, the last time of each process and kind of sleep, in the order of their first times."""
     last = {(row.process, row.how): row for row in recording.engine_sleeps}
     times = Counter((row.process, row.how) for row in recording.engine_sleeps)
-    return [
-        EngineSleep(row.process, row.how, times[key], row.freed_bytes, row.kept)
-        for key, row in sorted(last.items(), key=lambda item: recording.engine_sleeps.index(item[1]))
-    ]
+    return [EngineSleep(row.process, row.how, times[key], row.freed_bytes, row.kept) for key, row in last.items()]
 
 
 def engine_advice(recording: Recording, found: EngineMemory | None, tables: dict[str, pd.DataFrame]) -> list[Advice]:

@@ -51,8 +51,7 @@ def _without_events(recording: Recording, blocks: Blocks, table: pd.DataFrame) -
     allocated, reserved = (
         np.append(0, curve) for curve in (blocks.replay.allocated_bytes, blocks.replay.reserved_bytes)
     )
-    event_op = recording.device_events["op"]
-    event_op = np.maximum.accumulate(event_op) if len(event_op) else event_op
+    event_op = recording.event_ops
     rows = []
     for (step, phase), scopes in missing.items():
         op = np.flatnonzero(np.isin(recording.op_scope, scopes))
@@ -70,8 +69,7 @@ def _without_events(recording: Recording, blocks: Blocks, table: pd.DataFrame) -
 
 def named_phase_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
     """The table ``named_phases``: the phases that the script named, in the order in which they ended."""
-    event_op = recording.device_events["op"]
-    event_op = np.maximum.accumulate(event_op) if len(event_op) else event_op
+    event_op = recording.event_ops
     allocated, reserved = blocks.replay.allocated_bytes, blocks.replay.reserved_bytes
     spans = [(row.first_op, row.end_op) for row in recording.named_phases]
     rows = []
@@ -89,8 +87,7 @@ def named_phase_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
 
 def asleep_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
     """The table ``asleep``."""
-    event_op = recording.device_events["op"]
-    event_op = np.maximum.accumulate(event_op) if len(event_op) else event_op
+    event_op = recording.event_ops
     bounds = np.append(np.searchsorted(event_op, [each.op for each in recording.asleep]), len(event_op)).astype("i8")
     frame = blocks.frame
     address, made, freed = (frame[name].to_numpy() for name in ("address", "alloc_event", "free_event"))

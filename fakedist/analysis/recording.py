@@ -230,6 +230,12 @@ class Recording:
         """Events of :attr:`device`; empty columns if the device was never used."""
         return self.events.get(self.device) or empty_columns(EventsRecord)
 
+    @property
+    def event_ops(self) -> Array:
+        """For each of :attr:`device_events` the last operation that had begun by then, in ascending order."""
+        ops = self.device_events["op"]
+        return np.maximum.accumulate(ops) if len(ops) else ops
+
 
 def read_recording(run_directory: Path, *, may_be_empty: bool = True) -> Recording:
     """Read the journal of a run directory. A cut-off journal yields the records it has.

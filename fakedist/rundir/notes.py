@@ -595,8 +595,8 @@ def started_out_of_memory(
 def engine_made_up(process: str) -> str:
     """An inference engine ran in a process that the script started."""
     return (
-        f"what {process} generated, and all else that it sent to the script, is made up where no kernel had computed "
-        "it: its weights hold no values, and it is not counted"
+        f"what {process} generated is made up, because its weights hold no values; made-up values that it sent to the "
+        "script are not counted"
     )
 
 
