@@ -35,12 +35,10 @@ static int has_none(void) {
 API void fakedist_handed_out(void *block, size_t size) {
     if (!__atomic_load_n(&clock_is_on, __ATOMIC_RELAXED)) memory_told(block, size);
 }
-static void lose(const void *address) {
-    if (covers) memory_taint_block(address);
-    else memory_lose_block(address);
-}
+static struct write write_to(const void *address) { return (struct write){address, .is_certain = !covers}; }
 void effect_of_write(const void *address) {
-    if (!has_none()) lose(address);
+    struct write write = write_to(address);
+    if (!has_none()) memory_written(&write, 1);
 }
 
 void effect_of_library(void) {
@@ -131,22 +129,19 @@ static int read_name(const char *name, struct parameters *out) {
     return free(text), depth < 0;
 }
 
-/* What is known of a kernel, for the next launch in this thread. */
+/* What is known of a kernel, for its next launch. */
 struct effect {
-    const void *function;
     size_t filled_bytes; /* of an element, if it is torch's fill; else 0 */
     int num_parameters;
     int is_tainted; /* it may write elsewhere: its image does not have the sizes of its parameters */
     uint8_t uses[MOST_PARAMETERS];
     uint16_t bytes[MOST_PARAMETERS];
 };
-static const struct effect *find_effect(const void *function) {
-    static __thread struct effect known[128];
-    struct effect *e = &known[((uintptr_t)function >> 4) % (sizeof known / sizeof *known)];
-    if (e->function == function) return e;
+static const struct effect *read_effect(const void *function) {
+    struct effect *e = gpu_new_handle(sizeof *e);
     static const char kernel[] = "vectorized_elementwise_kernel", functor[] = "11FillFunctorI";
     const char *name = kernel_name(function), *type = name && strstr(name, kernel) ? strstr(name, functor) : NULL;
-    *e = (struct effect){.function = function, .filled_bytes = type ? type_bytes(type + sizeof functor - 1) : 0};
+    e->filled_bytes = type ? type_bytes(type + sizeof functor - 1) : 0;
     if (e->filled_bytes) return e;
     struct kernel_resources image;
     struct parameters named;
@@ -161,6 +156,10 @@ static const struct effect *find_effect(const void *function) {
     }
     return e;
 }
+static const struct effect *find_effect(const void *function) {
+    const struct effect *known = kernel_effect(function);
+    return known ? known : kernel_keep_effect(function, read_effect(function));
+}
 
 /* at::native's fill of contiguous memory (FillKernel.cu): vectorized_elementwise_kernel(int count, FillFunctor<T> with the
  * value, std::array<char*, 1> with the address). */
@@ -170,37 +169,49 @@ static void fill(size_t bytes, void *const *arguments) {
     memcpy(&count, arguments[0], sizeof count);
     memcpy(&to, arguments[2], sizeof to);
     int is_done = count > 0 && (size_t)count * bytes <= FILL_LIMIT;
-    if (!is_done || !memory_fill_with(to, arguments[1], bytes, (size_t)count)) lose(to);
+    if (!is_done || !memory_fill_with(to, arguments[1], bytes, (size_t)count)) effect_of_write(to);
 }
 
-static void use_argument(const char *argument, size_t size, enum use use) {
+/* A launch's writes, which are reported together. */
+enum { MOST_WRITES = 64 };
+struct writes {
+    size_t count;
+    struct write all[MOST_WRITES];
+};
+static void report(struct writes *writes) {
+    if (writes->count) memory_written(writes->all, writes->count);
+    writes->count = 0;
+}
+static void use_argument(const char *argument, size_t size, enum use use, struct writes *writes) {
     for (size_t at = 0; use != READS && at + sizeof(uint64_t) <= size; at += sizeof(uint64_t)) {
         void *word;
         memcpy(&word, argument + at, sizeof word);
         if (memory_device_of(word) < 0) continue;
-        if (use == TAINTS) memory_taint_block(word);
-        else lose(word);
+        if (writes->count == MOST_WRITES) report(writes);
+        writes->all[writes->count++] = use == TAINTS ? (struct write){word, .is_certain = 0} : write_to(word);
         if (use == WRITES_FIRST) break;
     }
 }
 
-static void use_buffer(void *const *extra) {
+static void use_buffer(void *const *extra, struct writes *writes) {
     enum { END = 0, BUFFER = 1, SIZE = 2 }; /* CU_LAUNCH_PARAM_... */
     const char *buffer = NULL;
     size_t size = 0;
     for (; (uintptr_t)extra[0] != END; extra += 2)
         if ((uintptr_t)extra[0] == BUFFER) buffer = extra[1];
         else if ((uintptr_t)extra[0] == SIZE) size = *(const size_t *)extra[1];
-    if (buffer) use_argument(buffer, size, TAINTS);
+    if (buffer) use_argument(buffer, size, TAINTS, writes);
 }
 
 void effect_of_kernel(const void *function, void *const *arguments, void *const *extra) {
     if (has_none()) return;
-    if (extra) use_buffer(extra);
+    struct writes writes;
+    writes.count = 0;
+    if (extra) use_buffer(extra, &writes);
     const struct effect *e = arguments ? find_effect(function) : NULL;
+    for (int i = 0; e && i < e->num_parameters; i++)
+        use_argument(arguments[i], e->bytes[i], (enum use)e->uses[i], &writes);
+    report(&writes);
     if (e && e->filled_bytes) fill(e->filled_bytes, arguments);
-    else if (e) {
-        for (int i = 0; i < e->num_parameters; i++) use_argument(arguments[i], e->bytes[i], (enum use)e->uses[i]);
-        if (e->is_tainted) memory_taint_all();
-    }
+    if (e && e->is_tainted) memory_taint_all();
 }

@@ -12,6 +12,7 @@ struct kernel {
     const char *name;
     enum { NOT_READ, READ, UNKNOWN } state;
     struct kernel_resources resources;
+    const void *effect;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -64,6 +65,25 @@ int kernel_resources(const void *key, struct kernel_resources *out) {
     /* Unknown (an image with only PTX): 32 registers limit nothing on any GPU since 2012. */
     if (!known) *out = (struct kernel_resources){.registers = 32, .max_threads = 1024};
     return known;
+}
+
+const void *kernel_effect(const void *key) {
+    pthread_mutex_lock(&lock);
+    const void *effect = capacity ? slot(table, capacity, key)->effect : NULL;
+    pthread_mutex_unlock(&lock);
+    return effect;
+}
+const void *kernel_keep_effect(const void *key, void *effect) {
+    pthread_mutex_lock(&lock);
+    if (2 * used >= capacity) grow();
+    struct kernel *k = slot(table, capacity, key);
+    used += !k->key;
+    if (!k->key) *k = (struct kernel){.key = key, .state = UNKNOWN};
+    if (!k->effect) k->effect = effect;
+    else free(effect); /* another thread was faster */
+    const void *kept = k->effect;
+    pthread_mutex_unlock(&lock);
+    return kept;
 }
 
 /* The largest block that a kernel can be launched with. Registers are allocated to whole groups of four warps. */

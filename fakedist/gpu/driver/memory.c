@@ -6,6 +6,8 @@
  * pages. */
 #include "memory.h"
 
+#include "bits.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -18,6 +20,7 @@
 #define CHUNK (64ull << 30)          /* a device takes addresses in chunks; the table below holds the owners */
 #define NUM_CHUNKS (RANGE_SPAN / CHUNK)
 #define NUM_GRANULES (RANGE_SPAN / GRANULE)
+#define NUM_BLOCKS (RANGE_SPAN / BLOCK)
 #define SMALL_SEGMENT (2ull << 20) /* kSmallBuffer in c10/core/AllocatorConfig.h */
 #define LARGE_COPY_LIMIT (64ull << 10) /* host copies into a slice of a large tensor (flags, counters) */
 #define BLOCK 512                      /* kMinBlockSize in c10/core/AllocatorConfig.h */
@@ -32,10 +35,8 @@ struct segment {
     size_t size, span; /* requested, and rounded up to whole granules */
     enum owner owner;
     const void *mirrored; /* of memory that stands for a peer's: what it holds the same as; else NULL */
-    uint8_t *blocks; /* a bit for each BLOCK bytes: one of the allocator's blocks begins there; NULL: it named none */
-    struct segment *next_known;
-    uint8_t *known; /* a bit for each byte: a value reached it; NULL: none did */
-    uint8_t *made_up; /* the same: that value is made up, or computed from made-up ones */
+    struct bits computed; /* a bit for each byte: a computed value reached it */
+    struct bits made_up;  /* the same: the value is made up, or computed from made-up ones */
 };
 
 /* Where a real driver puts what it allocates: the caching allocator breaks ties by address. Read off an H200 (driver
@@ -68,8 +69,10 @@ _Static_assert(CHUNK % GRANULE == 0 && SMALL_SEGMENT % GRANULE == 0, "granules f
 _Static_assert(COPY_LIMIT <= SMALL_SEGMENT && LARGE_COPY_LIMIT <= COPY_LIMIT, "a small segment holds the largest copy");
 static uint64_t chunks_taken;
 static uint64_t num_peers; /* segments of peers' memory that were ever opened */
-static struct segment *known_segments; /* of which some bytes were known once */
 static struct segment **by_granule; /* each granule -> the segment that holds it; lazily paged */
+static struct bits with_computed, with_values; /* first granules of segments with computed values, with any */
+static struct bits
+    begins; /* BLOCKs where one of the allocator's blocks begins, or other memory that was taken at once */
 
 int memory_device_of(const void *address) {
     uint64_t a = (uint64_t)address;
@@ -77,9 +80,8 @@ int memory_device_of(const void *address) {
     return chunk_owner[(a - RANGE_BASE) / CHUNK] - 1;
 }
 
-static struct segment **granule_of(const void *address) {
-    return &by_granule[((uint64_t)address - RANGE_BASE) / GRANULE];
-}
+static uint64_t number_of(const void *address, uint64_t unit) { return ((uint64_t)address - RANGE_BASE) / unit; }
+static struct segment **granule_of(const void *address) { return &by_granule[number_of(address, GRANULE)]; }
 
 static int open_table(void) {
     if (by_granule) return 1;
@@ -155,11 +157,18 @@ static uint64_t reserve(int device, uint64_t span) {
     return start;
 }
 
+/* The allocator hands out a block, or takes it back; other memory is one block. */
+static void cut(const void *block, size_t size, int is_followed) {
+    uint64_t first = number_of(block, BLOCK), next = number_of((const char *)block + size, BLOCK);
+    bits_clear(&begins, first + 1, next);
+    bits_set(&begins, NUM_BLOCKS, first, first + 1);
+    if (is_followed && next < NUM_BLOCKS) bits_set(&begins, NUM_BLOCKS, next, next + 1);
+}
+
 /* The caller holds the lock. */
-static void *take_range(int device, uint64_t span) {
+static uint64_t find_range(int device, uint64_t span) {
     struct device *d = &devices[device];
     assert(IS_HELD(&lock) && span && span % GRANULE == 0);
-    if (!open_table()) return NULL;
     if (!d->end) /* the context's */
         for (size_t i = 0; i < sizeof CONTEXT_MIB / sizeof *CONTEXT_MIB; i++) reserve(device, CONTEXT_MIB[i] << 20);
     struct range **best = NULL, *newest = NULL, *r = d->reservations;
@@ -168,12 +177,17 @@ static void *take_range(int device, uint64_t span) {
         while (r->start + r->span <= (*at)->start) r = r->next;
         if (!best || r->number > newest->number || (r == newest && (*at)->span < (*best)->span)) best = at, newest = r;
     }
-    if (!best) return (void *)reserve(device, span);
+    if (!best) return reserve(device, span);
     uint64_t start = (*best)->start;
     (*best)->start += span;
     if (!((*best)->span -= span)) drop(best);
     newest->used += span;
-    return (void *)start;
+    return start;
+}
+static void *take_range(int device, uint64_t span) {
+    void *address = open_table() ? (void *)find_range(device, span) : NULL;
+    if (address) cut(address, span, 0);
+    return address;
 }
 
 static void give_back(int device, void *address, uint64_t span) {
@@ -216,6 +230,36 @@ static int is_poisoned;
 API void fakedist_poison(int wanted) { is_poisoned = wanted; }
 static void poison(void *address, size_t size) {
     if (is_poisoned && size <= SMALL_SEGMENT) memset(address, POISON, size);
+}
+
+/* The part of device memory that begins at an address and lies in one segment. */
+struct piece {
+    struct segment *segment;
+    uint64_t first, end; /* within the segment */
+};
+static void note(struct bits *segments, const struct segment *s, int is_wanted) {
+    uint64_t granule = number_of(s->address, GRANULE);
+    if (is_wanted) bits_set(segments, NUM_GRANULES, granule, granule + 1);
+    else bits_clear(segments, granule, granule + 1);
+}
+/* Values come and go in small segments at each step: mapping their bits anew would cost more than the pages. */
+static void values_changed(struct segment *s) {
+    note(&with_computed, s, s->computed.set > 0);
+    note(&with_values, s, s->computed.set + s->made_up.set > 0);
+    if (!s->computed.set && s->span > SMALL_SEGMENT) bits_drop(&s->computed);
+    if (!s->made_up.set && s->span > SMALL_SEGMENT) bits_drop(&s->made_up);
+}
+static void know_piece(const struct piece *p, enum holding holding) {
+    struct segment *s = p->segment;
+    if (holding == COMPUTED) bits_set(&s->computed, s->span, p->first, p->end);
+    else bits_clear(&s->computed, p->first, p->end);
+    if (holding == MADE_UP) bits_set(&s->made_up, s->span, p->first, p->end);
+    else bits_clear(&s->made_up, p->first, p->end);
+    values_changed(s);
+}
+static void taint_piece(const struct piece *p) {
+    bits_move(&p->segment->computed, &p->segment->made_up, p->segment->span, p->first, p->end);
+    values_changed(p->segment);
 }
 
 static int open_locked(void *address, size_t size, uint64_t span, enum owner owner) {
@@ -264,14 +308,9 @@ static uint64_t close_locked(void *address, enum owner *owner) {
     uint64_t span = s->span;
     *owner = s->owner;
     munmap(address, span);
-    if (s->known) {
-        struct segment **in_list = &known_segments;
-        while (*in_list != s) in_list = &(*in_list)->next_known;
-        *in_list = s->next_known;
-        munmap(s->known, span / 8);
-        if (s->made_up) munmap(s->made_up, span / 8);
-    }
-    free(s->blocks);
+    know_piece(&(struct piece){s, 0, span}, NOTHING);
+    bits_drop(&s->computed);
+    bits_drop(&s->made_up);
     mark_granules(s, s, NULL);
     free(s);
     return span;
@@ -371,40 +410,6 @@ static void zero_pages(char *to, size_t size) {
     memset(last, 0, (size_t)(to + size - last));
 }
 
-/* Set or clear bits [first, end). */
-static void set_bits(uint8_t *bits, uint64_t first, uint64_t end, int value) {
-    while (first < end && (first % 8 || end - first < 8)) {
-        uint8_t bit = (uint8_t)(1u << first % 8);
-        bits[first / 8] = (uint8_t)(value ? bits[first / 8] | bit : bits[first / 8] & ~bit);
-        first++;
-    }
-    uint64_t whole = (end - first) / 8;
-    if (value) memset(bits + first / 8, 0xff, whole);
-    else if (whole) zero_pages((char *)bits + first / 8, whole);
-    if (first + 8 * whole < end) set_bits(bits, first + 8 * whole, end, value);
-}
-static int bit(const uint8_t *bits, uint64_t at) { return bits[at / 8] >> at % 8 & 1; }
-
-/* How many of the bits [first, end) have the value of the first one before another follows. */
-static uint64_t run_of_bits(const uint8_t *bits, uint64_t first, uint64_t end) {
-    int value = bit(bits, first);
-    uint64_t at = first, whole = value ? UINT64_MAX : 0, word;
-    while (at < end) {
-        if (at % 8 == 0 && end - at >= 64) { /* most runs are whole blocks */
-            memcpy(&word, bits + at / 8, sizeof word);
-            if (word == whole && (at += 64)) continue;
-        }
-        if (bit(bits, at) != value) break;
-        at++;
-    }
-    return at - first;
-}
-
-/* The part of device memory that begins at an address and lies in one segment. */
-struct piece {
-    struct segment *segment;
-    uint64_t first, end; /* within the segment */
-};
 static int piece_at(const char *at, const char *end, struct piece *out) {
     struct segment *s = find_segment(at);
     if (!s) return 0;
@@ -414,27 +419,9 @@ static int piece_at(const char *at, const char *end, struct piece *out) {
     return 1;
 }
 
-static int has_bits(uint8_t **bits, uint64_t span) {
-    if (*bits) return 1;
-    void *got = mmap(NULL, span / 8, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    *bits = got == MAP_FAILED ? NULL : got;
-    return *bits != NULL;
-}
-static int were_computed; /* whether any bytes were since memory_taint_all() */
-static void know_locked(const void *address, size_t size, enum holding holding) {
+static void know_locked(const char *at, size_t size, enum holding holding) {
     struct piece p;
-    were_computed |= holding == COMPUTED;
-    for (const char *at = address, *end = at + size; at < end && piece_at(at, end, &p); at += p.end - p.first) {
-        struct segment *s = p.segment;
-        int is_listed = s->known != NULL;
-        if (holding != NOTHING && has_bits(&s->known, s->span) && !is_listed) {
-            s->next_known = known_segments;
-            known_segments = s;
-        }
-        int is_kept = holding == COMPUTED || (holding == MADE_UP && has_bits(&s->made_up, s->span));
-        if (s->known) set_bits(s->known, p.first, p.end, is_kept);
-        if (s->made_up) set_bits(s->made_up, p.first, p.end, holding == MADE_UP);
-    }
+    for (const char *end = at + size; at < end && piece_at(at, end, &p); at += p.end - p.first) know_piece(&p, holding);
 }
 void memory_know(const void *address, size_t size, enum holding holding) {
     if (memory_device_of(address) < 0) return;
@@ -449,20 +436,21 @@ static size_t run_locked(const char *at, const char *end, enum holding *holding)
     *holding = memory_device_of(at) < 0 ? COMPUTED : NOTHING;
     if (*holding == COMPUTED || !piece_at(at, end, &p)) return (size_t)(end - at);
     const struct segment *s = p.segment;
-    if (!s->known) return p.end - p.first;
-    uint64_t run = run_of_bits(s->known, p.first, p.end);
-    if (!bit(s->known, p.first)) return run;
-    *holding = s->made_up && bit(s->made_up, p.first) ? MADE_UP : COMPUTED;
-    return s->made_up ? run_of_bits(s->made_up, p.first, p.first + run) : run;
+    uint64_t computed = bits_next(&s->computed, p.first, p.end), made_up = bits_next(&s->made_up, p.first, p.end);
+    uint64_t next = computed < made_up ? computed : made_up;
+    if (next > p.first) return next - p.first;
+    *holding = computed == p.first ? COMPUTED : MADE_UP;
+    return bits_run(*holding == COMPUTED ? &s->computed : &s->made_up, p.first, p.end);
 }
-/* How many bytes hold no computed value. */
-static size_t num_not_computed(const char *at, const char *end) {
+/* How many bytes hold computed values; with made_up, how many hold values. */
+static size_t num_held(const char *address, size_t size, int with_made_up) {
+    struct piece p;
     size_t found = 0;
-    enum holding holding;
+    if (memory_device_of(address) < 0) return size;
     pthread_mutex_lock(&lock);
-    for (size_t run; at < end; at += run) {
-        run = run_locked(at, end, &holding);
-        if (holding != COMPUTED) found += run;
+    for (const char *at = address, *end = at + size; at < end && piece_at(at, end, &p); at += p.end - p.first) {
+        found += bits_count(&p.segment->computed, p.first, p.end);
+        if (with_made_up) found += bits_count(&p.segment->made_up, p.first, p.end);
     }
     pthread_mutex_unlock(&lock);
     return found;
@@ -480,48 +468,43 @@ static void follow(char *to, const char *from, size_t size) {
     pthread_mutex_unlock(&lock);
 }
 
-/* A small segment's blocks: where the allocator put them last. */
-static void cut_locked(struct segment *s, uint64_t first, uint64_t end) {
-    if (s->span > SMALL_SEGMENT) return;
-    if (!s->blocks) s->blocks = gpu_new_handle(s->span / BLOCK / 8);
-    set_bits(s->blocks, first / BLOCK, end / BLOCK, 0);
-    set_bits(s->blocks, first / BLOCK, first / BLOCK + 1, 1);
-    if (end < s->span) set_bits(s->blocks, end / BLOCK, end / BLOCK + 1, 1);
-}
 static uint64_t num_losses; /* kernels took values away that were known: the value engine asks */
 API const uint64_t *fakedist_losses(void) { return &num_losses; }
 
-static void taint_locked(struct segment *s, uint64_t first, uint64_t end) {
-    const char *at = (const char *)s->address + first, *last = (const char *)s->address + end;
-    enum holding holding;
-    for (size_t run; at < last; at += run) {
-        run = run_locked(at, last, &holding);
-        if (holding == COMPUTED) know_locked(at, run, MADE_UP);
-    }
+/* Something writes to a segment between two addresses, of which some may be outside. Returns whether a value changed. */
+static int write_piece(struct segment *s, const char *from, const char *end, int is_certain) {
+    const char *start = s->address, *last = start + s->span;
+    struct piece p = {s, from > start ? (uint64_t)(from - start) : 0, (uint64_t)((end < last ? end : last) - start)};
+    int has_computed = bits_next(&s->computed, p.first, p.end) < p.end;
+    if (!has_computed && (!is_certain || bits_next(&s->made_up, p.first, p.end) == p.end)) return 0;
+    if (is_certain) know_piece(&p, NOTHING);
+    else taint_piece(&p);
+    return 1;
 }
-static void change_block(const void *address, int is_lost) {
-    if (memory_device_of(address) < 0) return;
+/* A block of an expandable segment may lie in several of the mappings that it is made of. */
+static void write_block(const struct write *write) {
+    const struct segment *s = find_segment(write->address);
+    if (!s) return;
+    uint64_t next = bits_next(&begins, number_of(write->address, BLOCK) + 1, NUM_BLOCKS);
+    const char *end = (const char *)RANGE_BASE + next * BLOCK;
+    uint64_t last = number_of(end - 1, GRANULE) + 1, granule = number_of(s->address, GRANULE);
+    int is_changed = 0;
+    for (; (granule = bits_next(&with_values, granule, last)) < last; granule++)
+        is_changed |= write_piece(by_granule[granule], write->address, end, write->is_certain);
+    if (is_changed && write->is_certain) __atomic_fetch_add(&num_losses, 1, __ATOMIC_RELEASE);
+}
+void memory_written(const struct write *writes, size_t count) {
     pthread_mutex_lock(&lock);
-    struct segment *s = find_segment(address);
-    if (s && s->known) {
-        uint64_t first = (uint64_t)address - (uint64_t)s->address, next = first / BLOCK + 1, last = s->span / BLOCK;
-        if (s->blocks && next < last && !bit(s->blocks, next)) next += run_of_bits(s->blocks, next, last);
-        uint64_t end = s->blocks ? next * BLOCK : s->span;
-        int held = bit(s->known, first) || run_of_bits(s->known, first, end) < end - first;
-        if (held && is_lost) know_locked(address, end - first, NOTHING);
-        else if (held) taint_locked(s, first, end);
-        if (held && is_lost) __atomic_fetch_add(&num_losses, 1, __ATOMIC_RELEASE);
-    }
+    for (size_t i = 0; i < count && with_values.set; i++) write_block(writes + i);
     pthread_mutex_unlock(&lock);
 }
-void memory_lose_block(const void *address) { change_block(address, 1); }
-void memory_taint_block(const void *address) { change_block(address, 0); }
 
 void memory_taint_all(void) {
     pthread_mutex_lock(&lock);
-    if (were_computed)
-        for (struct segment *s = known_segments; s; s = s->next_known) taint_locked(s, 0, s->span);
-    were_computed = 0;
+    for (uint64_t granule = 0; (granule = bits_next(&with_computed, granule, NUM_GRANULES)) < NUM_GRANULES; granule++) {
+        struct segment *s = by_granule[granule];
+        taint_piece(&(struct piece){s, 0, s->span});
+    }
     pthread_mutex_unlock(&lock);
 }
 
@@ -561,7 +544,7 @@ int memory_copy(void *to, const void *from, size_t size) {
     }
     if (!from_device) return memory_know(to, size, is_done ? COMPUTED : NOTHING), OK;
     if (to_device && !is_done) return memory_know(to, size, NOTHING), OK;
-    size_t not_computed = to_device ? 0 : is_done ? num_not_computed(from, (const char *)from + size) : size;
+    size_t not_computed = to_device ? 0 : is_done ? size - num_held(from, size, 0) : size;
     if (is_done && (to_device || not_computed)) follow(to, from, size);
     else if (!is_done && !is_answered) zero_pages(to, size);
     return made_up(not_computed);
@@ -607,38 +590,26 @@ API void fakedist_know_where(const char *address, const uint8_t *flags, size_t s
     pthread_mutex_unlock(&lock);
 }
 /* How many bytes from an address on hold no value. */
-API size_t fakedist_lost(const char *address, size_t size) {
-    size_t found = 0;
-    enum holding holding;
-    pthread_mutex_lock(&lock);
-    for (const char *end = address + size; address < end;) {
-        size_t run = run_locked(address, end, &holding);
-        if (holding == NOTHING) found += run;
-        address += run;
-    }
-    pthread_mutex_unlock(&lock);
-    return found;
-}
+API size_t fakedist_lost(const char *address, size_t size) { return size - num_held(address, size, 1); }
 /* How many bytes from an address on hold no computed value, as far as blocks are reported. */
 API size_t fakedist_unknown(const char *address, size_t size) {
-    return memory_blocks_are_told() ? num_not_computed(address, address + size) : size;
+    return memory_blocks_are_told() ? size - num_held(address, size, 0) : size;
 }
 /* Those bytes that hold values hold made-up ones, or such as are computed from them. */
 API void fakedist_taint(const char *address, size_t size) {
     struct piece p;
     pthread_mutex_lock(&lock);
     for (const char *at = address, *end = at + size; at < end && piece_at(at, end, &p); at += p.end - p.first)
-        taint_locked(p.segment, p.first, p.end);
+        taint_piece(&p);
     pthread_mutex_unlock(&lock);
 }
 
 /* The caching allocator handed out a block, or took it back. */
 void memory_handed_out(void *block, size_t size) {
-    struct piece p;
+    if (memory_device_of(block) < 0) return;
     pthread_mutex_lock(&lock);
     know_locked(block, size, NOTHING);
-    int is_ours = memory_device_of(block) >= 0 && piece_at(block, (char *)block + size, &p);
-    if (is_ours) cut_locked(p.segment, p.first, p.end);
+    cut(block, size, 1);
     pthread_mutex_unlock(&lock);
     if (is_poisoned && size <= SMALL_SEGMENT && holds_data(block, 0, size)) poison(block, size);
 }

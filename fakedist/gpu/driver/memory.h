@@ -29,8 +29,11 @@ LOCAL void memory_know(const void *address, size_t size, enum holding holding); 
 LOCAL void memory_handed_out(void *block, size_t size); /* a block of a larger segment, which holds no values yet */
 LOCAL int memory_blocks_are_told(void); /* whether the caching allocator reports the blocks that it hands out */
 LOCAL void memory_told(void *block, size_t size); /* the caching allocator handed a block out, or took it back */
-/* Something writes there, up to the end of the block, or it is not known whether it does: then values stay, made up. */
-LOCAL void memory_lose_block(const void *address);
-LOCAL void memory_taint_block(const void *address);
+/* Something writes there, up to the end of the block; or it is not certain that it does: then values stay, made up. */
+struct write {
+    const void *address;
+    int is_certain;
+};
+LOCAL void memory_written(const struct write *writes, size_t count);
 LOCAL void memory_taint_all(void); /* it may write anywhere */
 #endif

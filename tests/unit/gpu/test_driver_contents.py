@@ -125,6 +125,45 @@ handle = make("cublasCreate_v2")
 driver.cublasSscal_v2(c_void_p(handle), 1, NULL, NULL, 1)
 found["after a library call that is not read"] = read(kept)
 
+# An expandable segment: a block begins in its first mapping and ends in its second, where the next block begins.
+properties = struct.pack("iiiiQQ", 1, 0, 1, 0, 0, 0)
+area = make("cuMemAddressReserve", c_size_t(4 * MIB), c_size_t(0), NULL, c_uint64(0))
+for piece in (area, area + 2 * MIB):
+    memory = make("cuMemCreate", c_size_t(2 * MIB), properties, c_uint64(0))
+    assert driver.cuMemMap(c_void_p(piece), c_size_t(2 * MIB), c_size_t(0), c_void_p(memory), c_uint64(0)) == 0
+over_both, after = area + MIB, area + 3 * MIB
+driver.fakedist_handed_out(c_void_p(over_both), c_size_t(2 * MIB))
+driver.fakedist_handed_out(c_void_p(after), c_size_t(512))
+for address in (over_both - 512, over_both, after - 512, after):
+    upload(address, b"12345678")
+launch(scale, pointer(over_both), pointer(over_both), struct.pack("i", 1))
+reads = [over_both - 512, over_both, after - 512, after]
+found["over two mappings: before, beginning, tail, after"] = [read(each)[2] for each in reads]
+
+driver.fakedist_words_looked_at.restype = c_uint64
+def words(function, *arguments):
+    "How many words of bits the driver looks at."
+    before = driver.fakedist_words_looked_at()
+    function(*arguments)
+    return driver.fakedist_words_looked_at() - before
+
+huge = make("cudaMalloc", c_size_t(64 * GIB))
+def launch_there():
+    launch(scale, pointer(huge), pointer(huge), struct.pack("i", 1))
+def library():
+    driver.cublasSscal_v2(c_void_p(handle), 1, NULL, NULL, 1)
+
+library()
+few = {}
+few["nothing known"] = [words(launch_there), words(library)]
+upload(huge + 64 * GIB - 8, b"12345678")
+few["one at its end"] = [words(library), words(launch_there), words(launch_there)]
+few["that one again"] = read(huge + 64 * GIB - 8)[2]
+for number in range(1000):
+    upload(huge + number * 60 * MIB, b"12345678")
+few["a thousand"] = [words(library), words(launch_there), words(library), words(launch_there)]
+found["words"] = few
+
 refuse = ctypes.CFUNCTYPE(c_int, c_uint64)(lambda size: 1)
 driver.fakedist_tell_reads(refuse, state)
 found["refused"] = read(block())[0]
@@ -160,6 +199,7 @@ EXPECTED = {what: [0, *read] for what, read in READS.items()} | {
     # torch's fills are done; one that is not recognised leaves nothing.
     **{f"fill of {kind}": [True, 0] for kind in ("l", "f", "N3c108BFloat16E")},
     "a fill of an unknown type": [[0] * 8, 8],
+    "over two mappings: before, beginning, tail, after": [0, 8, 8, 0],
     "refused": 801,
     "counted without Python": [1, 8],
 }
@@ -173,3 +213,16 @@ def found() -> dict[str, Any]:
 @pytest.mark.parametrize("what", EXPECTED)
 def test_the_driver_answers(found: dict[str, Any], what: str) -> None:
     assert found[what] == EXPECTED[what]
+
+
+def test_the_work_of_a_launch_does_not_grow_with_the_bytes_of_its_segment(found: dict[str, Any]) -> None:
+    """A segment of 64 GiB has 2^30 words of bits. What values cost follows from how many there are, once."""
+    few = 40  # searches in some levels
+    words = found["words"]
+    assert max(words["nothing known"]) < few
+    assert max(words["one at its end"]) < 3 * few
+    assert words["that one again"] == 8
+    tainted, lost, *again = words["a thousand"]
+    assert 1000 < tainted < 1000 * few
+    assert 1000 < lost < 1000 * few
+    assert max(again) < few
