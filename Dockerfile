@@ -1,5 +1,5 @@
 # fakedist without a GPU, also on macOS and Windows: docs/install.md has the two commands.
-FROM python:3.11-slim-bookworm
+FROM python:3.12-slim-bookworm
 
 # gcc builds the virtual GPU's driver at first use; Inductor compiles with g++.
 RUN apt-get update \

@@ -1,5 +1,9 @@
 # One door for developers: `make check` before a commit. CI runs the same, `make test-rest` and `make oldest`.
-PYTHON ?= python3
+# The interpreter of a version, or nothing where none works: a shim of pyenv may fail until a version is named.
+find_python = $(shell { $(call print_python,$(1)) || PYENV_VERSION=$(1) $(call print_python,$(1)); } 2>/dev/null)
+print_python = python$(1) -c 'import sys; print(sys.executable)'
+# References and figures are made with Python 3.12.
+PYTHON ?= $(or $(call find_python,3.12),python3)
 BIN := .venv/bin
 OLDEST := .venv-oldest/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
@@ -13,8 +17,8 @@ TORCH_TESTS := $(OLDEST_TESTS) $(foreach name,compiled recording_changes_nothing
 # PyPI's releases from the oldest supported to the newest; 2.13.0 has no CUDA build on some indexes.
 TORCHES := 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.14.1 2.15.0
 TORCH_ENV := .venv-torch-$(TORCH)
-# CI has 3.11, the oldest.
-PYTHONS := 3.12 3.13
+# What is supported besides 3.12: the oldest Python and the newest.
+PYTHONS := 3.11 3.13
 PYTHON_ENV := .venv-python-$(VERSION)
 C_SOURCES = git ls-files -z '*.c' '*.h' '*.cpp' '*.cu'
 # The pages' JavaScript has a linter and tests of its own. Users need neither, so they run where node is installed.
@@ -32,6 +36,10 @@ PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --ma
 # Without bytecode, every process would compile the package and its tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Says that an environment has another Python. It stays: it may be wanted, and a new one takes minutes.
+note_python = @grep -qs '^version.* = 3\.12\.' $(1)/pyvenv.cfg || \
+	echo "note: $(1) does not have Python 3.12, with which references and figures are made: rm -rf $(1) for a new one"
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-rest test-all mutants nightly lint types budgets check format bench accuracy accuracy-times accuracy-kinds truth measured gallery site gpu calibrate oldest torch python matrix dist clean
 .PHONY: frameworks recipes clients clients-new clients-recipes clients-fast test-page plotly
@@ -44,9 +52,10 @@ help: ## list the targets
 			print "\nMore:"; for (i = 1; i <= n; i++) if (names[i] in text) line(names[i]) }' $(MAKEFILE_LIST)
 
 setup: .venv/.installed ## .venv with the exact versions of constraints.txt, and the virtual GPU
+	$(call note_python,.venv)
 
 .venv/.installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fakedist needs Python 3.11 or newer: make PYTHON=python3.11")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fakedist needs Python 3.11 or newer: make PYTHON=python3.12")'
 	@echo "installing into .venv: PyTorch's CUDA build is 5.6 GB, this takes minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt setuptools
@@ -167,6 +176,7 @@ site: setup ## the documents and the gallery as a web site, into build/site
 	$(BIN)/python -m reports.site build/site
 
 oldest: .venv-oldest/.installed ## the tests that touch torch, on the oldest supported one
+	$(call note_python,.venv-oldest)
 	$(OLDEST)/python -m pytest $(PARALLEL) --short $(OLDEST_TESTS)
 
 .venv-oldest/.installed: pyproject.toml constraints-oldest.txt
@@ -178,6 +188,7 @@ oldest: .venv-oldest/.installed ## the tests that touch torch, on the oldest sup
 torch: ## tests and our own jobs on another torch, in .venv-torch-... (6 GB): make torch TORCH=2.9.1
 	@test -n '$(TORCH)' || { echo 'which torch? make torch TORCH=2.9.1   ($(TORCHES))'; exit 2; }
 	$(MAKE) --no-print-directory $(TORCH_ENV)/.installed
+	$(call note_python,$(TORCH_ENV))
 	$(TORCH_ENV)/bin/fakedist doctor
 	$(TORCH_ENV)/bin/python -m pytest $(PARALLEL) $(TORCH_TESTS)
 	sed 's#"reports/baselines"#"build/baselines-$(TORCH)"#; s/tool.fakedist.check/check/' pyproject.toml > check-torch-$(TORCH).toml
@@ -196,7 +207,7 @@ python: ## the tests on another Python, in .venv-python-... (6 GB): make python 
 	$(PYTHON_ENV)/bin/python -m pytest $(PARALLEL) $(TESTS)
 
 .venv-python-%/.installed: pyproject.toml constraints.txt
-	test -x $(@D)/bin/python || python$* -m venv $(@D)
+	test -x $(@D)/bin/python || $(or $(call find_python,$*),python$*) -m venv $(@D)
 	$(@D)/bin/python $(PIP_INSTALL) --constraint constraints.txt setuptools
 	$(@D)/bin/python $(PIP_INSTALL) --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
