@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from processes import ROOT, Ended, run_process
+
 LAYOUTS = {
     "tp8": "--tp 8 --checkpoint full",
     "tp8-loss-parallel": "--tp 8 --checkpoint full --loss-parallel",
@@ -36,38 +34,24 @@ def configuration() -> str:
     return "\n".join(lines) + "\n"
 
 
-def measure(folder: Path, *options: str) -> tuple[float, float]:
-    """Seconds of one `fakedist check`, and CPU seconds of all that it ran."""
-    start, before = time.perf_counter(), cpu_seconds()
-    command = [sys.executable, "-m", "fakedist", "check", *options]
-    finished = subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
-    if finished.returncode:
-        raise SystemExit(f"exit {finished.returncode}: {' '.join(command)}\n{finished.stderr.decode()}")
-    return time.perf_counter() - start, cpu_seconds() - before
-
-
-def cpu_seconds() -> float:
-    """CPU seconds of the processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def main() -> None:
     """Print the seconds of both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()
-    found: dict[str, list[tuple[float, float]]] = {"check --update": [], "check": []}
+    found: dict[str, list[Ended]] = {"check --update": [], "check": []}
+    command = [sys.executable, "-m", "fakedist", "check"]
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         (folder / "fakedist.toml").write_text(configuration())
         for _ in range(args.rounds):
-            found["check --update"].append(measure(folder, "--update"))
-            found["check"].append(measure(folder))
+            found["check --update"].append(run_process([*command, "--update"], cwd=folder))
+            found["check"].append(run_process(command, cwd=folder))
     print(f"{len(LAYOUTS)} jobs on {len(os.sched_getaffinity(0))} cores")
     for name, rounds in found.items():
-        wall, cpu = (statistics.median(each) for each in zip(*rounds, strict=True))
-        print(f"{name:<16} {wall:6.1f} s, {cpu:6.1f} s of CPU")
+        wall_s = statistics.median(each.wall_s for each in rounds)
+        cpu_s = statistics.median(each.cpu_s for each in rounds)
+        print(f"{name:<16} {wall_s:6.1f} s, {cpu_s:6.1f} s of CPU")
 
 
 if __name__ == "__main__":

@@ -8,23 +8,20 @@ The runs are those of bench/report.py, the second one with a tenth more events.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+from processes import ROOT, run_process
+from report import records
 
-from report import records  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
-from fakedist.options import Job  # noqa: E402
-from fakedist.results.building import build_tables  # noqa: E402
-from fakedist.rundir.journal import JournalWriter  # noqa: E402
-from fakedist.rundir.manifest import new_manifest  # noqa: E402
+from fakedist.options import Job
+from fakedist.results.building import build_tables
+from fakedist.rundir.journal import JournalWriter
+from fakedist.rundir.manifest import new_manifest
 
 
 def make_run(run: Path, num_events: int) -> None:
@@ -36,21 +33,6 @@ def make_run(run: Path, num_events: int) -> None:
         journal.append(record)
     journal.close()
     build_tables(run)
-
-
-def measure(command: list[str]) -> tuple[float, float, str]:
-    """Seconds, GB of host memory and the first line of a command."""
-    start = time.perf_counter()
-    process = subprocess.Popen(
-        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True, encoding="utf-8"
-    )
-    assert process.stdout is not None
-    text = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"exit {process.returncode}: {' '.join(command)}")
-    return time.perf_counter() - start, usage.ru_maxrss * 1024 / 1e9, text.partition("\n")[0]
 
 
 def main() -> None:
@@ -69,11 +51,12 @@ def main() -> None:
             ("--json", ["--json"]),
             ("--format html", ["--format", "html", "-o", f"{directory}/page.html"]),
         ):
-            rounds = [measure([*compare, *options]) for _ in range(args.rounds)]
+            rounds = [run_process([*compare, *options]) for _ in range(args.rounds)]
             if name == "terminal":
-                print(f"{args.events:,} and {args.events * 11 // 10:,} events: {rounds[0][2]}")
-            seconds = statistics.median(each[0] for each in rounds)
-            print(f"{name:<14} {seconds:6.2f} s {max(each[1] for each in rounds):6.2f} GB of host memory")
+                first = rounds[0].output.partition("\n")[0]
+                print(f"{args.events:,} and {args.events * 11 // 10:,} events: {first}")
+            wall_s = statistics.median(each.wall_s for each in rounds)
+            print(f"{name:<14} {wall_s:6.2f} s {max(each.host_gb for each in rounds):6.2f} GB of host memory")
 
 
 if __name__ == "__main__":

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from fakedist.rundir.tables import count_rows
+from processes import run_process
+from step import JOB
 
-ROOT = Path(__file__).parent.parent
-JOB = ROOT / "bench" / "jobs" / "transformer_10b.py"
+from fakedist.rundir.tables import count_rows
 
 
 def last_step(directory: Path, steps: int, option: str) -> float:
@@ -28,10 +26,7 @@ def last_step(directory: Path, steps: int, option: str) -> float:
     number = ["--steps", str(steps)]
     options = ["--world-size", "1", "--rank", "0", "--device", "virtual", "--gpu-memory", "unlimited", *number, option]
     command = [sys.executable, "-m", "fakedist", "profile", *options, "--force", "-o", str(directory), str(JOB)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*command, "--steps", str(steps + 1)], env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"exit {done.returncode}: {' '.join(command)}\n{done.stderr}")
+    run_process([*command, "--steps", str(steps + 1)])
     found = json.loads((directory / "run.json").read_text())["summary"]["steps"]
     return float(found[-1]["wall_us"]) / 1e3
 

@@ -11,27 +11,25 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+import numpy as np
+from processes import ROOT, Ended, run_process
+
 sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402
-
-from fakedist.options import Job  # noqa: E402
-from fakedist.rundir.encoding import columns_of  # noqa: E402
-from fakedist.rundir.journal import JournalWriter  # noqa: E402
-from fakedist.rundir.manifest import new_manifest  # noqa: E402
-from fakedist.rundir.outcome import Outcome  # noqa: E402
-from fakedist.rundir.records import CallsRecord, GpuRecord, GroupsRecord, LayersRecord, OutcomeRecord  # noqa: E402
-from fakedist.rundir.rows import CallRow, GroupRow, LayerRow  # noqa: E402
-from fakedist.rundir.schema import FAMILIES, PHASES  # noqa: E402
-from fakedist.rundir.step_time import KernelSource, Peaks  # noqa: E402
-from fakedist.rundir.trace_records import KernelsRecord  # noqa: E402
+from fakedist.options import Job
+from fakedist.rundir.encoding import columns_of
+from fakedist.rundir.journal import JournalWriter
+from fakedist.rundir.manifest import new_manifest
+from fakedist.rundir.outcome import Outcome
+from fakedist.rundir.records import CallsRecord, GpuRecord, GroupsRecord, LayersRecord, OutcomeRecord
+from fakedist.rundir.rows import CallRow, GroupRow, LayerRow
+from fakedist.rundir.schema import FAMILIES, PHASES
+from fakedist.rundir.step_time import KernelSource, Peaks
+from fakedist.rundir.trace_records import KernelsRecord
 
 NUM_LAYERS, NUM_MODULES, NUM_NAMES = 80, 8, 500
 GIB = 1 << 30
@@ -94,16 +92,10 @@ def write_run(run: Path, num: int, seed: int) -> None:
     journal.close()
 
 
-def measure(code: str, a: Path, b: Path) -> tuple[float, float, float]:
-    """Seconds, CPU seconds and peak GB of statements about two runs in a process of its own, imports included."""
+def run_statements(code: str, a: Path, b: Path) -> Ended:
+    """Run statements about two runs in a process of its own, imports included."""
     head = "import contextlib, io, sys\nfrom pathlib import Path\n_, a, b = sys.argv\n"
-    command = [sys.executable, "-c", head + code, os.fspath(a), os.fspath(b)]
-    began = time.perf_counter()
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise SystemExit(f"failed: {code}")
-    return time.perf_counter() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e9
+    return run_process([sys.executable, "-c", head + code, os.fspath(a), os.fspath(b)], cwd=ROOT)
 
 
 _BUILD = """
@@ -138,13 +130,14 @@ def main() -> None:
         a, b = Path(folder) / "a", Path(folder) / "b"
         for seed, run in enumerate((a, b)):
             write_run(run, chosen.kernels, seed)
-        measure(_BUILD, b, a)
+        run_statements(_BUILD, b, a)
         print(f"{chosen.kernels:,} kernels, median of {chosen.rounds} rounds, each in a process of its own\n")
         print("| | time | CPU | host memory |\n|---|---|---|---|")
         for what, code in STATEMENTS.items():
-            rounds = [measure(code, a, b) for _ in range(chosen.rounds)]
-            wall, cpu, size = (statistics.median(values) for values in zip(*rounds, strict=True))
-            print(f"| {what} | {wall:.2f} s | {cpu:.2f} s | {size:.2f} GB |", flush=True)
+            rounds = [run_statements(code, a, b) for _ in range(chosen.rounds)]
+            figures = zip(*((each.wall_s, each.cpu_s, each.host_gb) for each in rounds), strict=True)
+            wall_s, cpu_s, host_gb = map(statistics.median, figures)
+            print(f"| {what} | {wall_s:.2f} s | {cpu_s:.2f} s | {host_gb:.2f} GB |", flush=True)
         for name in ("report.html", "trace.json.gz"):
             print(f"\n{name}: {(a / name).stat().st_size / 1e6:.2f} MB", end="")
         print(f"\nload: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")

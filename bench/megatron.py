@@ -10,35 +10,23 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
-import subprocess
 import sys
 import tempfile
-import time
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from processes import ROOT, Ended, run_process
+
 SCRIPT = ROOT / "examples" / "megatron_gpt.py"
 WORLDS = {"mixtral-8x7b": 64, "qwen3-235b": 256, "deepseek-v3": 1024}
 STAGES = 16
 
 
-def profile(preset: str, rank: int, layers: str) -> tuple[float, float, int]:
-    """Seconds, GB of host memory of the largest process, and exit code of one profile."""
+def profile(preset: str, rank: int, layers: str) -> Ended:
+    """Profile one rank."""
     with tempfile.TemporaryDirectory() as directory:
         where = ["--device", "virtual", "--gpu", "h200", "--gpu-memory", "unlimited", "--output", f"{directory}/run"]
         where += ["--world-size", str(WORLDS[preset]), "--rank", str(rank)]
         job = [str(SCRIPT), "--preset", preset, "--transformer-impl", layers, "--exit-interval", "2"]
-        started = time.perf_counter()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fakedist", "profile", *where, *job],
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        return time.perf_counter() - started, usage.ru_maxrss * 1024 / 1e9, process.returncode
+        return run_process([sys.executable, "-m", "fakedist", "profile", *where, *job], may_fail=True)
 
 
 def main() -> None:
@@ -53,10 +41,10 @@ def main() -> None:
     jobs = [("deepseek-v3", 64 * stage) for stage in range(STAGES)] if options.stages else [(p, 0) for p in WORLDS]
     total_s = 0.0
     for preset, rank in jobs:
-        elapsed_s, host_gb, code = profile(preset, rank, options.layers)
-        total_s += elapsed_s
+        run = profile(preset, rank, options.layers)
+        total_s += run.wall_s
         job = f"{preset}, rank {rank} of {WORLDS[preset]:,}"
-        print(f"{job:<32} {elapsed_s:6.1f} s {host_gb:6.2f} GB of host memory, exit {code}", flush=True)
+        print(f"{job:<32} {run.wall_s:6.1f} s {run.host_gb:6.2f} GB of host memory, exit {run.code}", flush=True)
     print(f"{'all of them':<32} {total_s:6.1f} s")
 
 

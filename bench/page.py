@@ -24,9 +24,8 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from report import ALLOC, COMPLETED, NUM_STACKS, REQUESTED, Event, address, make_run, measure, records, regular
+from processes import Ended, run_process
+from report import ALLOC, COMPLETED, NUM_STACKS, REQUESTED, Event, address, make_run, records, regular
 
 LONGEST = 1_500  # allocations; addresses come again after 2,000
 
@@ -69,10 +68,11 @@ def opened(page: Path, rounds: int) -> float | None:
     return statistics.median(found)
 
 
-def say(name: str, made: tuple[float, float, float], page: Path, opening: str) -> None:
+def say(name: str, made: Ended, page: Path, opening: str) -> None:
     """One line of the table."""
     size = page.stat().st_size / 1e6
-    print(f"{name:<46}{made[0]:7.2f} s {made[2]:7.2f} s CPU {made[1]:6.2f} GB {size:8.2f} MB   {opening}", flush=True)
+    took = f"{made.wall_s:7.2f} s {made.cpu_s:7.2f} s CPU {made.host_gb:6.2f} GB"
+    print(f"{name:<46}{took} {size:8.2f} MB   {opening}", flush=True)
 
 
 def bench(history: Callable[[int], Iterator[Event]], num_events: int, rounds: int) -> None:
@@ -83,19 +83,19 @@ def bench(history: Callable[[int], Iterator[Event]], num_events: int, rounds: in
         make_run(run, records(num_events, history))
         name = f"{'regular' if history is regular else 'random'}, {num_events:,} events"
         fakedist = [sys.executable, "-m", "fakedist"]
-        say(f"{name}: tables and terminal", measure([*fakedist, "report", str(run)]), run / "journal.bin", "")
-        made = measure([*fakedist, "report", str(run), "--format", "html", "-o", str(page)])
+        say(f"{name}: tables and terminal", run_process([*fakedist, "report", str(run)]), run / "journal.bin", "")
+        made = run_process([*fakedist, "report", str(run), "--format", "html", "-o", str(page)])
         opening = opened(page, rounds)
         say(f"{name}: page", made, page, "not opened: no browser" if opening is None else f"{opening:.0f} ms to open")
         snapshot = run / "memory_snapshot.pickle"
-        made = measure([*fakedist, "report", str(snapshot), "--format", "html", "-o", str(page)])
+        made = run_process([*fakedist, "report", str(snapshot), "--format", "html", "-o", str(page)])
         opening = opened(page, rounds)
         say(f"{name}: page of the snapshot", made, page, "" if opening is None else f"{opening:.0f} ms to open")
         torch = find_spec("torch")
         if torch is None or not torch.submodule_search_locations:
             return
         viz = Path(torch.submodule_search_locations[0]) / "cuda" / "_memory_viz.py"
-        made = measure([sys.executable, str(viz), "trace_plot", str(snapshot), "-o", str(page)])
+        made = run_process([sys.executable, str(viz), "trace_plot", str(snapshot), "-o", str(page)])
         text = page.read_text()
         say(f"{name}: torch's trace_plot", made, page, "needs the network" if "https://cdn." in text else "")
 

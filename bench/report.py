@@ -10,26 +10,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from processes import ROOT, Ended, run_process
+
 sys.path.insert(0, str(ROOT))
 
-from fakedist.options import Job  # noqa: E402
-from fakedist.rundir.encoding import Record  # noqa: E402
-from fakedist.rundir.journal import JournalWriter  # noqa: E402
-from fakedist.rundir.manifest import new_manifest  # noqa: E402
-from fakedist.rundir.memory_records import EventsRecord, MarksRecord  # noqa: E402
-from fakedist.rundir.outcome import Outcome  # noqa: E402
-from fakedist.rundir.records import (  # noqa: E402
+from fakedist.options import Job
+from fakedist.rundir.encoding import Record
+from fakedist.rundir.journal import JournalWriter
+from fakedist.rundir.manifest import new_manifest
+from fakedist.rundir.memory_records import EventsRecord, MarksRecord
+from fakedist.rundir.outcome import Outcome
+from fakedist.rundir.records import (
     GpuRecord,
     LayersRecord,
     OperationNamesRecord,
@@ -39,8 +37,8 @@ from fakedist.rundir.records import (  # noqa: E402
     ScopesRecord,
     StepRecord,
 )
-from fakedist.rundir.rows import FrameRow, LayerRow, OperationRow, RegionRow, ScopeRow  # noqa: E402
-from fakedist.rundir.schema import ACTIONS, CATEGORIES  # noqa: E402
+from fakedist.rundir.rows import FrameRow, LayerRow, OperationRow, RegionRow, ScopeRow
+from fakedist.rundir.schema import ACTIONS, CATEGORIES
 
 NUM_STEPS, NUM_LAYERS, NUM_MODULES, NUM_STACKS = 10, 80, 8, 1_000
 SLOT_BYTES = 64 << 20
@@ -146,17 +144,6 @@ def make_run(run: Path, content: Iterator[Record]) -> None:
     journal.close()
 
 
-def measure(command: list[str]) -> tuple[float, float, float]:
-    """Seconds, GB of host memory and seconds of CPU of one command."""
-    start = time.perf_counter()
-    process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"exit {process.returncode}: {' '.join(command)}")
-    return time.perf_counter() - start, usage.ru_maxrss * 1024 / 1e9, usage.ru_utime + usage.ru_stime
-
-
 def main() -> None:
     """Print both figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -168,18 +155,18 @@ def main() -> None:
         make_run(run, records(args.events))
         command = [sys.executable, "-m", "fakedist", "report", str(run)]
         unfinished = (run / "run.json").read_text()
-        found: dict[str, list[tuple[float, float, float]]] = {"from the journal alone": [], "from the tables": []}
+        found: dict[str, list[Ended]] = {"from the journal alone": [], "from the tables": []}
         for _ in range(args.rounds):
             (run / "run.json").write_text(unfinished)
-            found["from the journal alone"].append(measure(command))
-            found["from the tables"].append(measure(command))
+            found["from the journal alone"].append(run_process(command))
+            found["from the tables"].append(run_process(command))
         peak = json.loads((run / "run.json").read_text())["summary"]["peak_allocated_bytes"]
     print(f"{args.events:,} events, peak {peak:,} bytes")
     for name, rounds in found.items():
-        seconds = statistics.median(each[0] for each in rounds)
-        cpu = statistics.median(each[2] for each in rounds)
-        memory = max(each[1] for each in rounds)
-        print(f"{name:<24} {seconds:6.2f} s {cpu:6.2f} s of CPU {memory:6.2f} GB of host memory")
+        wall_s = statistics.median(each.wall_s for each in rounds)
+        cpu_s = statistics.median(each.cpu_s for each in rounds)
+        host_gb = max(each.host_gb for each in rounds)
+        print(f"{name:<24} {wall_s:6.2f} s {cpu_s:6.2f} s of CPU {host_gb:6.2f} GB of host memory")
 
 
 if __name__ == "__main__":

@@ -8,14 +8,11 @@ Figures are the median of processes started in turns.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
-import time
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from processes import run_process
+
 COMMANDS = {
     "python -c pass": [sys.executable, "-c", "pass"],
     "fakedist --help": [sys.executable, "-m", "fakedist", "--help"],
@@ -24,19 +21,12 @@ COMMANDS = {
 }
 
 
-def elapsed_s(command: list[str]) -> float:
-    """Seconds that `command` takes."""
-    started = time.perf_counter()
-    subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
-    return time.perf_counter() - started
-
-
 def main() -> None:
     """Print one line a command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
-    times = [{name: elapsed_s(command) for name, command in COMMANDS.items()} for _ in range(rounds)]
+    times = [{name: run_process(command).wall_s for name, command in COMMANDS.items()} for _ in range(rounds)]
     for name in COMMANDS:
         print(f"{name:<26} {statistics.median(each[name] for each in times) * 1e3:8.0f} ms")
 

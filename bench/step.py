@@ -11,15 +11,14 @@ MemTracker, runs the same script with fewer steps. Then the recorded step by the
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from processes import ROOT, run_process
+
 JOB = ROOT / "bench" / "jobs" / "transformer_10b.py"
 LARGE_JOB = ROOT / "bench" / "jobs" / "llama_405b.py"
 LAYERS = (12, 48, 126)
@@ -44,17 +43,19 @@ class Measured:
 
 def measure(command: list[str]) -> Measured:
     """Run `command` and read the steps' times from what it prints; the first step does not count, nor the second."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert process.stdout is not None
-    printed = process.stdout.read()
-    # wait4 counts the processes that this one waited for too, and keeps the largest.
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"exit {process.returncode}: {' '.join(command)}")
-    steps = [float(line.split()[1]) for line in printed.splitlines() if line.startswith("step_ms")]
-    return Measured(min(steps[2:] or steps[1:]), usage.ru_maxrss * 1024 / 1e9)
+    ended = run_process(command)
+    steps = [float(line.split()[1]) for line in ended.output.splitlines() if line.startswith("step_ms")]
+    return Measured(min(steps[2:] or steps[1:]), ended.host_gb)
+
+
+def bare(steps: int) -> list[str]:
+    """The command of `steps` steps on the virtual GPU alone."""
+    return [sys.executable, "-c", BARE, str(JOB), "--steps", str(steps)]
+
+
+def fake(steps: int, *options: str) -> list[str]:
+    """The command of `steps` steps of FakeTensorMode."""
+    return [sys.executable, str(JOB), "--fake", *options, "--steps", str(steps)]
 
 
 def recorded(directory: Path, steps: int, script: list[str]) -> list[str]:
@@ -69,10 +70,10 @@ def recorded(directory: Path, steps: int, script: list[str]) -> list[str]:
 def compare_with_peers(directory: Path, steps: int, rounds: int) -> None:
     """Print the step of 10 B parameters every way, and how much longer torch's own tools take."""
     commands = {
-        "bare virtual GPU": [sys.executable, "-c", BARE, str(JOB), "--steps", str(steps + 1)],
+        "bare virtual GPU": bare(steps + 1),
         "everything recorded": recorded(directory, steps, [str(JOB)]),
-        "FakeTensorMode": [sys.executable, str(JOB), "--fake", "--steps", "3"],
-        "MemTracker": [sys.executable, str(JOB), "--fake", "--tracker", "--steps", "2"],
+        "FakeTensorMode": fake(3),
+        "MemTracker": fake(2, "--tracker"),
     }
     found = [{name: measure(command) for name, command in commands.items()} for _ in range(rounds)]
     middle = {name: statistics.median(each[name].step_ms for each in found) for name in commands}

@@ -11,33 +11,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from processes import ROOT, run_process
+from step import JOB
+
 sys.path.insert(0, str(ROOT))
 
-from fakedist.launcher.machine import count_real_gpus  # noqa: E402
-
-JOB = ROOT / "bench" / "jobs" / "transformer_10b.py"
-
-
-def run(command: list[str]) -> str:
-    """The output of a command."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    if done.returncode:
-        raise SystemExit(f"exit {done.returncode}: {' '.join(command)}")
-    return done.stdout
+from fakedist.launcher.machine import count_real_gpus
 
 
 def bare_ms(script: list[str]) -> float:
     """A steady step of the bare script."""
-    printed = run([sys.executable, *script, "--steps", "8", "--synchronize"])
+    printed = run_process([sys.executable, *script, "--steps", "8", "--synchronize"]).output
     steps = [float(line.split()[1]) for line in printed.splitlines() if line.startswith("step_ms")]
     return min(steps[3:])
 
@@ -47,7 +35,8 @@ def timed_ms(script: list[str], *options: str) -> float:
     with tempfile.TemporaryDirectory() as directory:
         command = ["profile", "--world-size", "1", "--rank", "0", "--device", "cuda", "--json", *options]
         run_directory = ["-o", f"{directory}/run"]
-        printed = run([sys.executable, "-m", "fakedist", *command, *run_directory, *script, "--steps", "8"])
+        profile = [sys.executable, "-m", "fakedist", *command, *run_directory, *script, "--steps", "8"]
+        printed = run_process(profile).output
     kernels = json.loads(printed)["kernels"]
     if kernels is None:
         raise SystemExit("the profiled run has no kernel times")

@@ -11,14 +11,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from processes import ROOT, run_process
+
 LLAMA = [str(ROOT / "examples" / "llama_fsdp2.py"), "--tp", "8", "--checkpoint", "full"]
 MEGATRON = [str(ROOT / "examples" / "megatron_gpt.py"), "--preset", "deepseek-v3", "--exit-interval", "2"]
 LAYOUTS = ["--axis", "tp=1,2,4,8", "--axis", "checkpoint=none,selective,full", "--axis", "batch=1,2"]
@@ -100,22 +99,12 @@ def measured(run: Run) -> str:
     """Make a run, and say what it took."""
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "one_tensor.py").write_text(ONE_TENSOR)
-        started = time.perf_counter()
         command = ["-m", "fakedist", run.command, *run.options, "--device", "virtual", "-o", "run", *run.script]
-        process = subprocess.Popen(
-            [sys.executable, *(command if run.command else ["-c", ALONE, *run.options, *run.script])],
-            cwd=directory,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        _, status, usage = os.wait4(process.pid, 0)  # it counts the processes that this one waited for, too
-        process.returncode = os.waitstatus_to_exitcode(status)
-        elapsed_s = time.perf_counter() - started
-    cpu_s, host_gb = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e9
+        arguments = command if run.command else ["-c", ALONE, *run.options, *run.script]
+        ended = run_process([sys.executable, *arguments], cwd=Path(directory), may_fail=True)
     goal = "" if run.goal_s is None else f" (goal {run.goal_s:.0f} s)"
-    told = f"{elapsed_s:6.1f} s{goal}, {cpu_s:.1f} s of CPU, {host_gb:.2f} GB of host memory, exit {process.returncode}"
-    return f"{told}, load {os.getloadavg()[0]:.1f}"
+    took = f"{ended.wall_s:6.1f} s{goal}, {ended.cpu_s:.1f} s of CPU, {ended.host_gb:.2f} GB of host memory"
+    return f"{took}, exit {ended.code}, load {os.getloadavg()[0]:.1f}"
 
 
 if __name__ == "__main__":
