@@ -41,7 +41,7 @@ note_python = @grep -qs '^version.* = 3\.12\.' $(1)/pyvenv.cfg || \
 	echo "note: $(1) does not have Python 3.12, with which references and figures are made: rm -rf $(1) for a new one"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-rest test-all mutants nightly lint types budgets check format bench accuracy accuracy-times accuracy-kinds truth measured gallery site gpu calibrate oldest torch python matrix dist clean
+.PHONY: help setup demo test test-rest test-all mutants nightly lint types budgets check format bench bench-pace accuracy accuracy-times accuracy-kinds truth measured gallery site gpu calibrate oldest torch python matrix dist clean
 .PHONY: frameworks recipes clients clients-new clients-recipes clients-fast test-page plotly
 
 help: ## list the targets
@@ -140,8 +140,11 @@ format: setup $(if $(NPM),node_modules/.installed) ## format Python, C, C++ and 
 plotly: ## build the plotly.js that pages carry (tools/plotly): 300 MB of packages, 1 minute
 	cd tools/plotly && npm install --no-save --no-audit --no-fund --silent && node build.js
 
-bench: setup ## every benchmark, results on stdout
-	for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+bench: setup ## every benchmark but bench-pace, results on stdout
+	for file in $(filter-out bench/pace.py bench/processes.py,$(wildcard bench/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+bench-pace: setup ## fails if fakedist got slower than the lines of bench/pace.csv: 10 minutes; ARGS=--keep appends one
+	$(BIN)/python bench/pace.py $(ARGS)
 
 gpu: ## measure what waits for a GPU on the one of this machine: 30 minutes, into gpu-results; PIECES= chooses
 	$(GPU_PYTHON) -m tests.gpu.confirm $(PIECES) --out $(OUT)

@@ -72,6 +72,7 @@ def parts(torches: Sequence[str], pythons: Sequence[str]) -> list[Part]:
         Part("load", (sys.executable, "-m", "pytest", "-rP", "tests/load"), {"FAKEDIST_LOAD": "1"}),
         Part("mutants", ("make", "mutants", f"ARGS=--seed {time.strftime('%j')}")),
         Part("benchmarks", ("make", "bench")),
+        Part("pace", ("make", "bench-pace")),
     ]
 
 
