@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.rank.read_files import listed_sources
+from fakedist.rank.read_files import _SPAWNING, listed_sources
 from fakedist.rundir.sources import RunSources, read_sources
 
 
@@ -25,6 +25,8 @@ def test_files_that_are_imported_run_or_opened_are_listed_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
+    for name in _SPAWNING:
+        monkeypatch.delitem(sys.modules, name, raising=False)  # an earlier test of this process may have needed it
     for name in ("imported_one", "imported_two", "ran", "opened", "in_a_fork", "unused", "data"):
         (tmp_path / f"{name}.{'txt' if name == 'data' else 'py'}").write_text("import json.tool\n")
     importlib.import_module("imported_one")  # writes the cache, and a fork server would have imported it

@@ -101,7 +101,8 @@ def test_what_engines_and_trainers_do_is_recognised_unless_the_script_names_it(s
     install(site, "vllm", "torch")
     (site / "vllm/entrypoints").mkdir()
     (site / "vllm/entrypoints/llm.py").write_text(ENGINE)
-    (site / "trl/trainer").mkdir(parents=True)
+    install(site, "trl", "torch")  # before one that is installed in truth
+    (site / "trl/trainer").mkdir()
     (site / "trl/trainer/grpo_trainer.py").write_text(TRAINER)
     records: list[Record] = []
     phases = phases_to(records)
