@@ -3,11 +3,11 @@
     python bench/pace.py [--rounds 5] [--keep]
 
 The script of bench/step.py: bare on the virtual GPU, recorded, and under FakeTensorMode; and `make demo` with times and
-without, all in turns, in processes of their own. A ratio is the median of the rounds' ratios, so a machine that is
-slower or busier has much the same. A ratio that is more than 20 % above the median of the last ten lines of the same
-Python and torch fails, if it is also above after everything was measured once more. ``--keep`` appends a line, also
-where a ratio fails. Where a gain raises a ratio (a faster bare step, recorded/bare), or more time is the price of
-something wanted, delete the lines before it.
+without, all in turns, in processes of their own. The times are of the CPU, the least of a run's steps: on cores that
+others use too, the clock may show six times as much. A ratio is the median of the rounds' ratios. It fails if it is
+more than 20 % above the median of the last ten lines of the same Python and torch, and is so again after everything
+was measured once more. ``--keep`` appends a line, also where a ratio fails. Where a gain raises a ratio (a faster bare
+step, recorded/bare), or more time is the price of something wanted, delete the lines before it.
 """
 
 from __future__ import annotations
@@ -48,19 +48,21 @@ Figures = dict[str, float]
 
 
 def measure_round(directory: Path) -> Figures:
-    """Every time once, in milliseconds."""
+    """Measure every time once, in milliseconds of CPU, and print them."""
     demo = [sys.executable, "-m", "fakedist", "profile", *LARGE, "--device", "virtual", "--force"]
     demo += ["--output", str(directory / "demo")]
     llama = [*LLAMA, "--model", "70b"]
     # The same fake CPU tensors on every machine, whether it has a GPU or not.
     no_gpu = ["env", "CUDA_VISIBLE_DEVICES="]
-    return {
-        "bare_ms": measure(bare(12)).step_ms,
-        "recorded_ms": measure(recorded(directory, 12, [str(JOB)])).step_ms,
-        "fake_ms": measure([*no_gpu, *fake(5)]).step_ms,
-        "demo_ms": run_process([*demo, *llama]).wall_s * 1e3,
-        "no_kernels_ms": run_process([*demo, "--no-kernels", *llama]).wall_s * 1e3,
+    times = {
+        "bare_ms": measure(bare(12)).cpu_ms,
+        "recorded_ms": measure(recorded(directory, 12, [str(JOB)])).cpu_ms,
+        "fake_ms": measure([*no_gpu, *fake(5)]).cpu_ms,
+        "demo_ms": run_process([*demo, *llama]).cpu_s * 1e3,
+        "no_kernels_ms": run_process([*demo, "--no-kernels", *llama]).cpu_s * 1e3,
     }
+    print(", ".join(f"{name} {value:.1f}" for name, value in times.items()), flush=True)
+    return times
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:

@@ -35,17 +35,21 @@ with virtual_gpu(find_gpu("h100-80g"), 1, UNLIMITED_BYTES):
 
 @dataclass(frozen=True)
 class Measured:
-    """One run: its steady step in milliseconds and the most host memory any of its processes held, in GB."""
+    """One run: its steady step in milliseconds, on the clock and of CPU time, and the most host memory any of its
+    processes held, in GB.
+    """
 
     step_ms: float
+    cpu_ms: float
     host_gb: float
 
 
 def measure(command: list[str]) -> Measured:
     """Run `command` and read the steps' times from what it prints; the first step does not count, nor the second."""
     ended = run_process(command)
-    steps = [float(line.split()[1]) for line in ended.output.splitlines() if line.startswith("step_ms")]
-    return Measured(min(steps[2:] or steps[1:]), ended.host_gb)
+    steps = [line.split() for line in ended.output.splitlines() if line.startswith("step_ms")]
+    step_ms, cpu_ms = (min(float(words[at]) for words in steps[2:] or steps[1:]) for at in (1, 3))
+    return Measured(step_ms, cpu_ms, ended.host_gb)
 
 
 def bare(steps: int) -> list[str]:
