@@ -185,14 +185,14 @@ class HostLedger:
 
     @contextmanager
     def _storages(self) -> Iterator[None]:
-        """Watch the storages that Python makes: their memory does not come from the allocator that is set."""
+        """Have the storages that Python makes take memory from the allocator that is set, which torch does not ask."""
         make, owner = torch.UntypedStorage.__new__, torch.UntypedStorage
 
         def made(kind: type[torch.UntypedStorage], *args: Any, **kwargs: Any) -> torch.UntypedStorage:
-            storage = make(kind, *args, **kwargs)
-            if self._is_on and self._reader is not None and args:
-                self._reader.host_made(storage._cdata)
-            return storage
+            is_on_host = torch.device(kwargs.get("device") or "cpu").type == "cpu" and "allocator" not in kwargs
+            if self._is_on and self._reader is not None and args and is_on_host:
+                kwargs = {"allocator": self._reader.host_allocator}  # torch takes no device beside it
+            return make(kind, *args, **kwargs)
 
         setattr(owner, "__new__", made)  # noqa: B010 (mypy: a method)
         try:

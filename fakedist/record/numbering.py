@@ -109,12 +109,12 @@ class FastPath(Numbering, Protocol):
         """``host_moved(place)``: the rank is in another step or phase."""
 
     @property
-    def host_made(self) -> Callable[[int], None]:
-        """``host_made(address)``: Python has made the storage with this ``_cdata``."""
+    def host_allocator(self) -> int:
+        """Address of the CPU's allocator while it is watched."""
 
     @property
     def malloc_bytes(self) -> Callable[[], int]:
-        """Bytes that malloc has given to all of this process; -1 where that is not known."""
+        """Bytes that malloc and the CPU's allocator have given to all of this process; -1 where that is not known."""
 
     def read_host(self) -> HostBlocksRecord | None:
         """Changes of the host's memory since the last call; None if torch cannot name the frames."""

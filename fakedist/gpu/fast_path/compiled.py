@@ -457,6 +457,8 @@ class CompiledFastPath:
         # PyDLL keeps the GIL: these calls take less time than releasing it would.
         library = self._library = ctypes.PyDLL(str(ensure_fast_path()))
         self._engine = engine
+        if engine is not None:
+            library.fakedist_host_reserve()
         self._next = library.fakedist_fast_number
         self._next.argtypes, self._next.restype = [ctypes.c_uint32, ctypes.c_uint32], ctypes.c_int64
         self._known = library.fakedist_fast_known
@@ -478,8 +480,8 @@ class CompiledFastPath:
         self.note_function.argtypes, self.note_function.restype = [ctypes.c_int], None
         self.malloc_bytes = library.fakedist_host_malloc
         self.malloc_bytes.restype = ctypes.c_int64
-        self.host_made = library.fakedist_host_made
-        self.host_made.argtypes, self.host_made.restype = [ctypes.c_void_p], None
+        library.fakedist_host_allocator.restype = ctypes.c_void_p
+        self.host_allocator: int = library.fakedist_host_allocator()
         self.host_moved = library.fakedist_host_moved
         self.host_moved.argtypes, self.host_moved.restype = [ctypes.c_int64], None
         self.note_stack = library.fakedist_nodes_called

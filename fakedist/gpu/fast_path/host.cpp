@@ -1,13 +1,15 @@
 // The host's memory: blocks of 1 MiB and more that tensors take from torch's CPU allocator, and pinned memory, of which
-// the virtual GPU's driver tells. A page that nothing has touched counts, too.
+// the virtual GPU's driver tells. A page that nothing has touched counts, too. On the virtual GPU, large blocks take
+// address space alone until something is written there, however much memory this machine has.
 #include "view.h"
 
 #include <c10/core/CPUAllocator.h>
-#include <c10/core/StorageImpl.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 
 #include <malloc.h>
 #include <pthread.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <chrono>
@@ -16,15 +18,20 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 // The virtual GPU's driver (driver/pinned.c): `size` is 0 for memory that is freed. On a real GPU there is no such function.
 extern "C" __attribute__((weak)) void fakedist_watch_pinned(void (*tell)(uint64_t address, uint64_t size, int is_ours));
+// The same (driver/virtual_gpu.c): this machine could not give so many bytes, and the run ends with that.
+extern "C" __attribute__((weak)) int fakedist_machine_lacks(uint64_t size);
 
 namespace {
 constexpr size_t LEAST = 1 << 20;
+// glibc gives larger blocks back to the kernel, too, as soon as they are freed (DEFAULT_MMAP_THRESHOLD_MAX).
+constexpr size_t MOST_OF_MALLOC = 32 << 20;
 // In the order of HOST_CHANGES (rundir/schema.py); MOVED: the rank is in another place, `address` is its number.
 enum HostKind : uint8_t { PAGEABLE, PINNED, REGISTERED, MOVED };
 
@@ -63,23 +70,54 @@ void happened(HostKind kind, uint64_t address, size_t size) {
 }
 
 c10::Allocator *usual = nullptr; // torch's own
+bool is_reserving = false;
+std::unordered_map<const void *, size_t> reserved; // blocks that are address space
+size_t reserved_bytes = 0;
 
 void free_block(void *block) {
     bool is_known = false;
+    size_t size = 0; // of address space
     {
         const std::lock_guard<std::mutex> held(host_lock);
         is_known = host_blocks.erase(block) > 0;
+        if (const auto at = reserved.find(block); at != reserved.end()) {
+            size = at->second;
+            reserved_bytes -= size;
+            reserved.erase(at);
+        }
     }
     if (is_known) happened(PAGEABLE, reinterpret_cast<uint64_t>(block), 0);
-    usual->raw_deleter()(block);
+    if (!size) return usual->raw_deleter()(block);
+    c10::profiledCPUMemoryReporter().Delete(block);
+    munmap(block, size);
+}
+
+bool is_limited() {
+    rlimit limit{};
+    return !getrlimit(RLIMIT_AS, &limit) && limit.rlim_cur != RLIM_INFINITY;
+}
+
+// A block of address space. Its pages are zero, and take memory once they are written.
+c10::DataPtr reserve(size_t size) {
+    void *block = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (block == MAP_FAILED) {
+        if (is_limited() && fakedist_machine_lacks) fakedist_machine_lacks(size);
+        return usual->allocate(size); // raises torch's error
+    }
+    c10::profiledCPUMemoryReporter().New(block, size);
+    const std::lock_guard<std::mutex> held(host_lock);
+    reserved.emplace(block, size);
+    reserved_bytes += size;
+    return {block, block, &free_block, c10::Device(c10::kCPU)};
 }
 
 class Watching final : public c10::Allocator {
   public:
     c10::DataPtr allocate(size_t size) override {
-        c10::DataPtr block = usual->allocate(size);
-        if (size >= LEAST && host_is_on.load(std::memory_order_relaxed) &&
-            block.compare_exchange_deleter(usual->raw_deleter(), &free_block))
+        const bool is_reserved = is_reserving && size > MOST_OF_MALLOC;
+        c10::DataPtr block = is_reserved ? reserve(size) : usual->allocate(size);
+        if (size < LEAST || !host_is_on.load(std::memory_order_relaxed)) return block;
+        if (block.get_deleter() == &free_block || block.compare_exchange_deleter(usual->raw_deleter(), &free_block))
             happened(PAGEABLE, reinterpret_cast<uint64_t>(block.get()), size);
         return block;
     }
@@ -96,25 +134,37 @@ void in_fork() {
     host_is_on = false;
     host_lock.unlock();
 }
+
+Watching &watching = *new Watching; // never destroyed: blocks may outlive everything
+
+// Returns whether ours is the CPU's allocator now: not where another than torch's own was set.
+bool is_set() {
+    c10::Allocator *now = c10::GetCPUAllocator();
+    if (now == &watching) return true;
+    if (now != c10::GetDefaultCPUAllocator() || !now->raw_deleter()) return false;
+    if (!usual) pthread_atfork([] { host_lock.lock(); }, [] { host_lock.unlock(); }, in_fork);
+    usual = now;
+    c10::SetCPUAllocator(&watching);
+    return true;
+}
 } // namespace
 
 #define API extern "C" __attribute__((visibility("default")))
 
+// From here on, large blocks are address space.
+API void fakedist_host_reserve() { is_reserving = is_set(); }
+
+// The CPU's allocator while it is watched: torch does not ask the one that is set for storages that Python makes.
+API c10::Allocator *fakedist_host_allocator() { return &watching; }
+
 // Begin to watch, or end. Returns 0 where the CPU's allocator is not torch's own.
 API int fakedist_host_watch(int wanted) {
-    static auto &watching = *new Watching; // never destroyed: blocks may outlive everything
     if (!wanted) {
         host_is_on = false;
-        if (usual && c10::GetCPUAllocator() == &watching) c10::SetCPUAllocator(usual);
+        if (!is_reserving && usual && c10::GetCPUAllocator() == &watching) c10::SetCPUAllocator(usual);
         return 1;
     }
-    c10::Allocator *now = c10::GetCPUAllocator();
-    if (now != &watching) {
-        if (now != c10::GetDefaultCPUAllocator() || !now->raw_deleter()) return 0;
-        if (!usual) pthread_atfork([] { host_lock.lock(); }, [] { host_lock.unlock(); }, in_fork);
-        usual = now;
-        c10::SetCPUAllocator(&watching);
-    }
+    if (!is_set()) return 0;
     if (fakedist_watch_pinned) fakedist_watch_pinned(pinned_changed);
     const std::lock_guard<std::mutex> held(host_lock);
     host_events.clear(), host_blocks.clear();
@@ -122,22 +172,15 @@ API int fakedist_host_watch(int wanted) {
     return 1;
 }
 
-// Python made a storage, for which torch does not ask the allocator that is set.
-API void fakedist_host_made(c10::StorageImpl *storage) {
-    c10::DataPtr &block = storage->_mutable_data_ptr_no_checks();
-    if (storage->nbytes() >= LEAST && storage->device_type() == c10::kCPU && host_is_on && usual &&
-        block.compare_exchange_deleter(usual->raw_deleter(), &free_block))
-        happened(PAGEABLE, reinterpret_cast<uint64_t>(block.get()), storage->nbytes());
-}
-
 // The rank is in another step or phase.
 API void fakedist_host_moved(int64_t place) { happened(MOVED, static_cast<uint64_t>(place), 0); }
 
-// Bytes that malloc has given to all of this process; -1 where that is not known.
+// Bytes that malloc has given to all of this process, and those of address space; -1 where that is not known.
 API int64_t fakedist_host_malloc() {
 #if defined(__GLIBC__) && (__GLIBC__ > 2 || __GLIBC_MINOR__ >= 33)
     const auto known = mallinfo2();
-    return static_cast<int64_t>(known.uordblks + known.hblkhd);
+    const std::lock_guard<std::mutex> held(host_lock);
+    return static_cast<int64_t>(known.uordblks + known.hblkhd + reserved_bytes);
 #else
     return -1;
 #endif

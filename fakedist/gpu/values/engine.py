@@ -264,8 +264,10 @@ class ValueEngine:
     def _kernel(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """An operation that only writes device memory. Nearly all operations take this path."""
         if self._no_data.concerns(operator, args, kwargs):
-            run = self._not_computed if _is_upload(operator, args, kwargs) else self._no_data.run
-            return run(operator, args, kwargs)
+            if not _is_upload(operator, args, kwargs):
+                return self._no_data.run(operator, args, kwargs)
+            args = self._no_data.upload(operator, args, kwargs)
+            return self._not_computed(operator, args, kwargs)
         if not operator.like:
             for value in args:
                 if isinstance(value, torch.Tensor):
@@ -412,7 +414,7 @@ class ValueEngine:
                 self._tape.copied(settled, result, is_asynchronous=is_asynchronous)
             return result
         with answered_reads():
-            result = operator.func(*args, **kwargs)
+            result = self._no_data.download(operator, args, kwargs)
         self._dropped(operator, source, result)
         return result
 

@@ -260,6 +260,8 @@ class Large:
         if (part := self.part(value)) is not None and not self._host.holds(value):
             return part
         once = distinct(value.detach())
+        if once.nbytes > MOST_BYTES:
+            raise UnknownValueError  # its recipe would be forgotten at once
         copy = (host_view(once) if once.is_cuda else once).clone()
         return copy if once.shape == value.shape else copy.expand(value.shape)
 

@@ -19,10 +19,11 @@ from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.inventions import script_line
 from fakedist.gpu.values.means import NON_NEGATIVE
 from fakedist.gpu.values.operators import Operator
-from fakedist.gpu.values.tensors import Arguments, Keywords, as_device, plain_tensors, storage_of
+from fakedist.gpu.values.tensors import Arguments, Keywords, as_device, plain_tensors, storage_of, tensor_at
 
 _FACTORIES = {"zeros", "ones", "full", "rand", "randn", "normal", "linspace", "eye"}
 _META = torch.device("meta")
+_COPY = torch.ops.aten.copy_.default
 
 
 class NoData:
@@ -68,6 +69,49 @@ class NoData:
     def take_element(self, tensor: torch.Tensor, operation: str) -> torch.Tensor:
         """Make up one element of such a tensor."""
         return self._host.inventions.element(tensor, operation)
+
+    # Large copies between the host and the device, as copy_kernel_cuda makes them (aten/src/ATen/native/cuda/Copy.cu).
+    # Unless both tensors are alike, torch makes a contiguous one on the host. A blocking copy converts types there.
+
+    def upload(self, operator: Operator, args: Arguments, kwargs: Keywords) -> Arguments:
+        """Arguments for a copy to the device, with what torch makes of the tensor on the host first."""
+        is_blocking = not operator.argument("non_blocking", args, kwargs)
+        if operator.name == "copy_":
+            target, source = tensor_at(args, 0), tensor_at(args, 1)
+            made = torch.empty(target.shape, dtype=target.dtype if is_blocking else source.dtype, device=_META)
+            is_alike = source.is_contiguous() or source.stride() == target.stride()
+        else:
+            source, wanted = tensor_at(args, 0), kwargs.get("dtype")
+            dtype = wanted if isinstance(wanted, torch.dtype) and is_blocking else source.dtype
+            made = torch.empty_like(source, dtype=dtype, device=_META)
+            is_alike = source.stride() == made.stride()
+        if (is_alike and made.dtype is source.dtype) or made.nbytes <= HOST_LIMIT_BYTES:
+            return args
+        staged = torch.empty_strided(made.shape, made.stride(), dtype=made.dtype)
+        return tuple(staged if value is source else value for value in args)
+
+    def download(self, operator: Operator, args: Arguments, kwargs: Keywords) -> torch.Tensor:
+        """Copy a large device tensor to the host, where it is neither converted nor put in order."""
+        is_blocking = not operator.argument("non_blocking", args, kwargs)
+        if operator.name == "copy_":
+            target, source = tensor_at(args, 0), tensor_at(args, 1)
+        else:
+            source, dtype = tensor_at(args, 0), kwargs.get("dtype")
+            is_large = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+            is_large = is_large and source.numel() * dtype.itemsize > HOST_LIMIT_BYTES
+            if dtype is source.dtype or not is_large or not is_blocking:
+                return _made_by(operator, args, kwargs)
+            order = kwargs.get("memory_format") or torch.preserve_format
+            target = torch.empty_like(
+                source, dtype=dtype, device="cpu", memory_format=order, pin_memory=bool(kwargs.get("pin_memory"))
+            )
+        is_same_type = target.dtype is source.dtype
+        is_alike = is_same_type and target.stride() == source.stride()
+        if is_alike or (target.is_contiguous() and (is_same_type or not is_blocking)) or not self._host.has_no_data(target):
+            return _made_by(operator, args, kwargs)
+        staged = torch.empty(target.shape, dtype=source.dtype if is_blocking else target.dtype)
+        _COPY(staged, source, not is_blocking)
+        return target
 
     def count(self) -> None:
         """Count one operation that was not computed."""
@@ -120,6 +164,12 @@ class NoData:
             self._host.mark_no_data(tensor)
             return
         self._host.inventions.fill(tensor, operator.full_name, non_negative=operator.name in NON_NEGATIVE)
+
+
+def _made_by(operator: Operator, args: Arguments, kwargs: Keywords) -> torch.Tensor:
+    result = operator.func(*args, **kwargs)
+    assert isinstance(result, torch.Tensor)
+    return result
 
 
 def _is_list_on_host(value: object) -> TypeGuard[Sequence[torch.Tensor]]:
