@@ -87,7 +87,7 @@ class VirtualGpu:
         library.fakedist_constant.restype = ctypes.c_char_p
         library.fakedist_work_area.restype = ctypes.c_char_p
         library.fakedist_lane.restype = ctypes.c_char_p
-        for counted in ("traced", "managed_bytes", "outside", "outside_now", "backed", "num_changes"):
+        for counted in ("traced", "managed_bytes", "outside", "outside_now", "backed", "num_changes", "lacked_bytes"):
             getattr(library, f"fakedist_{counted}").restype = ctypes.c_uint64
         library.fakedist_name_crashes()
         self._decide: object = None  # what the driver calls must live
@@ -167,6 +167,11 @@ class VirtualGpu:
     def asked_once(self, more: int) -> None:
         """From now on (1), or no longer (-1), the allocator does not repeat a refused request."""
         self._library.fakedist_asked_once(more)
+
+    @property
+    def lacked_bytes(self) -> int:
+        """The bytes that this machine could not give, whatever the GPU has left: the first of them. 0: it could."""
+        return int(self._library.fakedist_lacked_bytes())
 
     @property
     def is_beyond(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import opcode
 import os
+import resource
 import signal
 import sys
 import sysconfig
@@ -17,9 +18,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from fakedist.errors import ExitCode, FakedistError, StopRun, chain_of
+from fakedist.errors import ExitCode, FakedistError, SetupError, StopRun, chain_of
 from fakedist.rank.fork_server import end_with_parent
 from fakedist.rundir.outcome import Ending, Outcome
+from fakedist.units import format_bytes
 
 #: Instructions at which our frames raise what is not their own fault: ``raise``, and a call with ``*args``.
 _MEANT = {opcode.opmap[name] for name in ("RAISE_VARARGS", "RERAISE", "CALL_FUNCTION_EX")}
@@ -28,6 +30,8 @@ _OURS = str(Path(__file__).parents[1]) + os.sep
 #: Where the standard library is. Asking takes 0.2 ms, too long for each frame or object that is compared with it.
 LIBRARY = sysconfig.get_path("stdlib")
 _PF_EXITING = 4  # linux/sched.h
+#: Errors of the C library, the linker, C++ and torch where there is no address space left.
+_REFUSED = ("Cannot allocate memory", "failed to map segment", "std::bad_alloc", "can't allocate memory")
 _HUB = (
     " (get_kernel downloads from a hub: run it once where there is a network and copy Hugging Face's cache here,"
     " or name a copy: LOCAL_KERNELS=REPOSITORY=DIRECTORY)"
@@ -78,6 +82,30 @@ def _refusal_of(error: SystemExit) -> str:
         message = frame.f_locals.get("message") if frame.f_code.co_name == "error" else None
         said = message if isinstance(message, str) else said
     return " ".join(said.split())
+
+
+def lack_of_machine(num_bytes: int, error: BaseException | None) -> SetupError | None:
+    """The error of a run to which this machine gave no address space, of which tensors without values take their size.
+
+    Args:
+        num_bytes: What the virtual GPU or a large tensor on the host was refused; 0 if nothing was.
+        error: What the script raised. Under ``ulimit -v``, it may say that something else was refused.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    is_limited = limit != resource.RLIM_INFINITY
+    if not num_bytes and not (is_limited and error is not None and any(map(_says_refused, chain_of(error)))):
+        return None
+    said = f"this machine gave no address space{f' for {format_bytes(num_bytes)}' if num_bytes else ''}"
+    if is_limited:
+        allowed = f"ulimit -v allows {format_bytes(limit)}, in which libraries and all tensors of the virtual GPU count"
+        return SetupError(f"{said}: {allowed}", "ulimit -v unlimited")
+    if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2":
+        return SetupError(f"{said}: vm.overcommit_memory is 2", "sysctl vm.overcommit_memory=0")
+    return SetupError(f"{said}: it may have too many mappings (vm.max_map_count)", "sysctl vm.max_map_count=1048576")
+
+
+def _says_refused(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or any(said in str(error) for said in _REFUSED)
 
 
 def fault_of(error: BaseException) -> str:

@@ -27,6 +27,7 @@ from fakedist.importing import imported_within, when_imported
 from fakedist.options import Job
 from fakedist.rank.ending import (
     how_it_ended,
+    lack_of_machine,
     line_of,
     other_threads,
     quiet_stop_in_threads,
@@ -160,7 +161,7 @@ class Rank:
 
         Returns the ending that counts: that of the recorded steps, unless the user interrupted those after them.
         """
-        if self._closed or os.getpid() != self._pid:
+        if self._closed or os.getpid() != self._pid or self.lacks_memory():
             return ending
         self._closed = True
         of_script, is_recorded = ending, self._surroundings is not None and self._surroundings.is_recorded
@@ -181,7 +182,7 @@ class Rank:
                 if self._sources is not None:
                     self._sources.imported()
             except JournalFailed as error:
-                self.give_up(error)
+                self.give_up(str(error), _MAKE_ROOM)
             except Exception as error:  # else the script's exit code would be blamed
                 traceback.print_exc()
                 text = f"{type(error).__name__} while the recording was closed: {error}"
@@ -192,10 +193,17 @@ class Rank:
                 self._reporter.send(Ended(said.outcome, said.code or 0, said.message, line))
         return ending
 
-    def give_up(self, error: JournalFailed) -> None:
-        """Stop recording after a failed write. The parent reports the error."""
+    def give_up(self, message: str, hint: str) -> None:
+        """Stop recording. The parent reports the error."""
         self._closed = True
-        _report_error(self._reporter, str(error), _MAKE_ROOM, before_start=False)
+        _report_error(self._reporter, message, hint, before_start=False)
+
+    def lacks_memory(self, raised: BaseException | None = None) -> bool:
+        """Whether this machine could not give what the GPU had left. The run has no result, whatever the script did."""
+        error = None if self._gpu is None else lack_of_machine(self._gpu.lacked_bytes, raised)
+        if error is not None and not self._closed:
+            self.give_up(error.message, error.hint)
+        return error is not None
 
     def stop_recording(self) -> None:
         """Remove the recorder's hooks from torch. The faked world stays for the script's exit handlers."""
@@ -327,7 +335,9 @@ def _ended(rank: Rank, error: BaseException) -> int | str | None:
     """Close the recording after ``error``, while its frames are alive. Return the argument for ``sys.exit``."""
     error.__traceback__ = without_our_frames(error)
     if isinstance(error, JournalFailed):
-        rank.give_up(error)
+        rank.give_up(str(error), _MAKE_ROOM)
+        return 1
+    if rank.lacks_memory(error):
         return 1
     if rank.has_failed:
         return 1  # the parent has the reason, and any later error follows from it

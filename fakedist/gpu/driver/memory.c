@@ -8,6 +8,7 @@
 
 #include "bits.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -87,8 +88,9 @@ static int open_table(void) {
     if (by_granule) return 1;
     void *got = mmap(NULL, NUM_GRANULES * sizeof *by_granule, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    by_granule = got == MAP_FAILED ? NULL : got;
-    return by_granule != NULL;
+    if (got == MAP_FAILED) return fakedist_machine_lacks(NUM_GRANULES * sizeof *by_granule), 0;
+    by_granule = got;
+    return 1;
 }
 
 static struct range *new_range(struct range **at, uint64_t start, uint64_t span) {
@@ -267,6 +269,7 @@ static int open_locked(void *address, size_t size, uint64_t span, enum owner own
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
     if (got != address) {
         if (got != MAP_FAILED) munmap(got, span);
+        else if (errno != EEXIST) fakedist_machine_lacks(span);
         return 0;
     }
     madvise(address, span, MADV_NOHUGEPAGE); /* one written byte must not cost 2 MiB of host memory */
@@ -334,7 +337,7 @@ int memory_allocate(int device, size_t size, enum owner owner, void **out) {
     if (ok) *out = address;
     if (address && !ok) give_back(device, address, span);
     pthread_mutex_unlock(&lock);
-    if (!ok) return capacity_give_back(device, span, owner), gpu_fail(OUT_OF_MEMORY);
+    if (!ok) return capacity_give_back(device, span, owner), fakedist_machine_lacks(span);
     capacity_served();
     COUNT(mallocs, 1);
     return OK;

@@ -98,6 +98,8 @@ static const char *error_text(int error, int as_name) {
     case NO_DEVICE: return as_name ? "cudaErrorNoDevice" : "no CUDA-capable device is detected";
     case INVALID_DEVICE: return as_name ? "cudaErrorInvalidDevice" : "invalid device ordinal";
     case INVALID_HANDLE: return as_name ? "cudaErrorInvalidResourceHandle" : "invalid resource handle";
+    case OPERATING_SYSTEM:
+        return as_name ? "cudaErrorOperatingSystem" : "OS call failed or operation not supported on this OS";
     case NOT_FOUND: return as_name ? "cudaErrorSymbolNotFound" : "named symbol not found";
     case NOT_READY: return as_name ? "cudaErrorNotReady" : "device not ready";
     case ILLEGAL_STATE:

@@ -18,6 +18,14 @@ int gpu_fail(int error) {
     return error;
 }
 
+static uint64_t lacked_bytes; /* the first that the machine could not give */
+API uint64_t fakedist_lacked_bytes(void) { return __atomic_load_n(&lacked_bytes, __ATOMIC_RELAXED); }
+int fakedist_machine_lacks(uint64_t bytes) {
+    uint64_t none = 0;
+    __atomic_compare_exchange_n(&lacked_bytes, &none, bytes, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return gpu_fail(OPERATING_SYSTEM);
+}
+
 void gpu_keep_error(int error) { thread_error = error; }
 
 int gpu_take_error(int clear) {

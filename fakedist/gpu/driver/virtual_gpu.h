@@ -52,6 +52,7 @@ enum {
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
     INVALID_CONTEXT = 201,
+    OPERATING_SYSTEM = 304,
     INVALID_HANDLE = 400,
     ILLEGAL_STATE = 401,
     NOT_FOUND = 500,
@@ -96,6 +97,9 @@ extern LOCAL struct gpu_counters counters;
 #define COUNT(what, n) __atomic_fetch_add(&counters.what, (uint64_t)(n), __ATOMIC_RELAXED)
 
 LOCAL int gpu_fail(int error); /* remembers the error for cudaGetLastError and returns it */
+/* This machine could not give so many bytes, whatever the GPU has left. The run ends with that: no script may take it for
+ * the GPU's. Fails with OPERATING_SYSTEM. */
+API int fakedist_machine_lacks(uint64_t bytes);
 LOCAL int gpu_take_error(int clear);
 LOCAL void gpu_keep_error(int error); /* as the last one */
 /* The status of a call that leaves cudaGetLastError() as it was: the driver API has no last error. */
