@@ -24,7 +24,8 @@ from fakedist.gpu.smi.offer import ensure_smi, smi_environment
 from fakedist.launcher.ahead import Ahead
 from fakedist.launcher.checked_script import check_script
 from fakedist.launcher.fork_servers import Child, OwnChild, RankDoor
-from fakedist.launcher.machine import count_real_gpus, first_visible_gpu
+from fakedist.launcher.machine import count_real_gpus, first_visible_gpu, memory
+from fakedist.launcher.process_tree import rss_bytes
 from fakedist.launcher.progress import Listener, ProgressLine
 from fakedist.options import Job
 from fakedist.rank.preloading import restarted_rank
@@ -33,10 +34,12 @@ from fakedist.rundir.directory import LAG_NAME, MANIFEST_NAME, SMI_NAME, clear
 from fakedist.rundir.environment import check_variable, refusal
 from fakedist.rundir.outcome import BY_ITSELF, Ending, Outcome
 from fakedist.temporary import FRESH_PREFIX
+from fakedist.units import format_bytes
 from fakedist.world.environ import rank_environment
 
 _RANK = (sys.executable, os.fspath(Path(__file__).parents[1] / "rank" / "__main__.py"))
 _POLL_S = 0.05
+_MEMORY_S = 0.2
 
 
 def _say_nothing(text: str) -> None:
@@ -50,7 +53,7 @@ class Streams:
     Attributes:
         child_stdout: Descriptor for the script's output. None inherits the parent's.
         progress: Terminal for the progress line. None shows no line.
-        say: When several ranks run, called with a line that names the next one.
+        say: Called with a line for the user, such as which of several ranks runs next.
         door: The fork server from which the rank forks, if it fits. None starts the rank on its own.
         program: The rank's program. Its argument is the run directory.
         grace_s: Seconds between asking the child to end and killing it.
@@ -233,6 +236,8 @@ class _Watch:
         self.timed_out = self.rank_ended = False
         self.interrupts = 0
         self.terminated_by = ""
+        self.memory_was_gone = ""
+        self._look_at = 0.0
         self._timeout_at = None if timeout_s is None else time.monotonic() + timeout_s
         self._kill_at: float | None = None
 
@@ -256,7 +261,21 @@ class _Watch:
         if self._kill_at is not None and now > self._kill_at:
             self._kill_at = None
             self._signal_group(signal.SIGKILL)
+        if now > self._look_at and not self.memory_was_gone:
+            self._look_at = now + _MEMORY_S
+            self._look_at_memory()
         return self._child.has_ended()
+
+    def _look_at_memory(self) -> None:
+        """Say once that this machine's memory is nearly gone: a kernel that ends the rank says nothing."""
+        left = memory()
+        if left.is_nearly_gone:
+            held = format_bytes(rss_bytes(self.rank))
+            self.memory_was_gone = f"this machine's memory was nearly gone, {held} of it held by the rank"
+            self._say(
+                f"this machine's memory is nearly gone: {format_bytes(left.free)} of {format_bytes(left.total)} are left,"
+                f" and the rank holds {held}; the kernel may end it"
+            )
 
     def end_group(self) -> None:
         """End what the child left running, such as DataLoader workers of a killed rank, and the child if it runs."""
@@ -331,7 +350,7 @@ def _ending(returncode: int, watch: _Watch, listener: Listener) -> Ending:
         return Ending(Outcome.INTERRUPTED, ExitCode.TERMINATED, watch.terminated_by)
     if returncode < 0:
         name = signal.Signals(-returncode).name
-        hint = "; the machine may have run out of memory" if name == "SIGKILL" else ""
+        hint = f"; {watch.memory_was_gone or 'the machine may have run out of memory'}" if name == "SIGKILL" else ""
         sent = BY_ITSELF if listener.own_signal == -returncode else ""
         return Ending(Outcome.KILLED, 128 - returncode, f"by {name}{sent or hint}")
     if ended is None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from glob import glob
 from pathlib import Path
+from typing import NamedTuple
 
 #: Runs in its own process. A broken driver may crash or hang, and no CUDA context may stay in this process.
 _COUNT_GPUS = os.fspath(Path(__file__).with_name("count_gpus.py"))
+#: A process writes a few GiB in a second.
+_LEAST_FREE = 2 << 30
 
 
 def count_real_gpus() -> int:
@@ -44,13 +48,65 @@ def num_cores() -> int:
         return cores
 
 
+class Memory(NamedTuple):
+    """Bytes that this process can still use, of how many."""
+
+    free: int
+    total: int
+
+    @property
+    def is_nearly_gone(self) -> bool:
+        """Whether so little is left that the kernel may end processes any moment."""
+        return self.free < min(self.total // 16, _LEAST_FREE)
+
+
+def memory(root: Path = Path("/")) -> Memory:
+    """The machine's memory, or that of the control group that has the least left. ``root`` has ``proc`` and ``sys``."""
+    least = Memory(host_memory_bytes(), host_memory_bytes())
+    with suppress(OSError, ValueError, StopIteration):
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        free, total = (next(line for line in lines if line.startswith(name)) for name in ("MemAvailable:", "MemTotal:"))
+        least = Memory(1024 * int(free.split()[1]), 1024 * int(total.split()[1]))
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            version = 2 if not controllers else 1 if "memory" in controllers.split(",") else 0
+            if version:
+                least = min((least, *_of_groups(root, path.strip("/"), _GROUPS[version], least.total)))
+    return least
+
+
+class _Files(NamedTuple):
+    """Names of a control group's files: its folder, its limit, what it uses, and what of that the kernel can drop."""
+
+    folder: str
+    limit: str
+    used: str
+    droppable: str
+
+
+_GROUPS = {
+    1: _Files("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: _Files("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+}
+
+
+def _of_groups(root: Path, path: str, files: _Files, total: int) -> Iterator[Memory]:
+    """What a control group and those above it have left; in a container, its own may be the topmost that can be seen.
+
+    Groups without a limit below ``total`` have none of their own.
+    """
+    top = root / files.folder
+    groups = [group for group in (top / path, *(top / path).parents) if group.is_relative_to(top)]
+    for group in groups:
+        with suppress(OSError, ValueError):  # "max" is not a number
+            if (limit := int((group / files.limit).read_text())) >= total:
+                continue
+            used = int((group / files.used).read_text())
+            known = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            yield Memory(limit - used + int(known.get(files.droppable, 0)), limit)
+
+
 def free_memory_bytes() -> int:
     """Bytes that this process can still use: what is left on the machine, or in its control group if that is less."""
-    free = host_memory_bytes()
-    with suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
-    with suppress(OSError, ValueError):  # "max" is not a number
-        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
-        free = min(free, limit - used)
-    return free
+    return memory().free

@@ -29,7 +29,7 @@ class ProcessTree:
         """Resident memory of all of them. A page that several share counts for each. New ones are seen in a second."""
         if (now := time.monotonic()) >= self._rescan_at:  # reading all of /proc takes 5 ms
             self._known, self._rescan_at = self._descendants(), now + _RESCAN_S
-        return sum(map(_rss_bytes, self._known))
+        return sum(map(rss_bytes, self._known))
 
     def kill(self) -> None:
         """Kill all of them, also those that are started meanwhile. Whoever started them still has to reap them."""
@@ -78,7 +78,7 @@ def descendants(root: int) -> set[int]:
     return {pid for pid in living if pid > 0}
 
 
-def _rss_bytes(pid: int) -> int:
+def rss_bytes(pid: int) -> int:
     with suppress(OSError, IndexError), open(f"/proc/{pid}/statm", "rb") as file:
         return int(file.read().split()[1]) * _PAGE_BYTES
     return 0
