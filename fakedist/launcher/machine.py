@@ -96,15 +96,20 @@ def _of_groups(root: Path, path: str, files: _Files, total: int) -> Iterator[Mem
 
     Groups without a limit below ``total`` have none of their own.
     """
-    top = root / files.folder
-    groups = [group for group in (top / path, *(top / path).parents) if group.is_relative_to(top)]
-    for group in groups:
+    names = path.split("/") if path else []
+    for depth in range(len(names), -1, -1):
+        group = os.path.join(root, files.folder, *names[:depth])
         with suppress(OSError, ValueError):  # "max" is not a number
-            if (limit := int((group / files.limit).read_text())) >= total:
+            if (limit := int(_read(group, files.limit))) >= total:
                 continue
-            used = int((group / files.used).read_text())
-            known = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            used = int(_read(group, files.used))
+            known = dict(line.split() for line in _read(group, "memory.stat").splitlines())
             yield Memory(limit - used + int(known.get(files.droppable, 0)), limit)
+
+
+def _read(folder: str, name: str) -> str:
+    with open(f"{folder}/{name}") as file:
+        return file.read()
 
 
 def free_memory_bytes() -> int:

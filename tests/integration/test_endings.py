@@ -166,6 +166,17 @@ def test_a_run_ends_as_its_script_does(ran: Ran, how: str, code: int, outcome: s
         assert peak > 3 * 64 * 64 * 4  # weights, gradients and AdamW's state of the tiny model
 
 
+def test_address_space_that_the_machine_refuses_is_an_error_of_the_machine(
+    run_fakedist: RunFakedist, tmp_path: Path
+) -> None:
+    """Never of the GPU, which had it left, and whatever the script does with the error."""
+    done = run_fakedist(*JOB, SCRIPT, "address_space", cwd=tmp_path)
+    *_, error, hint = done.stderr.splitlines()
+    assert done.code == 1, done.stderr
+    assert error.startswith("fakedist: error: this machine gave no address space for 4.00 GiB: ulimit -v allows ")
+    assert (hint.strip(), "does not fit" in done.stdout + done.stderr) == ("ulimit -v unlimited", False)
+
+
 @pytest.mark.nightly
 def test_an_error_where_nothing_is_computed_says_that_it_may_come_of_that(ran: Ran, tmp_path: Path) -> None:
     assert any(note["code"] == "values_off" for note in ran("exception", "--values", "off").report["notes"])

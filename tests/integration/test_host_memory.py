@@ -37,10 +37,20 @@ dcp.async_save({"w": model.weight}, checkpoint_id=folder / "dcp", no_dist=True).
 with open(folder / "data", "wb") as file: file.truncate(9 << 20)
 loaded = torch.from_file(str(folder / "data"), size=9 << 20, dtype=torch.uint8)
 del staged
+floats = torch.empty(30 << 28).normal_()
+parameter = torch.nn.Parameter(floats)
+parameter.grad = torch.zeros_like(floats)
+torch.optim.AdamW([parameter], fused=True).step()
+torch.optim.AdamW([parameter], foreach=True).step()
+halves = torch.empty(8 << 30, pin_memory=True).to("cuda", torch.float16)
+floats[: 1 << 32].view(1 << 16, -1).t().copy_(halves[: 1 << 32].view(-1, 1 << 16))
+back = halves.to("cpu", torch.float32)
+bytes_there = torch.empty(8 << 30, dtype=torch.uint8, pin_memory=True).to("cuda")
+untyped = torch.UntypedStorage(30 << 30)
 """
 #: Records the script into a journal.
 BODY = """
-    import os, tempfile, torch.distributed.checkpoint as dcp
+    import os, resource, tempfile, torch.distributed.checkpoint as dcp
     from pathlib import Path
     from fakedist.gpu.fast_path.compiled import CompiledFastPath
     from fakedist.gpu.values.engine import ValueEngine
@@ -57,6 +67,8 @@ BODY = """
         exec(compile(SCRIPT, "/job/train.py", "exec"), {"torch": torch, "dcp": dcp, "folder": folder})
         recorder.close(Ending(Outcome.FINISHED, 0))
     found["folder"] = str(folder)
+    found["peak_kib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found["large_is_ours"] = torch.empty(30 << 30, dtype=torch.uint8).numel() == 30 << 30  # nothing is watched now
     found["storages"] = torch.UntypedStorage.__new__.__qualname__
 """
 
@@ -66,6 +78,8 @@ class Seen(NamedTuple):
     recording: Recording
     tables: dict[str, pd.DataFrame]
     storages: str
+    peak_kib: int
+    large_is_ours: bool
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +87,9 @@ def seen() -> Iterator[Seen]:
     found = on_virtual_gpu(f"    SCRIPT = {SCRIPT!r}{BODY}")
     folder = Path(found["folder"])
     recording = read_recording(folder)
-    yield Seen(folder, recording, host_tables(recording, JOB), found["storages"])
+    yield Seen(
+        folder, recording, host_tables(recording, JOB), found["storages"], found["peak_kib"], found["large_is_ours"]
+    )
     shutil.rmtree(folder)
 
 
@@ -116,3 +132,19 @@ def test_a_checkpoints_bytes_are_those_of_its_files(seen: Seen) -> None:
 
 def test_torchs_own_storage_is_back(seen: Seen) -> None:
     assert "made" not in seen.storages
+
+
+def test_large_floats_take_no_memory_and_count_as_the_real_job_has_them(seen: Seen) -> None:
+    """On a machine of any size: they are address space, and no operation on them writes there."""
+    assert seen.peak_kib < 4 << 20
+    assert seen.large_is_ours
+    of_line = {
+        line: sorted((kind, size >> 10, freed) for kind, size, _, freed in blocks_at(seen, line))
+        for line in range(20, 30)
+    }
+    assert of_line[20] == of_line[22] == of_line[29] == [("pageable", 30, False)]
+    assert of_line[23] == [("pageable", 30, True)] * 2  # a fused step makes the two moments alone
+    assert len(of_line[24]) > 2
+    assert of_line[25] == [("pageable", 16, True), ("pinned", 32, False)]  # torch converts on the host
+    assert of_line[27] == [("pageable", 16, True), ("pageable", 32, False)]
+    assert of_line[28] == [("pinned", 8, False)]

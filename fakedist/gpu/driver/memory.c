@@ -88,7 +88,7 @@ static int open_table(void) {
     if (by_granule) return 1;
     void *got = mmap(NULL, NUM_GRANULES * sizeof *by_granule, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (got == MAP_FAILED) return fakedist_machine_lacks(NUM_GRANULES * sizeof *by_granule), 0;
+    if (got == MAP_FAILED) return gpu_machine_lacks(NUM_GRANULES * sizeof *by_granule), 0;
     by_granule = got;
     return 1;
 }
@@ -269,7 +269,7 @@ static int open_locked(void *address, size_t size, uint64_t span, enum owner own
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
     if (got != address) {
         if (got != MAP_FAILED) munmap(got, span);
-        else if (errno != EEXIST) fakedist_machine_lacks(span);
+        else if (errno != EEXIST) gpu_machine_lacks(span);
         return 0;
     }
     madvise(address, span, MADV_NOHUGEPAGE); /* one written byte must not cost 2 MiB of host memory */
@@ -337,7 +337,10 @@ int memory_allocate(int device, size_t size, enum owner owner, void **out) {
     if (ok) *out = address;
     if (address && !ok) give_back(device, address, span);
     pthread_mutex_unlock(&lock);
-    if (!ok) return capacity_give_back(device, span, owner), fakedist_machine_lacks(span);
+    if (!ok) {
+        capacity_give_back(device, span, owner);
+        return gpu_fail(gpu_lacked_bytes() ? OPERATING_SYSTEM : OUT_OF_MEMORY);
+    }
     capacity_served();
     COUNT(mallocs, 1);
     return OK;

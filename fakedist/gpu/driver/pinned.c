@@ -32,7 +32,7 @@ static int pinned_malloc(size_t size, void **out) {
     *out = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (*out == MAP_FAILED) {
         *out = NULL;
-        return fakedist_machine_lacks(size);
+        return gpu_machine_lacks(size);
     }
     remember(*out, size, 1);
     return OK;

@@ -18,13 +18,16 @@ int gpu_fail(int error) {
     return error;
 }
 
-static uint64_t lacked_bytes; /* the first that the machine could not give */
-API uint64_t fakedist_lacked_bytes(void) { return __atomic_load_n(&lacked_bytes, __ATOMIC_RELAXED); }
-int fakedist_machine_lacks(uint64_t bytes) {
+static uint64_t lacked_bytes;
+uint64_t gpu_lacked_bytes(void) { return __atomic_load_n(&lacked_bytes, __ATOMIC_RELAXED); }
+int gpu_machine_lacks(uint64_t bytes) {
     uint64_t none = 0;
     __atomic_compare_exchange_n(&lacked_bytes, &none, bytes, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     return gpu_fail(OPERATING_SYSTEM);
 }
+API uint64_t fakedist_lacked_bytes(void) { return gpu_lacked_bytes(); }
+/* The host's allocator (fast_path/host.cpp) was refused a large block. */
+API void fakedist_machine_lacks(uint64_t bytes) { gpu_machine_lacks(bytes); }
 
 void gpu_keep_error(int error) { thread_error = error; }
 

@@ -99,7 +99,8 @@ extern LOCAL struct gpu_counters counters;
 LOCAL int gpu_fail(int error); /* remembers the error for cudaGetLastError and returns it */
 /* This machine could not give so many bytes, whatever the GPU has left. The run ends with that: no script may take it for
  * the GPU's. Fails with OPERATING_SYSTEM. */
-API int fakedist_machine_lacks(uint64_t bytes);
+LOCAL int gpu_machine_lacks(uint64_t bytes);
+LOCAL uint64_t gpu_lacked_bytes(void); /* the first; 0: it could give all */
 LOCAL int gpu_take_error(int clear);
 LOCAL void gpu_keep_error(int error); /* as the last one */
 /* The status of a call that leaves cudaGetLastError() as it was: the driver API has no last error. */

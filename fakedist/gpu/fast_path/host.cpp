@@ -26,7 +26,7 @@
 // The virtual GPU's driver (driver/pinned.c): `size` is 0 for memory that is freed. On a real GPU there is no such function.
 extern "C" __attribute__((weak)) void fakedist_watch_pinned(void (*tell)(uint64_t address, uint64_t size, int is_ours));
 // The same (driver/virtual_gpu.c): this machine could not give so many bytes, and the run ends with that.
-extern "C" __attribute__((weak)) int fakedist_machine_lacks(uint64_t size);
+extern "C" __attribute__((weak)) void fakedist_machine_lacks(uint64_t size);
 
 namespace {
 constexpr size_t LEAST = 1 << 20;

@@ -107,7 +107,11 @@ class NoData:
             )
         is_same_type = target.dtype is source.dtype
         is_alike = is_same_type and target.stride() == source.stride()
-        if is_alike or (target.is_contiguous() and (is_same_type or not is_blocking)) or not self._host.has_no_data(target):
+        if (
+            is_alike
+            or (target.is_contiguous() and (is_same_type or not is_blocking))
+            or not self._host.has_no_data(target)
+        ):
             return _made_by(operator, args, kwargs)
         staged = torch.empty(target.shape, dtype=source.dtype if is_blocking else target.dtype)
         _COPY(staged, source, not is_blocking)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -73,6 +76,11 @@ def main(how: str) -> None:
                 time.sleep(600)
             finally:
                 print("finally ran", flush=True)
+        case "address_space":
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 30), resource.RLIM_INFINITY))  # as ulimit -v does
+            with suppress(RuntimeError):
+                torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
         case "segfault":
             os.kill(os.getpid(), signal.SIGSEGV)
         case "sigkill":

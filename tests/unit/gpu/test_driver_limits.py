@@ -170,11 +170,18 @@ refused = [name for name in names if hasattr(driver, name)][:300]
 for name in refused:
     getattr(driver, name)()
 found["refused"] = [len(refused), len(gpu.refused())]
+
+import resource
+before = gpu.lacked_bytes
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 256 * MIB, resource.RLIM_INFINITY))
+statuses = malloc(512 * MIB), make("cudaHostAlloc", c_size_t(GIB), 0)
+found["the machine lacks"] = [before, *statuses, gpu.lacked_bytes]
 """
 )
 
 
-INVALID_VALUE, OUT_OF_MEMORY = 1, "status 2"
+INVALID_VALUE, OUT_OF_MEMORY, OPERATING_SYSTEM = 1, "status 2", "status 304"
 EXPECTED = {
     # Small segments hold what is copied, large ones what the host writes; pairs are of one size and of a byte more.
     "to a small segment": [True, False],  # 1 MiB
@@ -217,6 +224,8 @@ EXPECTED = {
     "contexts": [0] * 16 + [2],
     "registers of an unknown kernel": 32,
     "threads of an unknown kernel": 1024,
+    # What is refused below the GPU's limit is the machine's fault, and the first of it is kept.
+    "the machine lacks": [0, OPERATING_SYSTEM, OPERATING_SYSTEM, 512 << 20],
 }
 
 

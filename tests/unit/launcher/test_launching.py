@@ -13,6 +13,7 @@ import pytest
 from fakedist.errors import JobError, RecordingError, SetupError
 from fakedist.launcher import launching
 from fakedist.launcher.launching import Streams
+from fakedist.launcher.machine import Memory
 from fakedist.options import Device, Job
 from fakedist.rank.reporter import PIPE_VARIABLE, Failed, Message
 from fakedist.rank.reporter import Ended as Told
@@ -79,6 +80,20 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 )
 def test_the_ending_is_what_the_child_said_or_how_it_died(run_directory: Path, code: str, ending: Ending) -> None:
     assert child(run_directory, code) == ending
+
+
+def test_a_machine_whose_memory_is_nearly_gone_is_said_once_before_the_kernel_ends_the_rank(
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "memory", lambda: Memory(1 << 30, 24 << 30))
+    monkeypatch.setattr(launching, "rss_bytes", lambda pid: 20 << 30)
+    monkeypatch.setattr(launching, "_MEMORY_S", 0.0)
+    said: list[str] = []
+    code = "time.sleep(0.3); os.kill(os.getpid(), signal.SIGKILL)"
+    message = "by SIGKILL; this machine's memory was nearly gone, 20.00 GiB of it held by the rank"
+    assert child(run_directory, code, say=said.append) == Ending(Outcome.KILLED, 137, message)
+    nearly_gone = "this machine's memory is nearly gone: 1.00 GiB of 24.00 GiB are left, and the rank holds 20.00 GiB"
+    assert said == [f"{nearly_gone}; the kernel may end it"]
 
 
 def test_a_rank_that_does_not_leave_when_asked_to_is_killed_and_was_interrupted(run_directory: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import linecache
 import os
+import resource
 import runpy
 import signal
 import types
@@ -164,3 +165,41 @@ def test_an_argument_parser_says_why_it_left() -> None:
         parser.parse_args(["--force"])
     assert ending.how_it_ended(left.value).message == "unrecognized arguments: --force"
     assert ending.how_it_ended(SystemExit(2)).message == ""
+
+
+@pytest.mark.parametrize(
+    ("limit", "num_bytes", "error", "says"),
+    [
+        (resource.RLIM_INFINITY, 0, MemoryError(), None),
+        (4 << 30, 0, None, None),
+        (4 << 30, 0, ValueError("no"), None),
+        (
+            4 << 30,
+            0,
+            _during(ImportError(""), ImportError("a.so: failed to map segment from shared object")),
+            "space: ",
+        ),
+        (4 << 30, 0, MemoryError(), "this machine gave no address space: ulimit -v allows 4.00 GiB, in which"),
+        (
+            4 << 30,
+            1 << 30,
+            None,
+            "this machine gave no address space for 1.00 GiB: ulimit -v allows 4.00 GiB, in which",
+        ),
+        (
+            resource.RLIM_INFINITY,
+            1 << 30,
+            None,
+            "this machine gave no address space for 1.00 GiB: it may have too many",
+        ),
+    ],
+)
+def test_what_the_machine_lacks_is_its_own_error(
+    monkeypatch: pytest.MonkeyPatch, limit: int, num_bytes: int, error: BaseException | None, says: str | None
+) -> None:
+    monkeypatch.setattr(ending.resource, "getrlimit", lambda _: (limit, limit))
+    lack = ending.lack_of_machine(num_bytes, error)
+    assert (lack is None) is (says is None)
+    if lack is not None and says is not None:
+        assert says in lack.message
+        assert (lack.hint == "ulimit -v unlimited") is (limit != resource.RLIM_INFINITY)
