@@ -79,6 +79,7 @@ def descendants(root: int) -> set[int]:
 
 
 def rss_bytes(pid: int) -> int:
+    """Resident memory of one process; 0 if it has ended."""
     with suppress(OSError, IndexError), open(f"/proc/{pid}/statm", "rb") as file:
         return int(file.read().split()[1]) * _PAGE_BYTES
     return 0

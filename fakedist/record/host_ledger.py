@@ -189,8 +189,9 @@ class HostLedger:
         make, owner = torch.UntypedStorage.__new__, torch.UntypedStorage
 
         def made(kind: type[torch.UntypedStorage], *args: Any, **kwargs: Any) -> torch.UntypedStorage:
-            is_on_host = torch.device(kwargs.get("device") or "cpu").type == "cpu" and "allocator" not in kwargs
-            if self._is_on and self._reader is not None and args and is_on_host:
+            device = kwargs.get("device")
+            is_on_host = device is None or torch.device(device).type == "cpu"
+            if self._is_on and self._reader is not None and args and is_on_host and "allocator" not in kwargs:
                 kwargs = {"allocator": self._reader.host_allocator}  # torch takes no device beside it
             return make(kind, *args, **kwargs)
 

@@ -137,8 +137,8 @@ void in_fork() {
 
 Watching &watching = *new Watching; // never destroyed: blocks may outlive everything
 
-// Returns whether ours is the CPU's allocator now: not where another than torch's own was set.
-bool is_set() {
+// Become the CPU's allocator. Returns false where another than torch's own is set.
+bool take_over() {
     c10::Allocator *now = c10::GetCPUAllocator();
     if (now == &watching) return true;
     if (now != c10::GetDefaultCPUAllocator() || !now->raw_deleter()) return false;
@@ -152,7 +152,7 @@ bool is_set() {
 #define API extern "C" __attribute__((visibility("default")))
 
 // From here on, large blocks are address space.
-API void fakedist_host_reserve() { is_reserving = is_set(); }
+API void fakedist_host_reserve() { is_reserving = take_over(); }
 
 // The CPU's allocator while it is watched: torch does not ask the one that is set for storages that Python makes.
 API c10::Allocator *fakedist_host_allocator() { return &watching; }
@@ -164,7 +164,7 @@ API int fakedist_host_watch(int wanted) {
         if (!is_reserving && usual && c10::GetCPUAllocator() == &watching) c10::SetCPUAllocator(usual);
         return 1;
     }
-    if (!is_set()) return 0;
+    if (!take_over()) return 0;
     if (fakedist_watch_pinned) fakedist_watch_pinned(pinned_changed);
     const std::lock_guard<std::mutex> held(host_lock);
     host_events.clear(), host_blocks.clear();
