@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TypeGuard
 
 import torch
-from torch import zeros
+from torch import empty, zeros
 
 from fakedist.gpu.values.contents import HOST_LIMIT_BYTES, LIMIT_BYTES, is_float
 from fakedist.gpu.values.host import Host
@@ -78,7 +78,7 @@ class NoData:
         is_blocking = not operator.argument("non_blocking", args, kwargs)
         if operator.name == "copy_":
             target, source = tensor_at(args, 0), tensor_at(args, 1)
-            made = torch.empty(target.shape, dtype=target.dtype if is_blocking else source.dtype, device=_META)
+            made = empty(target.shape, dtype=target.dtype if is_blocking else source.dtype, device=_META)
             is_alike = source.is_contiguous() or source.stride() == target.stride()
         else:
             source, wanted = tensor_at(args, 0), kwargs.get("dtype")
@@ -113,7 +113,7 @@ class NoData:
             or not self._host.has_no_data(target)
         ):
             return _made_by(operator, args, kwargs)
-        staged = torch.empty(target.shape, dtype=source.dtype if is_blocking else target.dtype)
+        staged = empty(target.shape, dtype=source.dtype if is_blocking else target.dtype)
         _COPY(staged, source, not is_blocking)
         return target
 

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from fakedist.gpu.values.contents import HOST_LIMIT_BYTES
 from fakedist.gpu.values.engine import ValueEngine
+from fakedist.gpu.values.host import Host
+from fakedist.gpu.values.no_data import NoData
+from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.tensors import flat
 from fakedist.record.dispatch import every_operation
 from tests.support.idle_device import IdleDevice
@@ -111,3 +114,46 @@ def test_uploads_leave_nothing_on_the_device_and_downloads_nothing_on_the_host(
         state.copy_(torch.full((3,), 4.0))
     assert state.tolist() == [4.0] * 3
     assert device.made_up() == {}
+
+
+COPY, TO_COPY = Operator(torch.ops.aten.copy_.default), Operator(torch.ops.aten._to_copy.default)
+
+
+def test_what_torch_makes_on_the_host_for_an_upload_is_made_and_not_computed() -> None:
+    no_data = NoData(Host(0))
+    floats, doubles = torch.zeros(N), torch.zeros(N, dtype=torch.float64)
+    rows = torch.zeros(N, 2)
+
+    def staged(operator: Operator, *args: object, **kwargs: object) -> tuple[bool, Tensor]:
+        before, position = args, int(operator is COPY)
+        after = no_data.upload(operator, args, kwargs)[position]
+        assert isinstance(after, Tensor)
+        return after is before[position], after
+
+    assert staged(COPY, floats, floats)[0]
+    assert staged(COPY, floats, doubles, True)[0]  # the device converts
+    assert staged(COPY, rows.t(), rows.t())[0]
+    assert staged(TO_COPY, floats)[0]
+    assert staged(TO_COPY, rows.t(), dtype=torch.float32)[0]
+    assert staged(TO_COPY, floats, dtype=torch.half)[0]  # so little is converted
+    for is_same, made in (staged(COPY, floats, doubles), staged(TO_COPY, doubles, dtype=torch.float32)):
+        assert (is_same, made.dtype, made.shape) == (False, torch.float32, (N,))
+    for is_same, made in (staged(COPY, rows.reshape(2, N), rows.t()), staged(COPY, rows, rows[:1].expand(N, 2))):
+        assert (is_same, made.is_contiguous(), made.dtype) == (False, True, torch.float32)
+
+
+def test_a_download_is_neither_converted_nor_put_in_order_on_the_host() -> None:
+    no_data = NoData(Host(0))
+    there, halves = torch.ones(N, 2), torch.ones(N, 2, dtype=torch.half)
+
+    def left_alone(operator: Operator, *args: object, **kwargs: object) -> bool:
+        """Whether what comes holds nothing of the source, whose elements are ones."""
+        return not no_data.download(operator, args, kwargs).eq(1).any()
+
+    assert left_alone(COPY, torch.zeros(N, 2), halves)
+    assert left_alone(COPY, torch.zeros(2, N).t(), there)
+    assert left_alone(TO_COPY, halves, dtype=torch.float32, device=torch.device("cpu"))
+    assert not left_alone(COPY, torch.zeros(N, 2), there)
+    assert not left_alone(COPY, torch.zeros(N, 2), halves, True)  # the device converts
+    assert not left_alone(TO_COPY, there)
+    assert not left_alone(COPY, torch.zeros(3), torch.ones(3, dtype=torch.half))
