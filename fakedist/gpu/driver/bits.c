@@ -28,7 +28,7 @@ static int is_open(struct bits *bits, uint64_t size) {
     if (counts[levels - 1] > 1) return 0;
     void *got = mmap(NULL, words * sizeof(uint64_t), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (got == MAP_FAILED) return 0;
+    if (got == MAP_FAILED) return gpu_machine_lacks(words * sizeof(uint64_t)), 0;
     madvise(got, words * sizeof(uint64_t), MADV_NOHUGEPAGE); /* one bit must not cost 2 MiB of host memory */
     bits->mapped = words * sizeof(uint64_t);
     bits->levels = levels;
@@ -61,22 +61,20 @@ static void clear_in_word(struct bits *bits, uint64_t at, uint64_t mask) {
     }
 }
 
-int bits_set(struct bits *bits, uint64_t size, uint64_t first, uint64_t end) {
+void bits_set(struct bits *bits, uint64_t size, uint64_t first, uint64_t end) {
     assert(end <= size);
-    if (!is_open(bits, size)) return 0;
+    if (!is_open(bits, size)) return;
     for (uint64_t at = first; at < end; at = next_word(at)) set_in_word(bits, at, mask_of(at, end));
-    return 1;
 }
 void bits_clear(struct bits *bits, uint64_t first, uint64_t end) {
     for (uint64_t at = first; (at = bits_next(bits, at, end)) < end; at = next_word(at))
         clear_in_word(bits, at, mask_of(at, end));
 }
-int bits_move(struct bits *from, struct bits *to, uint64_t size, uint64_t first, uint64_t end) {
-    if (bits_next(from, first, end) == end) return 1;
-    int ok = is_open(to, size);
-    for (uint64_t at = first; ok && (at = bits_next(from, at, end)) < end; at = next_word(at))
+void bits_move(struct bits *from, struct bits *to, uint64_t size, uint64_t first, uint64_t end) {
+    if (bits_next(from, first, end) == end || !is_open(to, size)) return;
+    for (uint64_t at = first; (at = bits_next(from, at, end)) < end; at = next_word(at))
         set_in_word(to, at, *word_at(from, 0, at) & mask_of(at, end));
-    return bits_clear(from, first, end), ok;
+    bits_clear(from, first, end);
 }
 
 /* Up until a word has one from here on, and down again to the first bit that it stands for. */

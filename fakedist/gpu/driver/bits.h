@@ -12,10 +12,11 @@ struct bits { /* zeros: none is set, and nothing is mapped */
     uint64_t *words[MOST_LEVELS]; /* the bits themselves first */
 };
 
-/* Bits from `first` on that are below `end`. `size` is how many there are in all. */
-LOCAL int bits_set(struct bits *bits, uint64_t size, uint64_t first, uint64_t end); /* 0: the host has no addresses */
+/* Bits from `first` on that are below `end`. `size` is how many there are in all. Where the machine has no addresses for
+ * them, the run ends (gpu_machine_lacks). */
+LOCAL void bits_set(struct bits *bits, uint64_t size, uint64_t first, uint64_t end);
 LOCAL void bits_clear(struct bits *bits, uint64_t first, uint64_t end);
-LOCAL int bits_move(struct bits *from, struct bits *to, uint64_t size, uint64_t first, uint64_t end); /* as bits_set */
+LOCAL void bits_move(struct bits *from, struct bits *to, uint64_t size, uint64_t first, uint64_t end);
 LOCAL uint64_t bits_next(const struct bits *bits, uint64_t first, uint64_t end); /* the first that is set; else end */
 LOCAL uint64_t bits_run(const struct bits *bits, uint64_t first, uint64_t end); /* how many in a row are set there */
 LOCAL uint64_t bits_count(const struct bits *bits, uint64_t first, uint64_t end);

@@ -21,7 +21,7 @@
 #define CHUNK (64ull << 30)          /* a device takes addresses in chunks; the table below holds the owners */
 #define NUM_CHUNKS (RANGE_SPAN / CHUNK)
 #define NUM_GRANULES (RANGE_SPAN / GRANULE)
-#define NUM_BLOCKS (RANGE_SPAN / BLOCK)
+#define CHUNK_BLOCKS (CHUNK / BLOCK)
 #define SMALL_SEGMENT (2ull << 20) /* kSmallBuffer in c10/core/AllocatorConfig.h */
 #define LARGE_COPY_LIMIT (64ull << 10) /* host copies into a slice of a large tensor (flags, counters) */
 #define BLOCK 512                      /* kMinBlockSize in c10/core/AllocatorConfig.h */
@@ -72,8 +72,8 @@ static uint64_t chunks_taken;
 static uint64_t num_peers; /* segments of peers' memory that were ever opened */
 static struct segment **by_granule; /* each granule -> the segment that holds it; lazily paged */
 static struct bits with_computed, with_values; /* first granules of segments with computed values, with any */
-static struct bits
-    begins; /* BLOCKs where one of the allocator's blocks begins, or other memory that was taken at once */
+/* BLOCKs of each chunk where one of the allocator's blocks begins, or other memory that was taken at once. */
+static struct bits begins[NUM_CHUNKS];
 
 int memory_device_of(const void *address) {
     uint64_t a = (uint64_t)address;
@@ -159,12 +159,23 @@ static uint64_t reserve(int device, uint64_t span) {
     return start;
 }
 
+static void set_begin(uint64_t block) {
+    bits_set(&begins[block / CHUNK_BLOCKS], CHUNK_BLOCKS, block % CHUNK_BLOCKS, block % CHUNK_BLOCKS + 1);
+}
+/* The first one from here on, or the end of the device's memory. */
+static uint64_t next_begin(uint64_t block) {
+    uint64_t chunk = block / CHUNK_BLOCKS, at = block % CHUNK_BLOCKS;
+    for (; chunk < NUM_CHUNKS && chunk_owner[chunk]; chunk++, at = 0)
+        if ((at = bits_next(&begins[chunk], at, CHUNK_BLOCKS)) < CHUNK_BLOCKS) break;
+    return chunk * CHUNK_BLOCKS + at;
+}
 /* The allocator hands out a block, or takes it back; other memory is one block. */
 static void cut(const void *block, size_t size, int is_followed) {
     uint64_t first = number_of(block, BLOCK), next = number_of((const char *)block + size, BLOCK);
-    bits_clear(&begins, first + 1, next);
-    bits_set(&begins, NUM_BLOCKS, first, first + 1);
-    if (is_followed && next < NUM_BLOCKS) bits_set(&begins, NUM_BLOCKS, next, next + 1);
+    for (uint64_t at = first; (at = next_begin(at)) < next; at++)
+        bits_clear(&begins[at / CHUNK_BLOCKS], at % CHUNK_BLOCKS, at % CHUNK_BLOCKS + 1);
+    set_begin(first);
+    if (is_followed && next < NUM_CHUNKS * CHUNK_BLOCKS) set_begin(next);
 }
 
 /* The caller holds the lock. */
@@ -491,8 +502,7 @@ static int write_piece(struct segment *s, const char *from, const char *end, int
 static void write_block(const struct write *write) {
     const struct segment *s = find_segment(write->address);
     if (!s) return;
-    uint64_t next = bits_next(&begins, number_of(write->address, BLOCK) + 1, NUM_BLOCKS);
-    const char *end = (const char *)RANGE_BASE + next * BLOCK;
+    const char *end = (const char *)RANGE_BASE + next_begin(number_of(write->address, BLOCK) + 1) * BLOCK;
     uint64_t last = number_of(end - 1, GRANULE) + 1, granule = number_of(s->address, GRANULE);
     int is_changed = 0;
     for (; (granule = bits_next(&with_values, granule, last)) < last; granule++)
