@@ -143,7 +143,7 @@ plotly: ## build the plotly.js that pages carry (tools/plotly): 300 MB of packag
 bench: setup ## every benchmark but bench-pace, results on stdout
 	for file in $(filter-out bench/pace.py bench/processes.py,$(wildcard bench/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
-bench-pace: setup ## fails if fakedist got slower than the lines of bench/pace.csv: 10 minutes; ARGS=--keep appends one
+bench-pace: setup ## fails if fakedist got slower than the lines of bench/pace.csv: 5 to 25 minutes; ARGS=--keep adds one
 	$(BIN)/python bench/pace.py $(ARGS)
 
 gpu: ## measure what waits for a GPU on the one of this machine: 30 minutes, into gpu-results; PIECES= chooses
