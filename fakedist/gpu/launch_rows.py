@@ -56,7 +56,7 @@ class Tags:
 
 
 @dataclass(frozen=True)
-class _ScriptRange:
+class ScriptRange:
     """A range: its name, its thread, how many of that thread are around it, and its position in the log."""
 
     name: str
@@ -72,8 +72,8 @@ class StepRanges:
     def __init__(self, position: Callable[[], int]) -> None:
         self._position = position
         self._is_on = False
-        self._open: dict[int, _ScriptRange] = {}
-        self._closed: list[_ScriptRange] = []
+        self._open: dict[int, ScriptRange] = {}
+        self._closed: list[ScriptRange] = []
         self._next = 0
         self._threads: dict[int, int] = {}
 
@@ -82,7 +82,7 @@ class StepRanges:
         thread = self._threads.setdefault(threading.get_ident(), len(self._threads))
         depth = sum(span.thread == thread for span in self._open.values())
         number, self._next = self._next, self._next + 1
-        self._open[number] = _ScriptRange(name, thread, depth, self._position() if self._is_on else 0)
+        self._open[number] = ScriptRange(name, thread, depth, self._position() if self._is_on else 0)
         return number
 
     def ended(self, number: int) -> None:
@@ -107,19 +107,18 @@ class StepRanges:
         ours = [span for span in self._closed if span.begin < num_launches]
         self._closed = [replace(span, end=min(span.end, num_launches)) for span in ours]
 
-    def rows(self, row_of: Sequence[int]) -> list[RangeRow]:
-        """The step's ranges as they began, outer first. ``row_of``: rows before each launch of the log, and of all."""
-        ranges = sorted(self._closed, key=lambda span: (span.begin, -span.end, span.depth))
-        return [
-            RangeRow(
-                span.name,
-                span.thread,
-                span.depth,
-                row_of[span.begin],
-                row_of[span.end],
-            )
-            for span in ranges
-        ]
+    @property
+    def of_step(self) -> Sequence[ScriptRange]:
+        """Those of the step that ended."""
+        return self._closed
+
+
+def range_rows(ranges: Sequence[ScriptRange], row_of: Sequence[int]) -> list[RangeRow]:
+    """A step's ranges as they began, outer first. ``row_of``: rows before each launch of the log, and of all."""
+    return [
+        RangeRow(span.name, span.thread, span.depth, row_of[span.begin], row_of[span.end])
+        for span in sorted(ranges, key=lambda span: (span.begin, -span.end, span.depth))
+    ]
 
 
 _PHASES = {name: code for code, name in enumerate(PHASES)}
@@ -138,7 +137,7 @@ class LaunchRows:
         tags: Mapping[int, Tagged],
         name: Callable[[Launch], str],
         *,
-        ranges: StepRanges,
+        ranges: Sequence[ScriptRange] = (),
     ) -> None:
         self._step = step
         self._launches = launches
@@ -173,7 +172,7 @@ class LaunchRows:
                 positions.append((number, kind == LaunchKind.HOST_READS and self._demands.has_launched(launch)))
         columns = Columns(LaunchesRecord)
         columns.extend(rows)
-        ranges = self._ranges.rows([*row_of, len(rows)])
+        ranges = range_rows(self._ranges, [*row_of, len(rows)])
         work_rows = [_with_floats(work) for work in self._work]
         return columns.made(step=self._step, work_rows=work_rows, texts=list(self._texts), ranges=ranges)
 

@@ -8,6 +8,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from fakedist.gpu.demand.operation_demand import Demand, DemandCounter, reduced_
 from fakedist.gpu.demand.triton_demand import TritonKernel
 from fakedist.gpu.demand.work_shapes import Known
 from fakedist.gpu.launch_log import Launch, LaunchLog
-from fakedist.gpu.launch_rows import LaunchRows, StepRanges, Tags
+from fakedist.gpu.launch_rows import LaunchRows, ScriptRange, StepRanges, Tags
 from fakedist.gpu.values.tensors import Arguments, Keywords
 from fakedist.patch import patched, present
 from fakedist.rundir.collector import no_collector
@@ -54,7 +55,7 @@ class ModelTracer:
     kernel computed them; ``numbers`` gives tags, the fast path's also to what it runs. ``inside`` returns the
     location of what a compiled graph launches in this thread, ``known_in_graph`` its buffers' values; None otherwise.
     ``log`` is the driver's; with ``keeps_keys`` the keys of its launches are recorded, too. ``timed`` is what the log
-    had of the step whose records were asked for last; ``keep_reads`` gets a tape for what the host reads in a step, and
+    had of the step whose records were made last; ``keep_reads`` gets a tape for what the host reads in a step, and
     None when it ends.
     """
 
@@ -132,22 +133,25 @@ class ModelTracer:
             self._launches = self._launches[: self._may_end]
             self._ranges.cut_short(len(self._launches))
 
+    def taken(self) -> Callable[[], Sequence[Record]]:
+        """Take what the step that ended launched. The function makes the journal's records of it, now or later."""
+        timed = TimedLaunches(self._launches, [], self._num_may_end, self._may_end, step=self._step, tape=self._tape)
+        tags, self._tags, self._launches = self._tags, {}, []
+        return partial(self._records, timed, tags, self._ranges.of_step)
+
     @no_collector()
-    def records(self) -> Sequence[Record]:
-        """The journal's records of the step's launches."""
-        launches = list(self._launches)
-        rows = LaunchRows(self._step, launches, self._tags, self._log.name, ranges=self._ranges)
-        self._tags, self._launches = {}, []
+    def _records(
+        self, timed: TimedLaunches, tags: Mapping[int, Tagged], ranges: Sequence[ScriptRange]
+    ) -> Sequence[Record]:
+        timed.launches = list(timed.launches)
+        rows = LaunchRows(timed.step, timed.launches, tags, self._log.name, ranges=ranges)
         record = rows.record()
-        self.timed = TimedLaunches(
-            launches, rows.positions, self._num_may_end, self._may_end, step=self._step, tape=self._tape
-        )
+        timed.rows = rows.positions
+        self.timed = timed
         if not self._keeps_keys:
             return (record,)
-        keys = self._log.keys(launches)
-        return record, LaunchKeysRecord(
-            self._step, array("Q", [keys[number] for number, _ in rows.positions]).tobytes()
-        )
+        keys = self._log.keys(timed.launches)
+        return record, LaunchKeysRecord(timed.step, array("Q", [keys[number] for number, _ in timed.rows]).tobytes())
 
     def capture_begins(self) -> None:
         """The capture of a CUDA graph begins. Its kernels run when the graph is launched, perhaps in the timed step."""

@@ -301,9 +301,9 @@ class RecordedStep(GraphObserver):
     A step that ends with the run counts only if none did before, and as far as its last optimizer step: nothing
     distinguishes what follows it in the step (averages of parameters) from the script's own end (a checkpoint).
 
-    The steps before the first ``wanted`` one are traced, too: the run may end before that one does. Then the last of
-    them stands in for it; the first step, which alone creates optimizers' state, only if no other ended. What such a
-    step launched stays in memory until the end.
+    The first steps are traced even if they are not ``wanted``, until one after the first has ended: the run may end
+    before a wanted one does. Then that one stands in for it; the first step, which alone creates optimizers' state, only
+    if no other ended. What such a step launched stays in memory until the end.
 
     With ``all_collectives`` the tracer hears of those outside of a timed step, too.
     """
@@ -325,7 +325,7 @@ class RecordedStep(GraphObserver):
         self._largest, self._cut_short = -1, 0
         self._is_wanted = False  # a wanted step has begun
         self._stand_in, self._is_whole = 0, False
-        self._its_records: Sequence[Record] = ()
+        self._its_records: Callable[[], Sequence[Record]] = tuple
         self._position = position
         self._operations = operations
         self._ledger = ledger
@@ -354,7 +354,8 @@ class RecordedStep(GraphObserver):
         is_wanted = self._wanted(step)
         if self._step and not self._is_wanted:
             self._end()  # it was not known at once that this step had ended, so it cannot stand in
-        if not self._step and (is_wanted or (step > 0 and not self._is_wanted)):
+        may_stand_in = step > 0 and not self._is_wanted and self._stand_in <= 1
+        if not self._step and (is_wanted or may_stand_in):
             self._is_wanted |= is_wanted
             self._step = step
             self._switch_tracing()
@@ -383,16 +384,16 @@ class RecordedStep(GraphObserver):
             self._why_not = f"it was not known at once that step {step}, which was timed, had ended"
             return ()
         self._was_timed, self._largest = True, size
-        return self._tracer.records()
+        return self._tracer.taken()()
 
     def _may_stand_in(self, step: int, is_cut_short: bool) -> None:
         """Keep what a step launched that is not wanted itself, but better than what was kept before."""
         assert self._tracer is not None
-        if self._at != step or (is_cut_short and self._stand_in > 1):
+        if self._at != step:
             return
         if is_cut_short:
             self._tracer.cut_short()
-        self._stand_in, self._is_whole, self._its_records = step, not is_cut_short, self._tracer.records()
+        self._stand_in, self._is_whole, self._its_records = step, not is_cut_short, self._tracer.taken()
 
     def step_went_on(self, step: int) -> None:
         """Undo the end of a step. The next one has not begun after all, and the times of this one are incomplete."""
@@ -422,7 +423,7 @@ class RecordedStep(GraphObserver):
             return [NoteRecord(timed_to_its_optimizer(self._cut_short))] if self._cut_short else []
         if self._stand_in and last_step:
             short = [] if self._is_whole else [NoteRecord(timed_to_its_optimizer(self._stand_in))]
-            return [*self._its_records, NoteRecord(timed_early(self._stand_in)), *short]
+            return [*self._its_records(), NoteRecord(timed_early(self._stand_in)), *short]
         return [NoteRecord(not_timed(self._why_no_step(unfinished, last_step)))]
 
     def _why_no_step(self, unfinished: int, last_step: int) -> str:

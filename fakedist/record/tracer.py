@@ -19,7 +19,7 @@ from fakedist.rundir.rows import Location
 from fakedist.rundir.trace_records import CAPTURE_RANGE, PHASE_RANGE, STEP_RANGE
 
 
-class Tracer(Protocol):
+class StepTracer(Protocol):
     """Sees the kernels of one step."""
 
     def begin(self, step: int) -> None:
@@ -35,11 +35,15 @@ class Tracer(Protocol):
     def end(self) -> None:
         """End the step."""
 
+
+class Tracer(StepTracer, Protocol):
+    """A tool, which needs no more than where the rank is."""
+
     def records(self) -> Sequence[Record]:
         """The journal's records of the step that ended. Empty if the tool keeps what it saw."""
 
 
-class OperationTracer(Tracer, Protocol):
+class OperationTracer(StepTracer, Protocol):
     """A tracer that receives what runs, because its device knows nothing of torch: the virtual GPU's model.
 
     ``inside`` returns the location of a launch by this thread's compiled graph, ``known_in_graph`` a buffer's values
@@ -79,6 +83,9 @@ class OperationTracer(Tracer, Protocol):
 
     def may_end(self) -> None:
         """The step may end here: an optimizer's step did."""
+
+    def taken(self) -> Callable[[], Sequence[Record]]:
+        """Take what the step that ended launched. The function makes the journal's records of it, now or later."""
 
     def cut_short(self) -> None:
         """Drop what the step that ended launched after the last :meth:`may_end`, if there was one."""

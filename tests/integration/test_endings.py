@@ -254,9 +254,9 @@ def test_the_time_of_a_run_can_be_limited(ran: Ran) -> None:
     assert (run.code, run.outcome) == (124, "timeout"), run.err
     assert "finally ran" in run.out
     assert f"reached, at {SCRIPT}:" in run.err
-    assert timed_step(run) == (3, "step 3, the last complete one before the time limit, estimated")
+    assert timed_step(run) == (2, "step 2, the last timed one before the time limit, estimated")
     assert [note["text"] for note in run.report["notes"] if note["code"] == "timed_early"] == [
-        "the run ended before the step that was to be timed: the times are those of step 3"
+        "the run ended before the step that was to be timed: the times are those of step 2"
     ]
 
 

@@ -12,7 +12,7 @@ from fakedist.gpu.demand.launch_demand import Tagged
 from fakedist.gpu.demand.operation_demand import Demand
 from fakedist.gpu.demand.work_shapes import AttentionShape
 from fakedist.gpu.launch_log import TO_HOST, Launch, LaunchKind
-from fakedist.gpu.launch_rows import LaunchRows, StepRanges
+from fakedist.gpu.launch_rows import LaunchRows
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.rundir.rows import Location
 
@@ -39,7 +39,7 @@ def tagged(moved_bytes: float = LARGE, flops: float = 0.0, operation: str = "ate
 
 def rows_of(launches: list[Launch], tags: dict[int, Tagged]) -> tuple[list[dict[str, Any]], PricedStep]:
     """The kernels of a log, in the order in which they began, and the step."""
-    record = LaunchRows(2, launches, tags, lambda each: "kernel", ranges=StepRanges(int)).record()
+    record = LaunchRows(2, launches, tags, lambda each: "kernel").record()
     step = price_step(launch_table(record), work_table(record), PRICES)
     return step.kernels.to_dict("records"), step
 

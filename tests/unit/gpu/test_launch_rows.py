@@ -8,7 +8,7 @@ from fakedist.gpu.demand.launch_demand import Tagged
 from fakedist.gpu.demand.operation_demand import Demand
 from fakedist.gpu.demand.work_shapes import ProductShape
 from fakedist.gpu.launch_log import Launch, LaunchKind
-from fakedist.gpu.launch_rows import LaunchRows, StepRanges
+from fakedist.gpu.launch_rows import LaunchRows, StepRanges, range_rows
 from fakedist.rundir.encoding import decode, encode
 from fakedist.rundir.launch_records import LaunchesRecord, RangeRow
 from fakedist.rundir.records import RECORDS
@@ -22,7 +22,7 @@ def test_whole_numbers_of_flops_and_bytes_are_read_back() -> None:
     shape = ProductShape(8, 8, 8, 1, a_bytes=2, b_bytes=2, d_bytes=2)
     demand = Demand(1024, 400, product=shape)
     tags = {0: Tagged(0, "aten._grouped_mm.default", Location(1, "forward", 0, False), demand)}
-    record = LaunchRows(2, [launch], tags, lambda each: "kernel", ranges=StepRanges(int)).record()
+    record = LaunchRows(2, [launch], tags, lambda each: "kernel").record()
     found = decode(encode(record), RECORDS)
     assert isinstance(found, LaunchesRecord)
     (row,) = found.work_rows
@@ -36,7 +36,7 @@ class Log:
 
     def rows(self) -> list[RangeRow]:
         self.ranges.step_ended(self.count)
-        return self.ranges.rows(range(self.count + 1))
+        return range_rows(self.ranges.of_step, range(self.count + 1))
 
 
 def test_a_range_has_the_launches_between_its_begin_and_its_end() -> None:
@@ -90,7 +90,7 @@ def test_ranges_of_other_steps_and_rows_that_are_no_launches_of_the_table_are_no
     log.count = 3
     log.ranges.ended(number)
     log.ranges.step_ended(3)
-    assert log.ranges.rows([0, 1, 1, 2]) == [RangeRow("range", 0, 0, 1, 2)]
+    assert range_rows(log.ranges.of_step, [0, 1, 1, 2]) == [RangeRow("range", 0, 0, 1, 2)]
 
 
 def test_a_step_that_is_cut_short_keeps_what_its_ranges_have_of_it() -> None:
@@ -103,4 +103,4 @@ def test_a_step_that_is_cut_short_keeps_what_its_ranges_have_of_it() -> None:
     log.ranges.ended(saving)
     log.ranges.step_ended(log.count)
     log.ranges.cut_short(3)
-    assert log.ranges.rows(range(4)) == [RangeRow("all", 0, 0, 0, 3)]
+    assert range_rows(log.ranges.of_step, range(4)) == [RangeRow("all", 0, 0, 0, 3)]

@@ -86,7 +86,7 @@ def test_launches_have_the_operation_or_the_place_in_which_they_were_made(tracer
     tracer.graph(-1, "", BACKWARD)
     product(tracer, log, 10, BACKWARD)
     tracer.end()
-    (record,) = tracer.records()
+    (record,) = tracer.taken()()
     by_kernel = {work.name: (work.operation, work.flops) for work in record.work_rows}
     assert by_kernel["cutlass_gemm"] == ("aten.mm.default", 2.0 * 64 * 32 * 16)
     assert by_kernel["of a graph"][0] == "compiled graph"
@@ -109,7 +109,7 @@ def test_a_collective_and_a_read_of_the_host_are_rows_of_their_own(
     tracer.done(tracer.operation(9, "item", BACKWARD), aten._local_scalar_dense.default, (scalar,), {}, 1.0)
     log.add("later")
     tracer.end()
-    (record,) = tracer.records()
+    (record,) = tracer.taken()()
     columns = [memoryview(column).cast("q") for column in (record.op, record.stream, record.call)]
     assert [*zip(*columns, strict=True)] == [(8, 5, 2), (9, 5, -1), (-1, 0, -1)]
 
@@ -125,7 +125,7 @@ def test_a_step_that_is_cut_short_keeps_what_it_launched_before_it_might_have_en
     tracer.range_ended(whole)
     tracer.end()
     tracer.cut_short()
-    (record,) = tracer.records()
+    (record,) = tracer.taken()()
     assert [*memoryview(record.op).cast("q")] == [7]
     assert record.ranges == [RangeRow("all", 0, 0, 0, 1)]
 
@@ -139,7 +139,7 @@ def test_what_was_captured_is_known_in_a_later_step(tracer: ModelTracer, log: Lo
     tracer.begin(4)
     log.end().append(captured)
     tracer.end()
-    (record,) = tracer.records()
+    (record,) = tracer.taken()()
     assert [(work.name, work.operation, work.flops) for work in record.work_rows] == [
         ("cutlass_gemm", "aten.mm.default", 2.0 * 64 * 32 * 16)
     ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -249,6 +250,8 @@ class Steps:
 
     def __init__(self, wanted: Sequence[int], sizes: Mapping[int, int] | None = None) -> None:
         self.written: list[int] = []
+        self.traced: list[int] = []
+        self.made: list[int] = []
         self._begun = 0
         position = cast(Any, SimpleNamespace(step=0, op=-1))
         operations = cast(Any, SimpleNamespace(trace=lambda tracer: None, tracer=None))
@@ -264,14 +267,19 @@ class Steps:
 
     def begin(self, step: int) -> None:
         self._begun = step
+        self.traced.append(step)
 
     def end(self) -> None: ...
 
     def cut_short(self) -> None:
         self._begun = -self._begun
 
-    def records(self) -> list[Record]:
-        return [TimedStepRecord(self._begun)]
+    def taken(self) -> Callable[[], list[Record]]:
+        return partial(self._records, self._begun)
+
+    def _records(self, step: int) -> list[Record]:
+        self.made.append(step)
+        return [TimedStepRecord(step)]
 
     def at(self, step: int) -> Steps:
         self._position.step = step
@@ -304,12 +312,19 @@ class Steps:
         return self.written, codes
 
 
-def test_the_last_complete_step_stands_in_for_a_wanted_one_that_did_not_end() -> None:
+def test_the_first_complete_step_after_step_1_stands_in_for_a_wanted_one_that_did_not_end() -> None:
     assert Steps([2, 3]).whole(1, 2, 3).close(3) == ([2, 3], [])
     assert Steps([2, 3]).whole(1).at(2).close(2) == ([1], ["timed_early"])
-    assert Steps([9]).whole(1, 2, 3).at(4).close(4) == ([3], ["timed_early"])
+    assert Steps([9]).whole(1, 2, 3).at(4).close(4) == ([2], ["timed_early"])
     assert Steps([9]).at(1).close(1) == ([], ["not_timed"])
     assert Steps([9]).whole(1).close(0) == ([], ["not_timed"])  # nothing counts steps
+
+
+def test_steps_that_neither_stand_in_nor_are_wanted_are_not_traced_and_records_are_made_of_one_step_alone() -> None:
+    steps = Steps([6]).whole(1, 2, 3, 4, 5, 6)
+    assert (steps.close(6), steps.traced, steps.made) == (([6], []), [1, 2, 6], [6])
+    early = Steps([6]).whole(1, 2, 3).at(4)
+    assert (early.close(4), early.traced, early.made) == (([2], ["timed_early"]), [1, 2], [2])
 
 
 def test_a_step_that_ends_with_the_run_stands_in_only_for_want_of_a_whole_one_after_the_first() -> None:
@@ -324,3 +339,5 @@ def test_a_step_whose_end_is_known_late_does_not_stand_in_and_does_not_keep_the_
     assert Steps([2]).at(1).at(2).ended(1).ended(2).close(2) == ([2], [])
     assert Steps([9]).whole(1, 2).at(3).went_on(2).close(2) == ([], ["not_timed"])
     assert Steps([9]).at(1).at(2).ended(1).at(3).close(3) == ([], ["not_timed"])
+    again = Steps([9]).whole(1, 2).at(3).went_on(2).whole(2, 3, 4)
+    assert (again.close(4), again.traced) == (([3], ["timed_early"]), [1, 2, 3])
