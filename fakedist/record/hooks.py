@@ -44,17 +44,17 @@ def out_of_memory_observer(observe: Callable[[int, int, int, int], None]) -> Ite
         watching = False
 
 
-class _beside_trace:  # noqa: N801 (a generator would cost every module 2 us)
+def _beside_trace(report: Callable[..., None], *args: object) -> None:
     """While ``torch.jit.trace`` runs a model, keep what we ask of tensors out of the graph that it writes."""
-
-    def __enter__(self) -> None:
-        self._state = _get_trace()
-        if self._state is not None:
-            _set_trace(None)
-
-    def __exit__(self, *_: object) -> None:
-        if self._state is not None:
-            _set_trace(self._state)
+    state = _get_trace()
+    if state is None:
+        report(*args)
+        return
+    _set_trace(None)
+    try:
+        report(*args)
+    finally:
+        _set_trace(state)
 
 
 def keyword_arguments(module: nn.Module) -> dict[str, object]:
@@ -84,13 +84,11 @@ def module_hooks(
 
     def before_forward(module: nn.Module, args: tuple[object, ...]) -> None:
         if not torch.compiler.is_compiling():
-            with _beside_trace():
-                begins(module, args)
+            _beside_trace(begins, module, args)
 
     def after_forward(module: nn.Module, args: object, result: object) -> None:
         if not torch.compiler.is_compiling():
-            with _beside_trace():
-                ended(module)
+            _beside_trace(ended, module)
 
     def compile_(module: nn.Module, *args: object, **kwargs: object) -> None:
         original(module, *args, **kwargs)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -260,9 +261,10 @@ class Marks:
         """Mark an optimizer's gradients and state. Parameters that no module has (fp32 copies) count as state."""
         self._optimizers[id(optimizer)] = weakref.ref(optimizer)
         known, tensors, wanted = _OwnedMemory(self._memory_of_parameters()), self._tensors, self._wanted
+        layers: dict[int, int] = {}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                layer = self.owners.owner(parameter)
+                layer = layers[id(parameter)] = self.owners.owner(parameter)
                 if layer == KEEP_LAYER:
                     self._state(parameter, known.parts(parameter))
                     self._watch(parameter)
@@ -273,7 +275,9 @@ class Marks:
                     for gradient in _gradients(parameter):
                         self._want(gradient, What.GRADIENT, layer)
         for parameter, state in optimizer.state.items():
-            layer = self.owners.owner(parameter) if isinstance(parameter, torch.Tensor) else KEEP_LAYER
+            layer = layers.get(id(parameter), KEEP_LAYER)
+            if layer == KEEP_LAYER and isinstance(parameter, torch.Tensor):
+                layer = self.owners.owner(parameter)  # of no group
             if layer == KEEP_LAYER and (parts := known.parts(parameter)):
                 for value in _tensors(state):
                     if value.shape == parameter.shape:
@@ -345,8 +349,7 @@ class Marks:
         for reference in self._optimizers.values():
             if (optimizer := reference()) is not None:
                 tensors += [p for group in optimizer.param_groups for p in group["params"] if id(p) not in ids]
-                for state in optimizer.state.values():
-                    _add_tensors(state, tensors)
+                _add_tensors(optimizer.state, tensors)
                 own = self._kept_elsewhere(optimizer, _OwnedMemory(self._memory_of_parameters()))
                 tensors += [tensor for tensor, _ in own]
         return tensors, wanted + [What.PARAMETER] * (len(tensors) - len(known))
@@ -426,6 +429,8 @@ def _with_parameters(
             yield from ((tensor, key if isinstance(key, torch.Tensor) else None) for tensor in _tensors(state))
         return
     tensors = _tensors(value)
+    if not tensors:  # most attributes: the shapes of all parameters take longer than everything else here
+        return
     aligned = [tensor.shape for tensor in tensors] == [parameter.shape for parameter in parameters]
     yield from zip(tensors, parameters if aligned else [None] * len(tensors), strict=True)
 
@@ -437,14 +442,24 @@ def _tensors(state: object) -> list[torch.Tensor]:
 
 
 def _add_tensors(state: object, tensors: list[torch.Tensor]) -> None:
-    if isinstance(state, dict):
-        state = state.values()
-    elif isinstance(state, torch.Tensor):
+    if isinstance(state, torch.Tensor):
         tensors.append(state)
         return
-    elif not isinstance(state, (list, tuple)):
+    values: Collection[object]
+    if isinstance(state, dict):
+        values = state.values()
+    elif isinstance(state, (list, tuple)):
+        values = state
+    else:
         return
-    for value in state:
+    kinds = set(map(type, values))
+    if kinds == {dict}:  # an optimizer's state: thousands of small ones, faster as one
+        values = list(chain.from_iterable(map(dict.values, values)))
+        kinds = set(map(type, values))
+    if kinds == {torch.Tensor}:
+        tensors += values
+        return
+    for value in values:
         if type(value) is torch.Tensor:
             tensors.append(value)
         else:

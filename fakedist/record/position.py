@@ -6,6 +6,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -49,6 +50,18 @@ class _Engine:
     tape: _Thread
     depth: int
     creates_graph: bool
+
+
+class _Again(NamedTuple):
+    """A module that runs again in a thread: the thread, and the module's index on its stack."""
+
+    thread: _Thread
+    first: int
+
+
+def _node(again: _Again | None) -> torch.autograd.graph.Node | None:
+    """The autograd node that runs in this thread, unless a module runs again."""
+    return torch._C._current_autograd_node() if again is None else None
 
 
 class Position:
@@ -102,30 +115,26 @@ class Position:
     def scope(self, inside: int | None = None) -> int:
         """Number of the scope of the running operation; ``inside`` is a compiled graph's layer, None outside one."""
         if self._engines:
-            recompute = not self._engines[-1].creates_graph and (torch.is_grad_enabled() or self._runs_again())
-            layer = self._layer_in_backward() if inside is None else inside
-            if recompute != (self._recompute_from >= 0):
-                self._recompute_switched(recompute, layer)
-            key = (self._step, "backward", layer, recompute)
-        else:
-            thread = self._threads.get(threading.get_ident())
-            layer = thread.stack[-1] if thread and thread.stack else OUTSIDE
-            key = (self._step, self._phase, layer if inside is None else inside, False)
-        scope = self._scopes.get(key)
-        return self._new_scope(key) if scope is None else scope
+            again = self._running_again()
+            layer = self._layer_in_backward(again, _node(again)) if inside is None else inside
+            return self._scope_in_backward(again, layer)
+        thread = self._threads.get(threading.get_ident())
+        layer = thread.stack[-1] if thread and thread.stack else OUTSIDE
+        return self._scope_of((self._step, self._phase, layer if inside is None else inside, False))
 
     def whereabouts(self) -> Whereabouts:
         """The scope of the operation that runs now in this thread, and how long it stays that scope."""
         version = self.cells.version
-        scope = self.scope()
+        if not self._engines:
+            return Whereabouts(self.scope(), version)
+        again = self._running_again()
+        node = _node(again)
+        scope = self._scope_in_backward(again, self._layer_in_backward(again, node))
         if self.cells.version != version:
             return Whereabouts(scope, -1)
-        if not self._engines:
-            return Whereabouts(scope, version)
         grad = torch.is_grad_enabled()
-        if self._module_in_backward() is not None:
+        if again is not None:
             return Whereabouts(scope, version, 1, grad)
-        node = torch._C._current_autograd_node()
         if node is None or (sequence := node._sequence_nr()) >= _LAST_NODE:
             return Whereabouts(scope, -1)
         bounds = self._engines[-1].tape.bounds
@@ -144,14 +153,16 @@ class Position:
     def layer(self) -> int:
         """The innermost layer in this thread."""
         if self._engines:
-            return self._layer_in_backward()
+            again = self._running_again()
+            return self._layer_in_backward(again, _node(again))
         thread = self._threads.get(threading.get_ident())
         return thread.stack[-1] if thread and thread.stack else OUTSIDE
 
     def calling(self) -> int | None:
         """The layer that calls a module which starts now. None if no module does, outside any backward."""
         if self._engines:
-            return self._layer_in_backward()
+            again = self._running_again()
+            return self._layer_in_backward(again, _node(again))
         thread = self._threads.get(threading.get_ident())
         return thread.stack[-1] if thread and thread.stack else None
 
@@ -313,36 +324,39 @@ class Position:
             self.regions.append(RegionRow(self._recompute_from, self.op - 1, self._recompute_layer))
             self._recompute_from = -1
 
-    def _running_again(self) -> tuple[_Thread, int] | None:
-        """This thread, and the first of the modules on its stack that began inside the innermost backward."""
+    def _running_again(self) -> _Again | None:
+        """This thread, and the first of the modules on its stack that began inside the innermost backward.
+
+        None if no module runs again there, but an autograd node.
+        """
         engine = self._engines[-1]
         ident = threading.get_ident()
         thread = self._threads.get(ident)
         first = engine.depth if ident == engine.thread else 0
-        return (thread, first) if thread and len(thread.stack) > first else None
+        return _Again(thread, first) if thread and len(thread.stack) > first else None
 
-    def _module_in_backward(self) -> int | None:
-        """The module that runs again in this thread, inside a backward. None if an autograd node runs."""
-        again = self._running_again()
-        return again[0].stack[-1] if again else None
+    def _scope_in_backward(self, again: _Again | None, layer: int) -> int:
+        # A module that runs again does so with grad. Its own autograd function computes without, in its forward.
+        with_grad = torch.is_grad_enabled() or (again is not None and again.thread.with_grad[again.first])
+        recompute = with_grad and not self._engines[-1].creates_graph
+        if recompute != (self._recompute_from >= 0):
+            self._recompute_switched(recompute, layer)
+        return self._scope_of((self._step, "backward", layer, recompute))
 
-    def _runs_again(self) -> bool:
-        """Return whether a module runs again with grad. Its own autograd function computes without, in its forward."""
-        again = self._running_again()
-        return again is not None and again[0].with_grad[again[1]]
-
-    def _layer_in_backward(self) -> int:
-        layer = self._module_in_backward()
-        if layer is not None:
-            return layer
-        node = torch._C._current_autograd_node()
+    def _layer_in_backward(self, again: _Again | None, node: torch.autograd.graph.Node | None) -> int:
+        if again is not None:
+            return again.thread.stack[-1]
         if node is None:
             return OUTSIDE
         tape, sequence = self._engines[-1].tape, node._sequence_nr()
+        if sequence >= _LAST_NODE:
+            return self._owner_of_node(node)
         at = bisect_right(tape.bounds, sequence) - 1
-        if sequence < _LAST_NODE:
-            return tape.layers[at] if at >= 0 else OUTSIDE
-        return self._owner_of_node(node)
+        return tape.layers[at] if at >= 0 else OUTSIDE
+
+    def _scope_of(self, key: tuple[int, str, int, bool]) -> int:
+        scope = self._scopes.get(key)
+        return self._new_scope(key) if scope is None else scope
 
     def _new_scope(self, key: tuple[int, str, int, bool]) -> int:
         scope = self._scopes[key] = len(self.places)

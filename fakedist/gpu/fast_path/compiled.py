@@ -493,7 +493,9 @@ class CompiledFastPath:
         def ask(cell: ctypes._Pointer[_Where]) -> int:
             try:
                 here, out = where(), cell.contents  # faster than making a structure of it
-                out.scope, out.version, out.needs, out.grad, out.low, out.high = here
+                out.scope, out.version, out.needs = here[:3]
+                if out.needs:
+                    out.grad, out.low, out.high = here[3:]
             except Exception:  # Python runs the operation and meets the error again
                 return 1
             return 0
