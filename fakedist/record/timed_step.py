@@ -302,8 +302,8 @@ class RecordedStep(GraphObserver):
     distinguishes what follows it in the step (averages of parameters) from the script's own end (a checkpoint).
 
     The first steps are traced even if they are not ``wanted``, until one after the first has ended: the run may end
-    before a wanted one does. Then that one stands in for it; the first step, which alone creates optimizers' state, only
-    if no other ended. What such a step launched stays in memory until the end.
+    before a wanted one does. Then that one stands in for it; the first step, which alone creates optimizers' state,
+    only if no other ended. What such a step launched stays in memory until the end.
 
     With ``all_collectives`` the tracer hears of those outside of a timed step, too.
     """
