@@ -25,6 +25,7 @@ from fakedist.cost_model.nccl.settings import TIME_VARIABLES, Nccl, read_setting
 from fakedist.cost_model.step import (
     MeasuredPrices,
     PricedStep,
+    PriceList,
     Prices,
     StepPrices,
     price_step,
@@ -165,11 +166,15 @@ def recorded_gpu(recording: Recording) -> GpuSpec | None:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The tables kernels, layer_times, kernel_names and ranges of a step, and its summary (None if none was timed)."""
+    """The tables kernels, layer_times, kernel_names and ranges of a step, and its summary (None if none was timed).
+
+    ``prices`` are what it was priced by, before any what-if; None of a step that was not priced.
+    """
 
     tables: dict[str, pd.DataFrame]
     summary: StepTime | None
     source: KernelSource | None
+    prices: PriceList | None = None
 
 
 def price_tables(tables: Mapping[str, pd.DataFrame], models: Models) -> PricedStep:
@@ -180,11 +185,12 @@ def price_tables(tables: Mapping[str, pd.DataFrame], models: Models) -> PricedSt
         JobError: The step lacks the groups of a what-if.
     """
     launches, network = tables["launches"], models.network
-    communication = communication_for(tables, models.gpu, network)
+    communication = calls = communication_for(tables, models.gpu, network)
     if network.what_if is not None:
         launches, communication = changed_launches(network.what_if, launches, communication, tables)
     prices = StepPrices(models.prices, network.experts, models.host.costs)
-    return price_step(launches, tables["work"], prices, communication)
+    priced = price_step(launches, tables["work"], prices, communication)
+    return replace(priced, price_list=replace(priced.price_list, calls=calls))
 
 
 def estimate_times(
@@ -206,7 +212,7 @@ def estimate_times(
     made, summary = break_down(priced.kernels, tables, folds, priced, None if is_simulated else peaks)
     uncertain = uncertain_parts(priced, [] if summary is None else summary.by_group, tables)
     source = _source(priced, models, uncertain, traced)
-    return _without_the_tool(StepTimes({"kernels": priced.kernels, **made}, summary, source))
+    return _without_the_tool(StepTimes({"kernels": priced.kernels, **made}, summary, source, priced.price_list))
 
 
 def recorded_times(recording: Recording, tables: Mapping[str, pd.DataFrame], folds: list[Fold]) -> StepTimes:
@@ -233,10 +239,10 @@ def _without_the_tool(times: StepTimes) -> StepTimes:
     low_us, high_us = (summary.step_us if us is None else us for us in (summary.step_low_us, summary.step_high_us))
     low_us -= summary.launch_gap_us
     notes = [*source.notes, time_notes.host_is_slowed()]
-    return StepTimes(
-        times.tables,
-        replace(summary, step_low_us=low_us, step_high_us=high_us),
-        replace(source, step_low_us=low_us, step_high_us=high_us, notes=notes),
+    return replace(
+        times,
+        summary=replace(summary, step_low_us=low_us, step_high_us=high_us),
+        source=replace(source, step_low_us=low_us, step_high_us=high_us, notes=notes),
     )
 
 

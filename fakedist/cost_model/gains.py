@@ -19,7 +19,7 @@ from fakedist.cost_model.estimated import (
 )
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.placing import StepLaunches
-from fakedist.cost_model.step import StepPrices
+from fakedist.cost_model.step import PriceList
 from fakedist.cost_model.what_if import (
     changed_fabric,
     changed_launches,
@@ -58,14 +58,19 @@ class _Change:
     evidence: str = ""
 
 
-def find_gains(tables: Mapping[str, pd.DataFrame], models: Models, job: Job | None, time: StepTime) -> list[TimeGain]:
+def find_gains(
+    tables: Mapping[str, pd.DataFrame], models: Models, job: Job | None, time: StepTime, prices: PriceList
+) -> list[TimeGain]:
     """The step with each change that applies, the shortest first.
+
+    Only another GPU or fabric has prices of its own. Every other change places the launches again.
 
     Args:
         tables: ``launches`` (not empty), ``work``, ``calls``, ``groups`` and ``layers``; with lines also
             ``operation_stacks`` and ``stacks``.
         models: What the step was priced with.
         time: The step as it is.
+        prices: Its prices.
 
     Raises:
         RunDirectoryError: The tables are damaged.
@@ -73,28 +78,27 @@ def find_gains(tables: Mapping[str, pd.DataFrame], models: Models, job: Job | No
     launches, work = tables["launches"], tables["work"]
     of_work = launches["work"].to_numpy("i8")
     counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
-    own = StepPrices(models.prices, models.network.experts, models.host.costs)
-    priced = own.price(work, counts)
     gains = []
     for change in [*_changes(time, models, tables)][: max(_MOST_ROWS // len(launches), 1)]:
         if change.option == "--gpu":
             changed = _on(GPUS[change.value], models, job)
             title = f"{change.title}, fabric {changed.network.fabric.name}"
-            prices = StepPrices(changed.prices, changed.network.experts, changed.host.costs)
             communication = communication_for(tables, changed.gpu, changed.network)
-            step = StepLaunches(launches, work, prices.price(work, counts), communication)
+            step = StepLaunches(launches, work, changed.prices.price(work, counts), communication)
+            host = changed.host.costs
             why = _why_not_faster(changed)
         else:
-            title, why, prices = change.title, "", own
+            title, why, host = change.title, "", models.host.costs
             try:
                 network = _with(models, change.value)
-                communication = communication_for(tables, models.gpu, network)
                 assert network.what_if is not None
-                rows, communication = changed_launches(network.what_if, launches, communication, tables)
+                calls = prices.calls if network.fabric == models.network.fabric else None
+                calls = calls or communication_for(tables, models.gpu, network)
+                rows, calls = changed_launches(network.what_if, launches, calls, tables)
             except JobError:  # the step lacks what the change is about
                 continue
-            step = StepLaunches(rows, work, priced, communication)
-        step_us = step.place(prices.host).placed.end_us
+            step = StepLaunches(rows, work, prices.work, calls)
+        step_us = step.place(host).placed.end_us
         is_faster = step_us < _FASTER * time.step_us
         if not change.evidence or step_us < _WORTH * time.step_us:
             why = change.evidence or ("" if is_faster else why)
@@ -118,7 +122,8 @@ def _changes(time: StepTime, models: Models, tables: Mapping[str, pd.DataFrame])
         yield _Change("a host twice as fast", "--what-if", "host=2x")
         yield _Change("a host that never waits for the GPU", "--what-if", "no-sync")
         yield from _host_changes(time, tables)
-    yield from _other_gpus(models.gpu)
+    for spec in faster_gpus(models.gpu):
+        yield _Change(spec.name, "--gpu", spec.name)
     kinds: dict[str, set[str]] = {}
     for row in time.by_group:
         kinds.setdefault(row.group, set()).add(row.operation)
@@ -186,11 +191,11 @@ def _is_compiled(tables: Mapping[str, pd.DataFrame], bound: LayerTime) -> bool:
     return bool(names.str.startswith("triton_").any())
 
 
-def _other_gpus(gpu: GpuSpec) -> Iterator[_Change]:
+def faster_gpus(gpu: GpuSpec) -> list[GpuSpec]:
     """The next models for a data centre, by their bf16 peak and memory bandwidth; of a GPU file, the one it is like."""
     own = GPUS.get(gpu.like or gpu.name, gpu)
     if not own.nvlink_bandwidth:
-        return
+        return []
     faster = [
         spec
         for spec in GPUS.values()
@@ -200,8 +205,7 @@ def _other_gpus(gpu: GpuSpec) -> Iterator[_Change]:
         and spec.peak_flops[_PEAK] >= own.peak_flops[_PEAK]
         and spec.memory_bandwidth >= own.memory_bandwidth
     ]
-    for spec in faster[:_MOST_GPUS]:
-        yield _Change(spec.name, "--gpu", spec.name)
+    return faster[:_MOST_GPUS]
 
 
 def _on(gpu: GpuSpec, models: Models, job: Job | None) -> Models:

@@ -140,13 +140,13 @@ def settle(
     alone. That changes when launches begin, and so the fractions: rounds are repeated until the durations settle.
 
     Args:
-        starts_of: Returns when launches of given durations begin.
+        starts_of: Returns when launches of given durations begin. Its last call is for the durations that are found.
         groups: Collectives, by the links that they share.
         filled: The fraction of the SMs that each arithmetic-limited launch needs, else 0. None if no two run at once.
     """
     durations = alone_us
     starts = starts_of(durations)
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MOST_ROUNDS if groups or filled is not None else 0):
         rates = np.clip(1 - _lost_rates(starts, durations, groups), _LEAST_RATE, 1.0)
         if filled is not None:
             rates = rates * (1 - _lost_to_kernels(starts, durations, filled))

@@ -76,12 +76,16 @@ class StepLaunches:
 
     def place(self, host: HostCosts) -> PlacedStep:
         """Place the launches. Where kernels and collectives overlap, they take as long as they leave each other."""
-        durations = np.nan_to_num(self._alone_us)
-        communication = self._communication
-        if communication is None or communication.interferes:
-            durations = self._settled(durations, host, communication)
-        placed = self.timeline.place(durations, host)
-        return PlacedStep(placed, np.where(np.isnan(self._alone_us), np.nan, durations))
+        durations, rows = np.nan_to_num(self._alone_us), np.flatnonzero(self.timeline.has_work)
+        last: list[Placed] = []
+
+        def starts(of_rows: Array) -> Array:
+            durations[rows] = of_rows
+            last[:] = [self.timeline.place(durations, host)]
+            return last[0].start_us
+
+        settle(starts, durations[rows], *self._shared(rows))
+        return PlacedStep(last[0], np.where(np.isnan(self._alone_us), np.nan, durations))
 
     def interval(self, step: PlacedStep, host: HostCosts, of_kernels: _KernelInterval) -> StepInterval:
         """The step's 90 % interval, from that of the sum of all kernels."""
@@ -127,24 +131,15 @@ class StepLaunches:
             return (bound == "memory").to_numpy(bool)
         return (~self._work["family"].isin(_ARITHMETIC)).to_numpy(bool)
 
-    def _settled(self, alone: Array, host: HostCosts, communication: Communication | None) -> Array:
-        rows = np.flatnonzero(self.timeline.has_work)
+    def _shared(self, rows: Array) -> tuple[list[SharedLinks], Array | None]:
+        """The links and the SMs that rows with work share, as :func:`settle` takes them."""
+        communication = self._communication
+        if communication is not None and not communication.interferes:
+            return [], None
         groups = self._shared_links(rows, communication) if communication is not None else []
-        filled: Array | None = self._filled[rows]
         streams, _ = self.timeline.streams_and_queues()
-        if len(np.unique(streams[self._filled[rows] > 0])) < 2:
-            filled = None
-        if not groups and filled is None:
-            return alone
-
-        def starts(durations: Array) -> Array:
-            whole = alone.copy()
-            whole[rows] = durations
-            return self.timeline.place(whole, host).start_us
-
-        durations = alone.copy()
-        durations[rows] = settle(starts, alone[rows], groups, filled)
-        return durations
+        filled = self._filled[rows]
+        return groups, filled if len(np.unique(streams[filled > 0])) > 1 else None
 
     def _shared_links(self, rows: Array, communication: Communication) -> list[SharedLinks]:
         work = self._of_work[rows]

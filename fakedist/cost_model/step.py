@@ -102,6 +102,14 @@ class Prices(Protocol):
 
 
 @dataclass(frozen=True)
+class PriceList:
+    """The prices of a step's work and of its calls (None: they take no time), for all that places the step again."""
+
+    work: pd.DataFrame
+    calls: Communication | None
+
+
+@dataclass(frozen=True)
 class PricedStep:
     """A step on a GPU.
 
@@ -121,6 +129,7 @@ class PricedStep:
     variances: dict[str, float]
     path: CriticalPath
     placed: Placed
+    price_list: PriceList
 
     @property
     def step_low_us(self) -> float | None:
@@ -161,6 +170,7 @@ def price_step(
         variances=variances(priced, counts) if "accuracy" in priced else {},
         path=path,
         placed=placed_step.placed,
+        price_list=PriceList(priced, communication),
     )
 
 

@@ -147,14 +147,15 @@ class Timeline:
         device, stream = (pd.factorize(launches[name].to_numpy())[0] for name in ("device", "stream"))
         self._streams = device * (int(stream.max(initial=0)) + 1) + stream
         self._num_streams = int(self._streams.max(initial=-1)) + 1
-        self._events = launches["event"].to_numpy("u8").tolist()
         # A queue is like a stream that its launches share. One without a queue has its stream for that, too.
         queues = np.full(len(launches), -1) if queues is None else queues
         self._queues: Array = np.where(queues >= 0, self._num_streams + queues, self._streams)
         is_apart = launches["is_apart"].to_numpy(bool) & (queues >= 0) if "is_apart" in launches else False
         self._full_behind = dict[int, list[int]]()
         #: The lane besides its queue that waits for the end of each row.
-        self._lanes_after: Array = np.where(is_apart, self._queues, self._streams)
+        lanes_after: Array = np.where(is_apart, self._queues, self._streams)
+        events = launches["event"].to_numpy("u8")
+        self._columns = [each.tolist() for each in (self.what, self._streams, lanes_after, self._queues, events)]
 
     def place(self, duration_us: Array, host: HostCosts) -> Placed:
         """Place the launches; a duration is 0 where a row takes no time or that is unknown."""
@@ -181,17 +182,16 @@ class Timeline:
             comes again, with ``is_due``, once something waits for its end.
         """
         now, free = 0.0, [0.0] * (max(self._num_streams, int(self._queues.max(initial=-1)) + 1))
-        starts, launched, ends, reached, passed = moments = tuple(list[float]() for _ in range(5))
-        done, behind = dict[int, float](), dict[int, int]()
+        starts, ends, passed = list[float](), list[float](), list[float]()
+        done, host_us = dict[int, float](), self._host_us(host)
         met = _OpenRendezvous(rendezvous)
         waits = met.of_stream  # empty unless ranks meet
-        for what, stream, after, queue, event, full, host_us, took, first in self._rows(duration_us, host, rendezvous):
-            now += host_us
-            reached.append(now)
+        rows = self._rows(duration_us, host_us, host.queue_depth, rendezvous)
+        for what, stream, after, queue, event, full, before_us, took, first in rows:
+            now += before_us
             if what < _RECORDS or what == _READS:
                 if full >= 0 and now < ends[full]:
                     now = ends[full]
-                    behind[len(ends)] = full
                 if waits and first not in met.slots:
                     yield from met.settle(free, (stream, queue))
                 start = free[stream]
@@ -203,17 +203,19 @@ class Timeline:
                     yield from met.join(first, (after, queue), start, len(ends))
                 end = start + took
                 starts.append(start)
-                launched.append(now)
                 ends.append(end)
                 free[after] = free[queue] = end
                 if what == _READS and now < end:
                     now = end
             elif what == _RECORDS:
-                done[event] = max(free[stream], now)
+                until = free[stream]
+                done[event] = until if until > now else now
                 if met.slots:
                     met.of_event[event] = set(waits.get(stream, ()))
             elif what == _WAITS:
-                free[stream] = max(free[stream], done.get(event, 0.0))
+                until = done.get(event, 0.0)
+                if free[stream] < until:
+                    free[stream] = until
                 if met.slots and met.of_event.get(event):
                     waits.setdefault(stream, set()).update(met.of_event[event])
             elif what == _HOST_WAITS_FOR_DEVICE:
@@ -225,11 +227,22 @@ class Timeline:
                 now = max(now, (yield from met.wait(met.of_event.get(event, ()))))
             passed.append(now)
         yield from met.settle(free, tuple(waits))
+        launch_us, *on_host = self._on_host(np.array(ends, "f8"), np.array(passed, "f8"), host_us, host.queue_depth)
         yield from met.fill(starts, ends)
-        return _placed(moments, max(now, *free, 0.0), behind)
+        return Placed(np.array(starts, "f8"), launch_us, np.array(ends, "f8"), max(now, *free, 0.0), *on_host)
+
+    def _on_host(self, ends_us: Array, passed_us: Array, host_us: Array, depth: int) -> tuple[Array, ...]:
+        """``launch_us`` and the last attributes of :class:`Placed`: all follows from when the host goes on."""
+        reached_us = np.concatenate([[0.0], passed_us])[:-1] + host_us
+        full = np.array(self._behind_in_launch_queue(depth), "i8")[self.has_work]
+        launch_us, queued_behind = reached_us[self.has_work], np.full(len(full), -1)
+        was_full = full >= 0
+        was_full[was_full] = launch_us[was_full] < ends_us[full[was_full]]
+        launch_us[was_full], queued_behind[was_full] = ends_us[full[was_full]], full[was_full]
+        return launch_us, queued_behind, reached_us, passed_us
 
     def _rows(
-        self, duration_us: Array, host: HostCosts, rendezvous: Mapping[int, Sequence[int]]
+        self, duration_us: Array, host_us: Array, depth: int, rendezvous: Mapping[int, Sequence[int]]
     ) -> Iterable[tuple[int, int, int, int, int, int, float, float, int]]:
         """Each row of the step, and the first row of its rendezvous, or -1.
 
@@ -243,10 +256,8 @@ class Timeline:
                 first_rows[list(rows)] = first
             duration_us = np.where(first_rows < 0, duration_us, 0.0)
             firsts = typing.cast(list[int], first_rows.tolist())
-        lanes = (self._streams.tolist(), self._lanes_after.tolist(), self._queues.tolist())
-        full_behind = self._behind_in_launch_queue(host.queue_depth)
-        columns = (self.what.tolist(), *lanes, self._events, full_behind)
-        return zip(*columns, self._host_us(host).tolist(), duration_us.tolist(), firsts, strict=True)
+        columns = (*self._columns, self._behind_in_launch_queue(depth), host_us.tolist(), duration_us.tolist())
+        return zip(*columns, firsts, strict=True)
 
     def streams_and_queues(self) -> tuple[Array, Array]:
         """The stream of each launch with work, and its queue: launches of one stream or queue run one by one."""
@@ -319,18 +330,6 @@ class Timeline:
         of_kind: Array = np.array([by_kind[kind] for kind in LAUNCH_KINDS])
         call_us: Array = of_kind[self.what]
         return call_us
-
-
-def _placed(moments: Sequence[list[float]], end_us: float, behind: Mapping[int, int]) -> Placed:
-    start_us, launch_us, ends_us, reached_us, passed_us = (np.array(column, "f8") for column in moments)
-    return Placed(start_us, launch_us, ends_us, end_us, _spread(behind, len(ends_us)), reached_us, passed_us)
-
-
-def _spread(values: Mapping[int, int], size: int) -> Array:
-    """An array of values by their positions; -1 in all others."""
-    array = np.full(size, -1)
-    array[list(values)] = list(values.values())
-    return array
 
 
 #: The kinds of parts of the path.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def import_ahead(page: bool, gpu: str) -> None:
     """Import what makes the tables and, if wanted, the page, and load what they need at first use.
 
-    ``gpu`` is the model for which the tables price a step; empty if they price none.
+    ``gpu`` is the model for which the tables price a step, as they do for faster ones; empty if they price none.
     """
     with suppress(ImportError, FakedistError):  # raised again where it is needed
         import fakedist.report.text.run_report
@@ -33,9 +33,12 @@ def import_ahead(page: bool, gpu: str) -> None:
 
             load_page()
         if gpu:
+            from fakedist.cost_model.gains import faster_gpus
             from fakedist.cost_model.kernels.kernel_times import KernelTimes
 
-            KernelTimes(find_gpu(gpu)).load()
+            own = find_gpu(gpu)
+            for spec in (own, *faster_gpus(own)):
+                KernelTimes(spec).load()
 
 
 def priced_gpu(job: Job) -> str:

@@ -152,16 +152,16 @@ def _with_outlook(
     times: StepTimes, tables: dict[str, pd.DataFrame], models: Models, job: Job | None, notes: list[Note]
 ) -> StepTimes:
     """The times with the job's tokens per second, and with what would shorten the step if its kernels are estimated."""
-    summary, source = times.summary, times.source
+    summary, source, prices = times.summary, times.source, times.prices
     if summary is None or source is None or job is None:
         return times
     done = estimate_or_note(
         "tokens per second", lambda: rank_throughput(tables, summary, job.rank, job.world_size), notes
     )
     gains = None
-    if source.tool == "model":
+    if source.tool == "model" and prices is not None:
         what = "what would shorten the step"
-        gains = estimate_or_note(what, lambda: find_gains(tables, models, job, summary), notes)
+        gains = estimate_or_note(what, lambda: find_gains(tables, models, job, summary, prices), notes)
     return replace(times, summary=replace(summary, throughput=done, gains=gains or []))
 
 

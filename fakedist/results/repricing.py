@@ -99,12 +99,14 @@ def price_again(manifest: Manifest, summary: Summary, table: ReadTable, models: 
     return replace(times, summary=measured)
 
 
-def find_gains_again(manifest: Manifest, table: ReadTable, models: Models, priced: Summary) -> list[TimeGain]:
-    """Price the changes that may shorten a step priced with these models; none if its kernels were measured."""
-    if priced.time is None or is_traced(priced):
+def find_gains_again(
+    manifest: Manifest, priced: Summary, table: ReadTable, models: Models, times: StepTimes
+) -> list[TimeGain]:
+    """Price the changes that may shorten a step with these times; none if its kernels were measured."""
+    if times.summary is None or times.prices is None or is_traced(priced):
         return []
     tables = tables_to_price(manifest, priced, table, models.network.experts)
-    return find_gains(tables, models, manifest.job, priced.time)
+    return find_gains(tables, models, manifest.job, times.summary, times.prices)
 
 
 #: Steps over which a load that is drawn is averaged.

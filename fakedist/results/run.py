@@ -355,7 +355,7 @@ class Run:
         ]
         summary = replace(self.summary, kernels=times.source, time=times.summary, advice=unpriced, remedy=None)
         if gains and times.summary is not None:
-            shorter = find_gains_again(self.manifest, self.table, models, summary)
+            shorter = find_gains_again(self.manifest, summary, self.table, models, times)
             summary = replace(summary, time=replace(times.summary, gains=shorter))
         return Run(self.path, self.manifest, summary, self._tables.with_tables(times.tables), device=self.device)
 

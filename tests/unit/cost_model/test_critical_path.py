@@ -10,7 +10,7 @@ from fakedist.analysis.layer_table import fold_layers
 from fakedist.cost_model.breakdown import path_parts
 from fakedist.cost_model.launches import launch_table
 from fakedist.cost_model.placing import StepInterval
-from fakedist.cost_model.step import PricedStep
+from fakedist.cost_model.step import PricedStep, PriceList
 from fakedist.cost_model.timeline import IDLE, ON_GPU, ON_HOST, CriticalPath, Placed, Timeline, find_critical_path
 from fakedist.rundir.step_time import PathPart
 from tests.unit.cost_model.launches_by_hand import ALL_REDUCE, COPY, Host, launch, record
@@ -104,7 +104,9 @@ def test_parts_are_summed_by_layer_and_group_the_longest_first() -> None:
         np.array([5.0, 1.0, 30.0, 20.0, 21.0, 2.0]),
     )
     placed = Placed(*(np.zeros(0) for _ in range(3)), 79.0, *(np.zeros(0) for _ in range(3)))
-    step = PricedStep(pd.DataFrame(), launch_table(record(rows)), None, 79.0, StepInterval(), [], [], {}, path, placed)
+    prices = PriceList(pd.DataFrame(), None)
+    launches = launch_table(record(rows))
+    step = PricedStep(pd.DataFrame(), launches, None, 79.0, StepInterval(), [], [], {}, path, placed, prices)
     assert path_parts(step, tables, fold_layers(layers)) == [
         PathPart("kernels", "layers.0-2.up", "", "", 3, 2, 41.0),
         PathPart("collectives", "", "dp", "all_reduce", 0, 1, 30.0),

@@ -102,11 +102,12 @@ def test_changes_are_tried_where_they_may_matter(
 ) -> None:
     model = find_gpu(gpu)
     models = Models(model, KernelTimes(model), network_of(model, None))
-    own = estimate_times(tables, fold_layers(LAYERS), models).summary
+    times = estimate_times(tables, fold_layers(LAYERS), models)
+    own, prices = times.summary, times.prices
     assert own is not None
-    gains = find_gains(
-        tables, models, None, replace(own, by_group=groups, **{"launch_gap_us": 0.0, "critical_path": []} | more)
-    )
+    assert prices is not None
+    time = replace(own, by_group=groups, **{"launch_gap_us": 0.0, "critical_path": []} | more)
+    gains = find_gains(tables, models, None, time, prices)
     assert [gain.step_us for gain in gains] == sorted(gain.step_us for gain in gains)
     found = {gain.option.split()[1] for gain in gains}
     assert expected <= found if "h200" in expected or "b200" in expected else found == expected

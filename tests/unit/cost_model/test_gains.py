@@ -35,9 +35,11 @@ def advice(rows: list[dict[str, Any]], *lines: str, gpu: GpuSpec = L40S) -> tupl
     tables |= {"ranges": recorded_ranges(made), "stacks": pd.DataFrame({"line": [*lines]})}
     tables["operation_stacks"] = pd.DataFrame({"op": range(len(lines)), "stack": range(len(lines))})
     models = Models(gpu, KernelTimes(gpu), network_of(gpu, None))
-    time = estimate_times(tables, fold_layers(model()), models).summary
+    times = estimate_times(tables, fold_layers(model()), models)
+    time, prices = times.summary, times.prices
     assert time is not None
-    gains = {gain.option.removeprefix("--what-if "): gain for gain in find_gains(tables, models, None, time)}
+    assert prices is not None
+    gains = {gain.option.removeprefix("--what-if "): gain for gain in find_gains(tables, models, None, time, prices)}
     for name in ("no-host-waits", "host=2x", "no-sync"):
         gains.pop(name, None)
     return time, gains

@@ -9,7 +9,7 @@ from fakedist.cost_model.breakdown import call_spreads, uncertain_parts
 from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.placing import StepInterval
-from fakedist.cost_model.step import PricedStep
+from fakedist.cost_model.step import PricedStep, PriceList
 from fakedist.cost_model.timeline import CriticalPath, Placed
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.report.text.time_sheets import uncertainty_sheets
@@ -34,6 +34,7 @@ STEP = PricedStep(
     variances={"products bf16": 75.0, "norms": 25.0},
     path=CriticalPath(np.zeros(0, "i8"), np.zeros(0, "i8"), np.zeros(0)),
     placed=Placed(np.zeros(0), np.zeros(0), np.zeros(0), 1000.0, *(np.zeros(0) for _ in range(3))),
+    price_list=PriceList(pd.DataFrame(), None),
 )
 DP = GroupTime("dp", 16, 2, "all_gather", 1, 0, 1.0, time_us=200.0, hidden_us=100.0, exposed_us=100.0)
 TP = replace(DP, group="tp", num_nodes=1, exposed_us=50.0)
