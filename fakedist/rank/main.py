@@ -156,10 +156,11 @@ class Rank:
             self._guarded(self._surround)
         enter(self._start.watched(self._restart))
 
-    def close(self, ending: Ending, line: str = "") -> Ending:
+    def close(self, ending: Ending, line: str = "", *, stops: bool = True) -> Ending:
         """Write what is still in memory, and how and where the script ended. Only the first call has an effect.
 
-        Returns the ending that counts: that of the recorded steps, unless the user interrupted those after them.
+        ``stops`` is false while other code of the script runs. Returns the ending that counts: that of the recorded
+        steps, unless the user interrupted those after them.
         """
         if self._closed or os.getpid() != self._pid or self.lacks_memory():
             return ending
@@ -181,6 +182,8 @@ class Rank:
                     self._write_without_torch(ending, line)
                 if self._sources is not None:
                     self._sources.imported()
+                if stops:  # a later record would have the parent compute everything again
+                    self.stop_recording()
             except JournalFailed as error:
                 self.give_up(str(error), _MAKE_ROOM)
             except Exception as error:  # else the script's exit code would be blamed
@@ -288,10 +291,10 @@ class Rank:
         self._journal.append(OutcomeRecord(ending.outcome, ending.code, ending.message, line))
 
     def _exits_at_once(self, code: int) -> None:
-        self.close(Ending(Outcome.EXIT, code, "os._exit"))
+        self.close(Ending(Outcome.EXIT, code, "os._exit"), stops=False)
 
     def _stopped_in_thread(self) -> None:
-        self.close(Ending(Outcome.STOPPED, 0, "in a thread"))
+        self.close(Ending(Outcome.STOPPED, 0, "in a thread"), stops=False)
 
 
 def main(run_directory: str, start: Start | None = None) -> int | str | None:
