@@ -50,7 +50,7 @@ def made_up(num_launches: int, num_work: int) -> LaunchesRecord:
         of = int(random.integers(0, num_work // 6)) * 6 + (place and 1 + place % 5) if has_work else -1
         event = 0 if has_work else number // 8 + 1
         layer = number // (num_launches // 100 + 1)
-        rows.append((what, of, stream, event, has_work, 0, 0, has_work, has_work, number, 1, 0, layer, -1))
+        rows.append((what, of, stream, event, has_work, 0, 0, has_work, has_work, number, 1, 0, layer, -1, 0))
     columns = Columns(LaunchesRecord)
     columns.extend(rows)
     return columns.made(step=2, work_rows=work, texts=["", "8192,1,1"])

@@ -208,14 +208,12 @@ class Timeline:
                 if what == _READS and now < end:
                     now = end
             elif what == _RECORDS:
-                until = free[stream]
-                done[event] = until if until > now else now
+                done[event] = max(free[stream], now)
                 if met.slots:
                     met.of_event[event] = set(waits.get(stream, ()))
             elif what == _WAITS:
                 until = done.get(event, 0.0)
-                if free[stream] < until:
-                    free[stream] = until
+                free[stream] = until if until > free[stream] else free[stream]
                 if met.slots and met.of_event.get(event):
                     waits.setdefault(stream, set()).update(met.of_event[event])
             elif what == _HOST_WAITS_FOR_DEVICE:
