@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._ops import OpOverload
@@ -135,7 +135,8 @@ class ModelTracer:
 
     def taken(self) -> Callable[[], Sequence[Record]]:
         """Take what the step that ended launched. The function makes the journal's records of it, now or later."""
-        timed = TimedLaunches(self._launches, [], self._num_may_end, self._may_end, step=self._step, tape=self._tape)
+        launches = cast("Sequence[Launch]", self._launches)  # the log's array until records are made of it
+        timed = TimedLaunches(launches, [], self._num_may_end, self._may_end, step=self._step, tape=self._tape)
         tags, self._tags, self._launches = self._tags, {}, []
         return partial(self._records, timed, tags, self._ranges.of_step)
 

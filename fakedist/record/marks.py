@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -445,7 +445,7 @@ def _add_tensors(state: object, tensors: list[torch.Tensor]) -> None:
     if isinstance(state, torch.Tensor):
         tensors.append(state)
         return
-    values: Collection[object]
+    values: Collection[Any]
     if isinstance(state, dict):
         values = state.values()
     elif isinstance(state, (list, tuple)):

@@ -97,13 +97,17 @@ class NoData:
             target, source = tensor_at(args, 0), tensor_at(args, 1)
         else:
             source, dtype = tensor_at(args, 0), kwargs.get("dtype")
-            is_large = isinstance(dtype, torch.dtype) and dtype.is_floating_point
-            is_large = is_large and source.numel() * dtype.itemsize > HOST_LIMIT_BYTES
-            if dtype is source.dtype or not is_large or not is_blocking:
+            if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype is source.dtype:
                 return _made_by(operator, args, kwargs)
-            order = kwargs.get("memory_format") or torch.preserve_format
+            if not is_blocking or source.numel() * dtype.itemsize <= HOST_LIMIT_BYTES:
+                return _made_by(operator, args, kwargs)
+            order = kwargs.get("memory_format")
             target = torch.empty_like(
-                source, dtype=dtype, device="cpu", memory_format=order, pin_memory=bool(kwargs.get("pin_memory"))
+                source,
+                dtype=dtype,
+                device="cpu",
+                memory_format=order if isinstance(order, torch.memory_format) else torch.preserve_format,
+                pin_memory=bool(kwargs.get("pin_memory")),
             )
         is_same_type = target.dtype is source.dtype
         is_alike = is_same_type and target.stride() == source.stride()
