@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -135,16 +135,20 @@ class ModelTracer:
 
     def taken(self) -> Callable[[], Sequence[Record]]:
         """Take what the step that ended launched. The function makes the journal's records of it, now or later."""
-        launches = cast("Sequence[Launch]", self._launches)  # the log's array until records are made of it
-        timed = TimedLaunches(launches, [], self._num_may_end, self._may_end, step=self._step, tape=self._tape)
-        tags, self._tags, self._launches = self._tags, {}, []
-        return partial(self._records, timed, tags, self._ranges.of_step)
+        timed = TimedLaunches([], [], self._num_may_end, self._may_end, step=self._step, tape=self._tape)
+        made = partial(self._records, timed, self._launches, self._tags, self._ranges.of_step)
+        self._tags, self._launches = {}, []
+        return made
 
     @no_collector()
     def _records(
-        self, timed: TimedLaunches, tags: Mapping[int, Tagged], ranges: Sequence[ScriptRange]
+        self,
+        timed: TimedLaunches,
+        launches: Sequence[Launch] | ctypes.Array[Launch],
+        tags: Mapping[int, Tagged],
+        ranges: Sequence[ScriptRange],
     ) -> Sequence[Record]:
-        timed.launches = list(timed.launches)
+        timed.launches = list(launches)
         rows = LaunchRows(timed.step, timed.launches, tags, self._log.name, ranges=ranges)
         record = rows.record()
         timed.rows = rows.positions

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -349,7 +348,8 @@ class Marks:
         for reference in self._optimizers.values():
             if (optimizer := reference()) is not None:
                 tensors += [p for group in optimizer.param_groups for p in group["params"] if id(p) not in ids]
-                _add_tensors(optimizer.state, tensors)
+                for state in optimizer.state.values():
+                    _add_tensors(state, tensors)
                 own = self._kept_elsewhere(optimizer, _OwnedMemory(self._memory_of_parameters()))
                 tensors += [tensor for tensor, _ in own]
         return tensors, wanted + [What.PARAMETER] * (len(tensors) - len(known))
@@ -442,24 +442,14 @@ def _tensors(state: object) -> list[torch.Tensor]:
 
 
 def _add_tensors(state: object, tensors: list[torch.Tensor]) -> None:
-    if isinstance(state, torch.Tensor):
+    if isinstance(state, dict):
+        state = state.values()
+    elif isinstance(state, torch.Tensor):
         tensors.append(state)
         return
-    values: Collection[Any]
-    if isinstance(state, dict):
-        values = state.values()
-    elif isinstance(state, (list, tuple)):
-        values = state
-    else:
+    elif not isinstance(state, (list, tuple)):
         return
-    kinds = set(map(type, values))
-    if kinds == {dict}:  # an optimizer's state: thousands of small ones, faster as one
-        values = list(chain.from_iterable(map(dict.values, values)))
-        kinds = set(map(type, values))
-    if kinds == {torch.Tensor}:
-        tensors += values
-        return
-    for value in values:
+    for value in state:
         if type(value) is torch.Tensor:
             tensors.append(value)
         else:

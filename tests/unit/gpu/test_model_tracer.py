@@ -130,6 +130,23 @@ def test_a_step_that_is_cut_short_keeps_what_it_launched_before_it_might_have_en
     assert record.ranges == [RangeRow("all", 0, 0, 0, 1)]
 
 
+def test_records_of_a_step_can_be_made_when_others_have_begun(tracer: ModelTracer, log: Log) -> None:
+    tracer.begin(3)
+    tracer.range_ended(tracer.range_begins("of step 3"))
+    product(tracer, log, 7)
+    tracer.end()
+    third = tracer.taken()
+    tracer.begin(4)
+    product(tracer, log, 8, BACKWARD)
+    tracer.end()
+    (record,) = third()
+    assert (record.step, [*memoryview(record.op).cast("q")]) == (3, [7])
+    assert [row.name for row in record.ranges] == ["of step 3"]
+    assert [(work.operation, work.flops) for work in record.work_rows] == [("aten.mm.default", 2.0 * 64 * 32 * 16)]
+    assert tracer.timed is not None
+    assert (tracer.timed.step, len(tracer.timed.launches)) == (3, 1)
+
+
 def test_what_was_captured_is_known_in_a_later_step(tracer: ModelTracer, log: Log) -> None:
     tracer.capture_begins()
     product(tracer, log, 2, BACKWARD)
