@@ -27,11 +27,15 @@ from fakedist.patch import patched, present
 _BY_ROWS = ("_data", "_rowwise_data", "rowwise_data")
 _BY_COLUMNS = ("_transpose", "_columnwise_data", "columnwise_data")
 _SCALES = ("_scale_inv", "_rowwise_scale_inv", "scale_inv", "_columnwise_scale_inv", "columnwise_scale_inv")
+#: Types of most arguments. They are looked at in every call.
+_SIMPLE = frozenset({int, float, bool, str, type(None), list, tuple})
 
 
 def is_quantized(value: object) -> bool:
     """Return whether a value is one of Transformer Engine's quantized tensors."""
-    return not _is_plain(value) and any(hasattr(value, name) for name in (*_BY_ROWS[:2], "num_tensors"))
+    if type(value) in _SIMPLE or _is_plain(value):
+        return False
+    return any(hasattr(value, name) for name in (*_BY_ROWS[:2], "num_tensors"))
 
 
 def written_tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
@@ -76,6 +80,8 @@ def _is_plain(value: object) -> bool:
 
 def _parts(values: Iterable[object], names: tuple[str, ...]) -> Iterator[torch.Tensor]:
     for value in flat(values):
+        if type(value) in _SIMPLE:
+            continue
         parts = (value,) if _is_plain(value) else (getattr(value, name, None) for name in names)
         yield from (part for part in parts if isinstance(part, torch.Tensor) and _is_plain(part))
 

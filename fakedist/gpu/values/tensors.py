@@ -52,10 +52,14 @@ def as_generator(value: object) -> torch.Generator | None:
     return value if isinstance(value, torch.Generator) else None
 
 
+# isinstance of the abstract class itself takes longer than all else here.
+_VALUES: type[ValuesView[object]] = type(dict[object, object]().values())
+
+
 def flat(values: Iterable[object]) -> Iterator[object]:
     """All values, also those inside lists, tuples and the values of dicts."""
     for value in values:
-        if isinstance(value, (list, tuple, ValuesView)):
+        if isinstance(value, (list, tuple, _VALUES)):
             yield from flat(value)
         else:
             yield value
