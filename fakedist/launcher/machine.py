@@ -92,7 +92,7 @@ _GROUPS = {
 
 
 def _of_groups(root: Path, path: str, files: _Files, total: int) -> Iterator[Memory]:
-    """What a control group and those above it have left; in a container, its own may be the topmost that can be seen.
+    """Yield the memory left in a control group and in those above it. A container may see none above its own.
 
     Groups without a limit below ``total`` have none of their own.
     """

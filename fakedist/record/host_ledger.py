@@ -192,7 +192,7 @@ class HostLedger:
             device = kwargs.get("device")
             is_on_host = device is None or torch.device(device).type == "cpu"
             if self._is_on and self._reader is not None and args and is_on_host and "allocator" not in kwargs:
-                kwargs = {"allocator": self._reader.host_allocator}  # torch takes no device beside it
+                kwargs = {"allocator": self._reader.host_allocator}  # torch takes no device with one
             return make(kind, *args, **kwargs)
 
         setattr(owner, "__new__", made)  # noqa: B010 (mypy: a method)
