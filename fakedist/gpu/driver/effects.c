@@ -137,7 +137,7 @@ struct effect {
     uint8_t uses[MOST_PARAMETERS];
     uint16_t bytes[MOST_PARAMETERS];
 };
-static const struct effect *read_effect(const void *function) {
+static struct effect *read_effect(const void *function) {
     struct effect *e = gpu_new_handle(sizeof *e);
     static const char kernel[] = "vectorized_elementwise_kernel", functor[] = "11FillFunctorI";
     const char *name = kernel_name(function), *type = name && strstr(name, kernel) ? strstr(name, functor) : NULL;
