@@ -103,7 +103,7 @@ def judge(measure_all: Callable[[], Figures], usual: Figures) -> tuple[Figures, 
 def keep(path: Path, figures: Figures, facts: Line) -> None:
     """Append a line."""
     with path.open("a", newline="") as file:
-        rounded = {name: f"{value:.4g}" for name, value in figures.items()}
+        rounded = {name: f"{float(f'{value:.4g}'):g}" for name, value in figures.items()}
         csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow({**facts, **rounded})
 
 
