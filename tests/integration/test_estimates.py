@@ -172,7 +172,7 @@ def test_fakedist_time_for_another_gpu_leaves_the_run_as_it_was(run: Timed, run_
 
 
 def test_a_complete_step_has_times_if_the_script_ends_before_the_timed_one(profile_once: ProfileOnce) -> None:
-    """That is the first after step 1: later ones are not traced, because the script should have reached the timed one."""
+    """That is the first after step 1: later ones are not traced, as the script should have reached the timed one."""
     early = run_job(profile_once, options=("--steps=9",))
     assert early.summary["kernels"]["step"] == 2  # the script ended in step 4
     assert len(early.kernels)
