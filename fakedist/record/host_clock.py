@@ -31,6 +31,7 @@ from statistics import fmean, median, stdev
 from typing import NamedTuple, Protocol
 
 import torch
+from torch import nn
 from torch._ops import OpOverload
 from torch.utils import _python_dispatch
 
@@ -48,8 +49,8 @@ from fakedist.rundir.time_notes import host_clock_disturbed, host_not_measured
 #: What a launch is. Those with equal keys are the same work on the same stream.
 Key = object
 
-#: One step warms up: caches that the recorder's hooks kept cold, and torch's own.
-_WARM_UP, _MOST_STEPS = 1, 8
+#: Steps to measure at most, and from how many on the first one does not count: caches that the recorder kept cold.
+_MOST_STEPS, _SPARES_FIRST = 8, 3
 #: Bare steps may take so much of the time of the recorded ones, or so many seconds.
 _FRACTION, _LEAST_S = 0.3, 1.5
 #: A bare step that takes so many times the longest recorded one, and so many seconds more, has run away.
@@ -229,8 +230,8 @@ def clock_record(
 ) -> HostClockRecord | str:
     """The record of bare steps between marks, or why there is none. Arguments as :class:`ClockedGpu` returns them.
 
-    A bare step lasts from the end of the last optimizer's step to that of the next. The recorded one began with its
-    first forward, so its rows after the optimizer's step belong to the beginning of the next bare step.
+    A bare step lasts from one mark to the next. The recorded one began with its first forward, so where marks are at
+    the end of an optimizer's step, its rows after that belong to the beginning of the next bare step.
     """
     recorded, split = rows
     turned = [*recorded[split:], *recorded[:split]]
@@ -299,9 +300,9 @@ class HostClock:
         self._gpu = gpu
         self._go_bare, self._why_none = go_bare, why_not
         self._loading = loading
-        self._why_not = "that takes two steps more than the recorded ones, and the script or --until ended before"
+        self._why_not = "that takes up to two steps more than the recorded ones, and the script or --until ended before"
         self._marks: list[Mark] = []
-        self._is_over = False
+        self._begins_with_forward = self._is_over = False
         self._num_optimizer_steps = 0
         self._launch_bound_us = self._loading_us = self._collector_us = self._collects_at_us = 0.0
         self._begin_s = self._last_s = time.monotonic()
@@ -314,11 +315,14 @@ class HostClock:
         """Return whether the host's time is to be measured."""
         return self._gpu is not None
 
-    def begins(self, recorded_s: float, longest_s: float, ledger: Ledger, stop: Callable[[], None]) -> bool:
-        """Begin the bare steps, of which the first warms up. Returns whether they can be.
+    def begins(
+        self, recorded_s: float, longest_s: float, ledger: Ledger, root: nn.Module | None, stop: Callable[[], None]
+    ) -> bool:
+        """Begin the bare steps. Returns whether they can be.
 
-        ``recorded_s`` are seconds that the recorded steps took, ``longest_s`` those of the longest. ``stop`` raises
-        what ends the script.
+        ``recorded_s`` are seconds that the recorded steps took, ``longest_s`` those of the longest. A step begins with
+        a forward of ``root``, which is about to run. Without it, a step ends with an optimizer's, and the first, which
+        is not whole, does not count. ``stop`` raises what ends the script.
         """
         gpu = self._gpu
         if gpu is None or self._is_over:
@@ -339,6 +343,12 @@ class HostClock:
         self._budget_s = max(_FRACTION * recorded_s, _LEAST_S)
         self._limit_s = _RUNS_AWAY * longest_s + _RUNS_AWAY_S
         self._is_over, self.is_on = False, True
+        if root is not None and not _is_compiled(root):
+            self._begins_with_forward = True
+            handle = root.register_forward_pre_hook(lambda *_: self._forward(stop), prepend=True)
+            self._inside.callback(handle.remove)
+            self._num_optimizer_steps = 0 if _has_compiled() else gpu.num_optimizer_steps
+            self._may_mark(gpu)
         threading.Thread(target=self._watch, name="fakedist-host-clock", daemon=True).start()
         return True
 
@@ -359,10 +369,22 @@ class HostClock:
         assert gpu is not None
         if self._is_over:
             return True
+        self._num_optimizer_steps += 1
+        return not self._begins_with_forward and self._may_mark(gpu)
+
+    def _forward(self, stop: Callable[[], None]) -> None:
+        """The module whose forward begins a step is called, in a bare step."""
+        gpu = self._gpu
+        assert gpu is not None
+        if self.is_on and (self._is_over or self._may_mark(gpu)):
+            stop()
+
+    def _may_mark(self, gpu: ClockedGpu) -> bool:
+        """Take a mark if the optimizers' steps of a whole step ended since the last one. Returns whether it is over."""
         gpu.stop()
         try:
-            self._num_optimizer_steps += 1
-            if self._num_optimizer_steps % gpu.num_optimizer_steps == 0:
+            if self._num_optimizer_steps >= gpu.num_optimizer_steps:
+                self._num_optimizer_steps = 0
                 self._mark(gpu)
             return self._is_over
         finally:
@@ -375,7 +397,7 @@ class HostClock:
         self._marks.append(Mark(position, *clocks, self._score(gpu)))
         took_s, self._last_s = now_s - self._last_s, now_s
         self._told.set()
-        num_steps = len(self._marks) - _WARM_UP
+        num_steps = len(self._marks) - 1
         used_s = now_s - self._begin_s
         # With one disturbed step alone, nothing would tell what the others had in the way.
         budget_s = self._budget_s * (_DISTURBED_BUDGET if num_steps and self._was_disturbed() else 1)
@@ -416,9 +438,13 @@ class HostClock:
         self._told.set()
         self._inside.close()
         log, self._loading.clock = gpu.end(), None
-        if len(self._marks) <= _WARM_UP:
+        if len(self._marks) < 2:
             return [NoteRecord(host_not_measured(how or "the script ended before such a step did"))]
-        record = clock_record(gpu.step, gpu.rows(), log, self._marks, self._launch_bound_us)
+        keys, split = gpu.rows()
+        if self._begins_with_forward:
+            split = len(keys)
+        marks = self._marks[len(self._marks) > _SPARES_FIRST :]
+        record = clock_record(gpu.step, (keys, split), log, marks, self._launch_bound_us)
         if isinstance(record, str):
             return [NoteRecord(host_not_measured(record))]
         blocked = record.wall_us / max(record.cpu_us, 1.0)
@@ -456,6 +482,17 @@ class HostClock:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(0)  # as any end of the script, it closes the recording
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Return whether hooks of a module are part of a compiled graph, so that another one compiles it again."""
+    return module._compiled_call_impl is not None
+
+
+def _has_compiled() -> bool:
+    """Return whether Dynamo compiled anything. It does so again in the first bare step, whose hooks are others."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"])
 
 
 @contextmanager

@@ -123,6 +123,7 @@ class Recorder(StepListener):
         self._go_bare = go_bare
         self.host_clock = HostClock(clocked, self._finish, why_not_bare, self._training.loading)
         self._lengths_s: list[float] = []  # of recorded steps
+        self._root: nn.Module | None = None  # an uncalled module whose forward is about to run
         self._recorded_step = RecordedStep(
             tracer,
             self._training.goal.is_timed,
@@ -215,7 +216,9 @@ class Recorder(StepListener):
         if not clock.is_wanted or self._is_closed:
             return False
         self._position.step = steps.number
-        return clock.begins(sum(self._lengths_s), max(self._lengths_s, default=0.0), self.ledger, steps.stop)
+        return clock.begins(
+            sum(self._lengths_s), max(self._lengths_s, default=0.0), self.ledger, self._root, steps.stop
+        )
 
     def close(self, ending: Ending, line: str = "") -> None:
         """Write what is still in memory, and how the run ended, at ``file:line (function)``. Later calls do nothing."""
@@ -263,7 +266,9 @@ class Recorder(StepListener):
         position = self._position
         calling = position.calling()
         if calling is None:
+            self._root = module
             generates = self._training.root_forward(module, args)
+            self._root = None
             if self._is_closed:
                 return
             if self._names_again and torch.is_grad_enabled():

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fakedist.record import host_clock
 from fakedist.record.host_clock import (
     HostClock,
     Mark,
@@ -262,7 +263,7 @@ def test_the_clock_stands_still_at_a_mark_and_no_score_is_taken_in_a_graphs_capt
     clock = HostClock(gpu, lambda: None, str, Loading())
     gc.disable()  # the clock stands still for that, too
     try:
-        assert clock.begins(3600.0, 3600.0, SimpleNamespace(), lambda: None)
+        assert clock.begins(3600.0, 3600.0, SimpleNamespace(), None, lambda: None)
         is_over = [clock.optimizer_ended() for _ in range(3)]
     finally:
         (record,) = clock.records("")
@@ -272,3 +273,70 @@ def test_the_clock_stands_still_at_a_mark_and_no_score_is_taken_in_a_graphs_capt
     assert gpu.num_scores == (0 if is_capturing else 3)
     assert isinstance(record, HostClockRecord)
     assert record.num_repeats == 2
+
+
+class Logged(Gpu):
+    """A step of two rows, the second after the optimizer's; 10 us pass from one launch to the next."""
+
+    num_optimizer_steps = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[object] = []
+
+    def rows(self) -> tuple[list[object], int]:
+        return ["forward", "batch"], 1
+
+    def now(self) -> tuple[int, float]:
+        return len(self.log), len(self.log) * 10.0
+
+    def end(self) -> tuple[list[object], list[float]]:
+        return self.log, [10.0 * (position + 1) for position in range(len(self.log))]
+
+
+def test_the_first_bare_step_counts_from_its_forward_to_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(host_clock, "_has_compiled", lambda: False)
+    gpu, root, stops = Logged(), torch.nn.Identity(), list[None]()
+    clock = HostClock(gpu, lambda: None, str, Loading())
+    assert clock.begins(0.0, 3600.0, SimpleNamespace(), root, lambda: stops.append(None))
+    root(torch.ones(1))  # a second micro-batch of the step: no optimizer stepped
+    gpu.log.append("forward")
+    assert not clock.optimizer_ended()
+    root(torch.ones(1))  # one of two
+    assert not clock.optimizer_ended()
+    gpu.log.append("batch")
+    clock._budget_s = 0.0
+    assert not stops
+    root(torch.ones(1))
+    assert stops
+    record, *_ = clock.records("")
+    assert isinstance(record, HostClockRecord)
+    assert (times(record), record.num_repeats, record.step_us) == ([10.0, 10.0], 1, 20.0)
+    assert not root._forward_pre_hooks
+
+
+def test_where_code_was_compiled_the_first_bare_step_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(host_clock, "_has_compiled", lambda: True)
+    gpu, root = Logged(), torch.nn.Identity()
+    clock = HostClock(gpu, lambda: None, str, Loading())
+    assert clock.begins(3600.0, 3600.0, SimpleNamespace(), root, lambda: None)
+    gpu.log += ["compiles"] * 7
+    for _ in range(2):
+        assert not clock.optimizer_ended()
+        assert not clock.optimizer_ended()
+        root(torch.ones(1))
+        gpu.log += ["forward", "batch"]
+    record, *_ = clock.records("")
+    assert isinstance(record, HostClockRecord)
+    assert (record.num_repeats, record.step_us) == (1, 20.0)
+
+
+def test_hooks_that_a_compiled_module_would_take_into_its_graph_are_not_added() -> None:
+    gpu, root = Logged(), torch.nn.Identity()
+    root.compile(backend="eager")
+    clock = HostClock(gpu, lambda: None, str, Loading())
+    assert clock.begins(3600.0, 3600.0, SimpleNamespace(), root, lambda: None)
+    assert not root._forward_pre_hooks
+    clock.records("")
