@@ -132,13 +132,19 @@ def recorded_models(recording: Recording, launches: pd.DataFrame, job: Job | Non
         return Models(gpu, MeasuredPrices(source.gpu, launches), network), []
     clock = _clock_of(recording, launches)
     depth = queue_depth("" if recording.gpu is None else recording.gpu.launch_queues)
-    chosen = host_model(gpu, None if job is None else job.host, _machine_us(recording, clock), clock, depth=depth)
+    scores = _machine_scores(recording, clock)
+    least, most = min(scores, default=None), max(scores, default=0.0)
+    notes = (
+        [time_notes.machine_scores_differ(least, most)] if least is not None and most > _SCORES_DIFFER * least else []
+    )
+    chosen = host_model(gpu, None if job is None else job.host, least, clock, depth=depth)
     if job is None or not job.times:
-        return Models(gpu, prices_of(gpu), network, chosen), []
+        return Models(gpu, prices_of(gpu), network, chosen), notes
     try:
-        return Models(gpu, prices_of(gpu, job.times), network, chosen), []
+        return Models(gpu, prices_of(gpu, job.times), network, chosen), notes
     except FakedistError as error:  # the file has gone since the job began
-        return Models(gpu, prices_of(gpu), network, chosen), [time_notes.calibration_table_not_used(error.message)]
+        notes.append(time_notes.calibration_table_not_used(error.message))
+        return Models(gpu, prices_of(gpu), network, chosen), notes
 
 
 def _clock_of(recording: Recording, launches: pd.DataFrame) -> ClockSteadiness | None:
@@ -150,11 +156,15 @@ def _clock_of(recording: Recording, launches: pd.DataFrame) -> ClockSteadiness |
     return ClockSteadiness(clock.num_repeats, clock.spread, bound)
 
 
-def _machine_us(recording: Recording, clock: ClockSteadiness | None) -> float | None:
-    """The machine's score: the least of that around the clock's own steps, if it has one, and that at the run's end."""
+#: Two scores of a machine in one run that differ so many times are said: one of them is not the machine's own.
+_SCORES_DIFFER = 2
+
+
+def _machine_scores(recording: Recording, clock: ClockSteadiness | None) -> list[float]:
+    """The machine's scores: the least around the clock's own steps, if it has one, and that at the run's end."""
     around = recording.host_clock.linear_us if clock is not None and recording.host_clock is not None else 0.0
     at_end = 0.0 if recording.machine is None else recording.machine.linear_us
-    return min((score for score in (around, at_end) if score), default=None)
+    return [score for score in (around, at_end) if score]
 
 
 def recorded_gpu(recording: Recording) -> GpuSpec | None:

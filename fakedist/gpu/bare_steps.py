@@ -278,14 +278,15 @@ def _endless(length: int) -> Iterator[int]:
 def _keys(log: bytes) -> tuple[list[object], list[int]]:
     """A key of each launch, the same in each step, and the clock at it; None for one that a collective stands for.
 
-    The names' addresses are the same all through a process. A copy to the host is a read, with the wait for it.
+    Sizes are no part of it: they may change from step to step, and the host takes as long. The names' addresses are the
+    same all through a process. A copy to the host is a read, with the wait for it.
     """
     keys: list[object] = []
     at_ns: list[int] = []
     reads_on = -1
     for launch in _LAUNCH.iter_unpack(log):
-        stream, name, _, call, _, num_bytes, m, n, k, batch, *rest = launch
-        grid, block, kind, direction, graph = rest[0:3], rest[3:6], rest[6], rest[8], rest[13]
+        stream, name, call = launch[0], launch[1], launch[3]
+        kind, direction, graph = launch[16], launch[18], launch[23]
         at_ns.append(launch[-1])
         if kind == LaunchKind.HOST_READS or (kind == LaunchKind.COPY and direction == TO_HOST):
             keys.append(("read", stream) if call < 0 else None)
@@ -298,6 +299,6 @@ def _keys(log: bytes) -> tuple[list[object], list[int]]:
         elif call >= 0 and kind != LaunchKind.COLLECTIVE:
             keys.append(None)
         else:
-            keys.append((kind, stream, name, num_bytes, m, n, k, batch, *grid, *block, direction, graph > 0))
+            keys.append((kind, stream, name, direction, graph > 0))
         reads_on = -1
     return keys, at_ns

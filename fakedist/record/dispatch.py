@@ -258,7 +258,8 @@ def no_operation(answered: Mapping[OpOverload, Callable[[], object]]) -> Iterato
         _library_of(func._schema.name, libraries).impl(func, kernel, _FAKE)
     torch._C._dispatch_tls_set_dispatch_key_included(key, True)
     try:
-        yield
+        with _higher_order_operators_without(key):
+            yield
     finally:
         torch._C._dispatch_tls_set_dispatch_key_included(key, False)
         _destroy([passing, *libraries.values()])

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
-from torch import empty
+from torch import empty, nn
+from torch.nn.functional import linear as apply_linear
 
 from fakedist.rundir.launch_records import MachineScoreRecord
 
@@ -54,14 +55,26 @@ def _score() -> MachineScoreRecord:
     return MachineScoreRecord(least, min(addition), min(call), statistics.median(forward) / least - 1)
 
 
-def _forward_times_us(linear: torch.nn.Module, x: torch.Tensor, number: int, repeats: int) -> list[float]:
+def _forward_times_us(linear: nn.Module, x: torch.Tensor, number: int, repeats: int) -> list[float]:
     return _times_us(lambda: linear(x), number, repeats)
 
 
-def _linear() -> tuple[torch.nn.Module, torch.Tensor]:
-    with torch.no_grad():
-        linear = torch.nn.utils.skip_init(torch.nn.Linear, _WIDTH, _WIDTH, bias=False, device="cuda")
-        return linear, empty(_ROWS, _WIDTH, device="cuda", dtype=linear.weight.dtype)
+class _Linear(nn.Module):
+    """Torch's ``Linear`` as it was before the script ran, which may replace its function: DeepSpeed ZeRO-3 does."""
+
+    __call__ = nn.Module.__call__
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(empty(_WIDTH, _WIDTH, device=device, dtype=torch.float32))
+        self.bias = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return apply_linear(x, self.weight, self.bias)
+
+
+def _linear() -> tuple[nn.Module, torch.Tensor]:
+    return _Linear("cuda"), empty(_ROWS, _WIDTH, device="cuda", dtype=torch.float32)
 
 
 def _in_own_segment(measure: Callable[[], _Measured]) -> _Measured:

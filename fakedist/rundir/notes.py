@@ -713,6 +713,7 @@ WARNINGS = (
     "experts_load",
     "host_not_measured",
     "host_clock_disturbed",
+    "machine_scores_differ",
     "not_steady",
     "timed_early",
 )

@@ -3,6 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 from fakedist.analysis.recording import Recording
 from fakedist.cost_model.estimated import recorded_models
@@ -60,6 +61,15 @@ def test_the_clocks_own_score_counts_before_that_at_the_end_of_the_run() -> None
     del earlier["linear_us"], earlier["collector_us"]
     assert machine_us_of(recording, decode(earlier, RECORDS)) == 12.0
     assert machine_us_of(Recording(), None) is None
+
+
+@pytest.mark.parametrize(("at_end_us", "are_said"), [(12.0, False), (15.0, True)])
+def test_scores_of_one_machine_that_are_far_apart_are_said(at_end_us: float, *, are_said: bool) -> None:
+    clock = HostClockRecord(2, array("d", [9.0] * len(ROWS)).tobytes(), 1, 9.0, 9.0, 9.0, 0.0, 0.0, 0.0, linear_us=7.0)
+    machine = MachineScoreRecord(at_end_us, 2.0, 1.0, 0.0)
+    recording = Recording(machine=machine, host_clock=clock, gpu=GpuRecord(model=GPUS["h100-80g"]))
+    _, said = recorded_models(recording, launch_table(record(ROWS), clock), None)
+    assert [note.code for note in said] == (["machine_scores_differ"] if are_said else [])
 
 
 def machine_us_of(recording: Recording, clock: object) -> float | None:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from fakedist import frames
-from fakedist.record.dispatch import every_operation, warnings_at_the_script
+from fakedist.record.dispatch import every_operation, no_operation, warnings_at_the_script
 
 _KEY = torch._C._parse_dispatch_key("Fake")  # type: ignore[attr-defined]
 _IS_BELOW_PYTHON = not torch._C._dispatch_keyset_full_after(_KEY).has(torch._C.DispatchKey.Python)  # type: ignore[attr-defined]
@@ -313,3 +313,10 @@ def test_an_undefined_tensor_in_a_list_is_an_empty_one() -> None:
     with every_operation(run):
         first, undefined = torch._foreach_exp([torch.zeros(2), torch.zeros(2)])
     assert (first.tolist(), undefined.numel()) == ([1.0, 1.0], 0)
+
+
+def test_higher_order_operators_run_while_operations_pass_by_the_key() -> None:
+    left = torch.ones(2, 2, dtype=torch.int8)
+    with no_operation({}):
+        product = torch.ops.higher_order.out_dtype(torch.ops.aten.mm.default, torch.int32, left, left)
+    assert product.tolist() == [[2, 2], [2, 2]]
