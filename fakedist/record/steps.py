@@ -93,7 +93,8 @@ class Steady:
     Live memory is what the caching allocator holds for requests. On each device, requests for large blocks must match
     to the byte; those for small ones (up to 1 MiB) may differ by less than 1 MiB in total. If only the large blocks
     themselves differ, one more step must request the same: the allocator may still reserve more. No optimizer may wait
-    for its first step, and the batch must be whole. Each step from step 2 on is timed until then.
+    for its first step, and the batch must be whole. If an evaluation ran in it, one must have run in the step
+    before, too. Each step from step 2 on is timed until then.
     """
 
     def __init__(
@@ -101,11 +102,12 @@ class Steady:
         live: Callable[[], Live],
         waits: Callable[[], bool],
         size: Callable[[int], StepSize] = lambda step: StepSize(0, 0),
+        evaluates: Callable[[int], bool] = lambda step: False,
         *,
         stops: bool = True,
     ) -> None:
         self.is_steady = False
-        self._live, self._waits, self._size, self._stops = live, waits, size, stops
+        self._live, self._waits, self._size, self._evaluates, self._stops = live, waits, size, evaluates, stops
         self._most_rows = self._most = 0
         self._now: Live = {}
         self._before: Live | None = None
@@ -150,6 +152,8 @@ class Steady:
         size = self._size(step)
         if size.rows < WHOLE_BATCH * self._most_rows or size.most < WHOLE_BATCH * self._most:
             return f"step {step} had a smaller batch than a step before"
+        if self._evaluates(step) and not self._evaluates(step - 1):
+            return f"step {step} has an evaluation, and the step before has none"
         return f"an optimizer has not stepped in {step} steps" if self._waits() else ""
 
 
@@ -168,13 +172,20 @@ def make_goal(
     live: Callable[[], Live],
     waits: Callable[[], bool],
     size: Callable[[int], StepSize],
+    evaluates: Callable[[int], bool] = lambda step: False,
 ) -> Goal:
     """Make the goal that ``--steps`` and ``--until`` describe. The others are those of :class:`Steady`."""
     if isinstance(until, int):
         return After(until)
-    return Steady(live, waits, size, stops=until is None) if steps == "auto" else After(steps, stops=until is None)
+    return (
+        Steady(live, waits, size, evaluates, stops=until is None)
+        if steps == "auto"
+        else After(steps, stops=until is None)
+    )
 
 
+#: The name of a step in which one ran.
+_EVALUATION = "evaluation"
 #: One key for all optimizers that step inside a backward, one per parameter. They step in any order.
 _IN_BACKWARD = -1
 #: If an optimizer steps this many times more than in the step before, its steps are taken as training steps.
@@ -612,7 +623,7 @@ class Training(GraphObserver):
         self._generation = Generation()
         self._samples: dict[int, _Samples] = {}
         self._names: dict[int, str] = {}
-        self.goal = make_goal(steps, until, live_bytes, lambda: self.steps.waits(), self.size_of)
+        self.goal = make_goal(steps, until, live_bytes, lambda: self.steps.waits(), self.size_of, self._evaluates_in)
         self._stopping = Stopping()
         self.steps = Steps(
             self.goal,
@@ -639,7 +650,7 @@ class Training(GraphObserver):
         self._evaluations.root_forward(module, self.steps.optimizer_steps > 0)
         self._work()
         if self._evaluations.running:
-            self._names.setdefault(self.steps.number, "evaluation")
+            self._names.setdefault(self.steps.number, _EVALUATION)
         self.loading.used(in_training=torch.is_grad_enabled())
         kwargs = keyword_arguments(module)
         if torch.is_grad_enabled():
@@ -653,6 +664,9 @@ class Training(GraphObserver):
     def name_of(self, step: int) -> str:
         """The name that the script gave a step; "evaluation" if one ran in it; else empty."""
         return self._names.get(step, "")
+
+    def _evaluates_in(self, step: int) -> bool:
+        return self._names.get(step) == _EVALUATION
 
     def size_of(self, step: int) -> StepSize:
         """The inputs that the model was trained on in a step."""

@@ -73,8 +73,8 @@ def host_clock_disturbed(ratio: float) -> str:
 def machine_scores_differ(least_us: float, most_us: float) -> str:
     """The machine's two scores of one run, in us for a forward of a small Linear, are far apart."""
     return (
-        f"the same forward of a small Linear took this machine {least_us:.1f} to {most_us:.1f} µs in one run: other work "
-        "was in the way, and the host's time may be further off than its interval says; run it again on an idle machine"
+        f"the same forward of a small Linear took this machine {least_us:.1f} to {most_us:.1f} µs in one run: other "
+        "work was in the way, and the host's time may be further off than its interval; run it again on an idle machine"
     )
 
 

@@ -80,6 +80,16 @@ def test_a_partial_batch_is_not_the_step_to_stop_at() -> None:
     assert Ends(*[(MIB, 0)] * 8, rows=[100, 90, 100]).run() == 2  # graphs, which are never alike
 
 
+@pytest.mark.parametrize(
+    ("evaluating", "last"),
+    [((2,), 3), ((2, 4, 6), 3), ((2, 3), 3), ((2, 3, 4), 3), ((), 2), ((3,), 2)],
+)
+def test_a_step_that_alone_has_an_evaluation_is_not_the_one_to_stop_at(evaluating: tuple[int, ...], last: int) -> None:
+    ends = Ends(*[(MIB, 0)] * 8)
+    ends.goal = Steady(ends._now, lambda: False, evaluates=lambda step: step in evaluating)
+    assert ends.run() == last
+
+
 def test_an_optimizer_that_waits_may_still_make_its_state_and_until_something_else_no_step_is_the_last() -> None:
     ends = Ends(*[(MIB, 0)] * 8, waits=True)
     assert ends.run() == 6
