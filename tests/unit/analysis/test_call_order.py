@@ -36,6 +36,10 @@ def call(operation: str, members: Sequence[int] = PAIR, *, size: int = 8, **othe
             "on_host": False,
             "own_pair": False,
             "waits": False,
+            "parts": "",
+            "join": "",
+            "awaited": -1,
+            "awaited_on": -1,
             **others,
         }
     )
