@@ -190,8 +190,6 @@ def match_calls(programs: Sequence[RankCalls]) -> CallsMatch:
     return _Play(programs).run()
 
 
-#: Collectives that a rank without inputs in a ``Join`` makes for those that have some: DDP's and ZeRO's hooks.
-_MADE_FOR_OTHERS = ("all_reduce", "broadcast")
 #: Calls that a rank makes before the others make theirs.
 _ISSUED_AT_ONCE = 256
 
@@ -343,7 +341,7 @@ class _Play:
         if meeting is None:
             num_members = sum(member in self._ranks for member in call.members)
             meeting = self._meetings[call.group] = _Meeting(num_members)
-        if call.join:
+        if call.join == "joined":
             meeting.joined[unit.rank] = unit, call
             for number in list(meeting.slots):
                 self._end_if_complete(meeting, number)
@@ -361,9 +359,9 @@ class _Play:
         del meeting.slots[number]
         made = [Made(rank, call) for rank, (_, call) in sorted(slot.items())]
         self._compare(made)
-        if meeting.joined and made[0].call.kind not in _MADE_FOR_OTHERS:
-            joined = [Made(rank, call) for rank, (_, call) in sorted(meeting.joined.items())]
-            self._differ("operation", [*made, *joined])
+        if meeting.joined and not all(each.call.join for each in made):
+            made += [Made(rank, call) for rank, (_, call) in meeting.joined.items()]
+            self._differ("inputs left", sorted(made, key=lambda each: each.rank))
         for unit, _ in slot.values():
             self._end(unit)
 
@@ -397,7 +395,8 @@ class _Play:
 
     def _open_between(self, call: RankCall, sender: int, receiver: int) -> tuple[_OpenCalls, _OpenCalls]:
         """Sends and receives of two ranks that have begun and not met."""
-        return self._peers.setdefault((call.group, sender, receiver, call.tag * call.on_host), (deque(), deque()))
+        key = call.group, sender, receiver, call.own_pair, call.tag if call.on_host else None
+        return self._peers.setdefault(key, (deque(), deque()))
 
     def _end(self, unit: _Unit) -> None:
         unit.num_open -= 1

@@ -21,7 +21,6 @@ from fakedist.rank_list import format_rank_list, parse_rank_list
 from fakedist.rundir.rows import CallRow, ScopeRow
 from fakedist.rundir.schema import TABLES
 
-
 _OF_HOSTS = ("gloo", "mpi")
 #: Calls whose host reads the size of every rank's object.
 _SIZES_FIRST = ("all_gather_object", "gather_object")
@@ -52,7 +51,7 @@ def term_table(recording: Recording) -> pd.DataFrame:
     backends = {group.number: group.backend for group in recording.groups}
     rows = []
     for call, terms in zip(recording.calls, recording.call_terms, strict=False):
-        *agreed, on_host, lines, parts, has_joined = terms
+        *agreed, on_host, lines, parts, join = terms
         on_host |= _is_of_hosts(backends.get(call.group, "nccl"), has_tensors=call.dtype != "")
         own_pair = call.peer >= 0 and not terms.batch and not on_host and call.group not in recording.bound
         communicator = call.group, call.peer if own_pair else -1
@@ -64,7 +63,7 @@ def term_table(recording: Recording) -> pd.DataFrame:
         wait = waits.get(call.sequence, _NEVER)
         text = "\n".join(recording.call_lines[lines]) if lines >= 0 else ""
         row = (*agreed, on_host, own_pair, host_waits, text, "\n".join(parts))
-        rows.append((*row, "joined" if has_joined else "", wait.before, wait.stream))
+        rows.append((*row, join, wait.before, wait.stream))
     return pd.DataFrame(rows, columns=[column.name for column in TABLES["call_terms"].columns])
 
 

@@ -153,7 +153,9 @@ def job_calls(calls: pd.DataFrame, terms: pd.DataFrame, groups: Sequence[str]) -
     """
     members = [ranks_of(text) for text in groups]
     channels = list(zip(channels_of(members), members, strict=True))
-    both = calls.join(terms.fillna({"awaited": -1, "awaited_on": -1}).astype({"awaited": "int64", "awaited_on": "int64"}))
+    both = calls.join(
+        terms.fillna({"awaited": -1, "awaited_on": -1}).astype({"awaited": "int64", "awaited_on": "int64"})
+    )
     columns = [both[name].tolist() for name in ("group", "peer", *_CALLS, *_TERMS)]
     made = []
     for group, peer, *rest in zip(*columns, strict=True):

@@ -118,7 +118,8 @@ class CallTerms(NamedTuple):
         on_host: Whether its tensors are the host's.
         lines: Number of the script's lines that made it; -1 in autograd's own threads.
         parts: Dtype and bytes of each part of a call of several, on which all ranks have to agree.
-        has_joined: Whether the rank has no inputs left, and makes the others' calls until they have none (Join).
+        join: "inside" where ranks without inputs left make the call, too (Join); "joined" for the one in which they
+            wait until no rank has any; else empty.
     """
 
     reduction: str = ""
@@ -130,7 +131,7 @@ class CallTerms(NamedTuple):
     on_host: bool = False
     lines: int = -1
     parts: tuple[str, ...] = ()
-    has_joined: bool = False
+    join: str = ""
 
 
 class CallWait(NamedTuple):

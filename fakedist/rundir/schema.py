@@ -558,9 +558,9 @@ TABLES: dict[str, Table] = {
             Column(
                 "join",
                 "string",
-                "joined: the rank has no inputs left, and from this call on makes those of the other ranks until "
-                "they have none (`torch.distributed.algorithms.Join`).",
-                words=("", "joined"),
+                "In a `torch.distributed.algorithms.Join`: inside, a call that ranks without inputs left make, too; "
+                "joined, the one in which they do so until no rank has any.",
+                words=("", "inside", "joined"),
                 is_newer=True,
             ),
             Column(

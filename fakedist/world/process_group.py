@@ -235,7 +235,10 @@ _OVER = Done()
 
 
 class RankGroup(BareGroup):
-    """One process group. Arguments as :class:`BareGroup`; ``arrivals`` makes what others send."""
+    """One process group. Arguments as :class:`BareGroup`; ``arrivals`` makes what others send.
+
+    In a ``Join``, ``join`` returns that term of the next call, as in :class:`CallTerms`.
+    """
 
     def __init__(
         self,
@@ -253,7 +256,7 @@ class RankGroup(BareGroup):
         self._streams: dict[tuple[torch.device, int], torch.cuda.Stream] = {}
         self._coalesced: Coalesced | None = None
         self._num_batches = 0
-        self._joins_others = False
+        self.join: Callable[[], str] | None = None
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = Coalesced()
@@ -262,10 +265,6 @@ class RankGroup(BareGroup):
     def _end_coalescing(self, device: torch.device) -> Done:
         coalesced, self._coalesced = self._coalesced, None
         return coalesced.end() if coalesced is not None else done([])
-
-    def joins_others(self) -> None:
-        """Have the next call be the one from which on this rank, without inputs, makes the other ranks' calls."""
-        self._joins_others = True
 
     # ---- collectives
 
@@ -598,9 +597,8 @@ class RankGroup(BareGroup):
         self._sequence += 1
         if self._coalesced is not None:
             terms = terms._replace(batch=self._num_batches)
-        if self._joins_others:
-            terms = terms._replace(has_joined=True)
-            self._joins_others = False
+        if self.join is not None:
+            terms = terms._replace(join=self.join())
         number = self._ledger.write(
             operation, self.number, inputs, outputs, is_async=is_async, exchanged=parts, terms=terms
         )

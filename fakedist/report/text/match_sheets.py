@@ -126,7 +126,7 @@ def remarks(match: JobMatch) -> list[str]:
         ranks = ", ".join(f"{rank} ({outcome})" for rank, outcome in match.failed.items())
         texts.append(f"not proved: these ranks failed, and are compared until then: {ranks}")
     if left_out := _left_out(match):
-        texts.append(f"not proved: that no rank hangs in {left_out}, by events or futures, which are not recorded")
+        texts.append(f"not proved: that no rank hangs in {left_out}: those by futures and events are not recorded")
     if match.decided:
         total = sum(match.decided.values())
         texts.append(
