@@ -68,6 +68,11 @@ def parts(torches: Sequence[str], pythons: Sequence[str]) -> list[Part]:
         Part("clients", ("make", "clients-fast")),
         Part("recipes", ("make", "clients-recipes")),
         Part("hostile files", (*pytest, "tests/hostile"), {"FAKEDIST_FUZZ": str(_FUZZ_CASES)}),
+        Part(
+            "random schedules",
+            (*pytest, "tests/unit/analysis/test_random_calls.py"),
+            {"FAKEDIST_FUZZ": str(_FUZZ_CASES)},
+        ),
         # In one process, as each of these tests needs the machine for itself.
         Part("load", (sys.executable, "-m", "pytest", "-rP", "tests/load"), {"FAKEDIST_LOAD": "1"}),
         Part("mutants", ("make", "mutants", f"ARGS=--seed {time.strftime('%j')}")),

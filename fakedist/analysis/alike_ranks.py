@@ -212,4 +212,6 @@ def _terms(call: RankCall) -> tuple[object, ...]:
         call.on_host,
         call.own_pair,
         call.waits,
+        call.parts,
+        call.join,
     )

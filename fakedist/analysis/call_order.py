@@ -1,17 +1,20 @@
 """Whether the calls that a job's ranks recorded match, and whether the job would hang.
 
-The calls of all ranks are played against each other by NCCL's rules. A communicator runs one rank's calls in the order
-in which that rank makes them. A collective is over when all its ranks are in it, a send when its receive has begun, and
-a batch of them when all its parts are. What follows a call that is not asynchronous on the same stream waits for it;
-the host waits in barriers, in calls of its own tensors, and where a communicator is made. The calls of a tagged group
-on the host match by their tags.
+The calls of all ranks are played against each other by the rules of their backends. A communicator of NCCL runs one
+rank's calls in the order in which that rank makes them. A collective is over when all its ranks are in it, a send when
+its receive has begun, and coalesced calls, which begin together, when all of them are. A call of NCCL and the wait for
+one hold up what follows on their stream, not the host. The host waits in barriers, and where a communicator is made.
+Gloo's calls are the host's, which waits in them or for them; its sends and receives match by their tags.
 
-What a stream or the host waits for later, of an asynchronous call, is not recorded: it never waits here. So a hang that
-is found is one, and some that depend on such waits are not found.
+A rank that has no inputs left in a ``Join`` makes the calls of the others there, until they have none either.
+
+Of an asynchronous call, the wait by ``Work.wait`` is recorded, and one for a future or an event is not: there it never
+waits here. So a hang that is found is one, and some that depend on such waits are not found.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -40,6 +43,7 @@ class RankCall(NamedTuple):
         members: Ranks of the job in it.
         peer: Rank of the job that it sends to or receives from; -1 for collectives.
         sequence: Number of the call in its rank's run.
+        awaited: Number of the first call after the wait for it; -1 where no wait was seen.
     """
 
     group: Channel
@@ -62,6 +66,16 @@ class RankCall(NamedTuple):
     on_host: bool
     own_pair: bool
     waits: bool
+    parts: str
+    join: str
+    awaited: int
+    awaited_on: int
+
+    @property
+    def has_unknown_wait(self) -> bool:
+        """Whether it returns before it is over, and no wait for it was seen."""
+        returns_early = self.asynchronous or self.kind in ("send", "recv")
+        return returns_early and self.kind in _PLAYED and not (self.waits or self.awaited >= 0)
 
     @property
     def kind(self) -> str:
@@ -158,6 +172,11 @@ class CallsMatch:
         return self.difference is None and not self.waiting
 
 
+def streams_of(calls: Iterable[RankCall]) -> set[int]:
+    """The streams that are held up by calls or hold them up."""
+    return {call.stream for call in calls if call.kind in _PLAYED and not call.on_host}
+
+
 #: Calls that are played. Others are of one side, such as a copy to a peer's memory, or of several parts.
 _PLAYED = {*_EQUAL, "all_to_all", "send", "recv", *_BARRIERS, *OBJECT_CALLS}
 
@@ -177,11 +196,11 @@ _ISSUED_AT_ONCE = 256
 
 @dataclass(eq=False)
 class _Unit:
-    """Calls that begin together: one, or a batch of sends and receives."""
+    """Calls that begin together: one, or coalesced ones."""
 
     rank: int
     calls: list[RankCall]
-    after: _Unit | None = None  # on its stream
+    num_before: int = 0  # units that are not over, which its stream waits for
     followers: list[_Unit] = field(default_factory=list)
     num_open: int = 0
     has_begun: bool = False
@@ -195,16 +214,45 @@ class _Unit:
         return call.group, call.peer if call.own_pair else -1
 
     @property
-    def is_synchronous(self) -> bool:
-        return not self.calls[0].asynchronous and self.calls[0].peer < 0
+    def holds_stream(self) -> bool:
+        return any(not call.asynchronous and call.peer < 0 for call in self.calls)
 
 
 @dataclass(eq=False)
 class _Rank:
+    """Attributes:
+    next: The unit that it makes next, if it was read from ``units`` already.
+    waits: Waits that are to come, as a heap: before which call, a number, the stream, and what is waited for.
+    holding: Units by the stream that waits for them.
+    host_waits_for: The unit that is over before the host goes on; None while it does not wait.
+    """
+
     units: Iterator[_Unit]
+    next: _Unit | None = None
     queues: dict[Hashable, deque[_Unit]] = field(default_factory=dict)
-    last_on_stream: dict[int, _Unit] = field(default_factory=dict)
-    blocked: _Unit | None = None
+    waits: list[tuple[int, int, int, _Unit]] = field(default_factory=list)
+    holding: dict[int, list[_Unit]] = field(default_factory=dict)
+    host_waits_for: _Unit | None = None
+
+
+@dataclass(eq=False)
+class _Meeting:
+    """The collectives of a group.
+
+    Attributes:
+        num_members: Its ranks that are played.
+        numbers: By rank, how many it is in or through.
+        slots: By number, the ranks that are in.
+        joined: Ranks without inputs in a ``Join``, which are in every collective of the others.
+    """
+
+    num_members: int
+    numbers: dict[int, int] = field(default_factory=dict)
+    slots: dict[int, dict[int, tuple[_Unit, RankCall]]] = field(default_factory=dict)
+    joined: dict[int, tuple[_Unit, RankCall]] = field(default_factory=dict)
+
+
+_OpenCalls = deque[tuple[_Unit, RankCall]]
 
 
 class _Play:
@@ -213,7 +261,6 @@ class _Play:
         stopped = [program.last_step - 1 for program in programs if not program.is_over]
         self._last_required = min(stopped, default=None)
         self._copied = {program.rank for program in programs if program.is_copied}
-        self._num_members: dict[Channel, int] = {}
         self._from_any = {
             (call.group, program.rank, call.tag)
             for program in programs
@@ -221,9 +268,8 @@ class _Play:
             if call.kind == "recv" and call.peer < 0
         }
         self._ready: list[_Unit] = []
-        self._num_collectives: dict[tuple[Channel, int], int] = {}
-        self._slots: dict[tuple[Channel, int], dict[int, tuple[_Unit, RankCall]]] = {}
-        self._peers: dict[Hashable, tuple[deque[tuple[_Unit, RankCall]], deque[tuple[_Unit, RankCall]]]] = {}
+        self._meetings: dict[Channel, _Meeting] = {}
+        self._peers: dict[Hashable, tuple[_OpenCalls, _OpenCalls]] = {}
         self._num_over = 0
         self._difference: Disagreement | None = None
         self._unproved: list[Disagreement] = []
@@ -241,26 +287,46 @@ class _Play:
 
     def _issue(self, rank: _Rank) -> bool:
         """Let a rank make its next calls, not all at once: those of a large job would fill the memory."""
-        has_issued = False
-        for unit in itertools.islice(rank.units, 0 if rank.blocked else _ISSUED_AT_ONCE):
-            has_issued = True
-            call = unit.calls[0]
-            before = rank.last_on_stream.get(call.stream)
-            if before is not None and not before.is_over:
-                unit.after = before
-                before.followers.append(unit)
-            if unit.is_synchronous:
-                rank.last_on_stream[call.stream] = unit
+        for number in range(_ISSUED_AT_ONCE):
+            unit = rank.next = rank.next or next(rank.units, None)
+            if unit is None or self._host_waits(rank, unit):
+                return number > 0
+            rank.next = None
+            if not unit.calls[0].on_host:
+                self._put_on_stream(rank, unit)
+            for call in unit.calls:
+                if call.awaited >= 0:
+                    heapq.heappush(rank.waits, (call.awaited, call.sequence, call.awaited_on, unit))
             rank.queues.setdefault(unit.communicator, deque()).append(unit)
             self._ready.append(unit)
             if any(call.waits for call in unit.calls):
-                rank.blocked = unit
-                break
-        return has_issued
+                rank.host_waits_for = unit
+        return True
+
+    def _host_waits(self, rank: _Rank, unit: _Unit) -> bool:
+        """Whether the host is in a wait before it makes a unit. The waits of streams until then take effect."""
+        while rank.host_waits_for is None or rank.host_waits_for.is_over:
+            rank.host_waits_for = None
+            if not rank.waits or rank.waits[0][0] > unit.calls[0].sequence:
+                return False
+            _, _, stream, awaited = heapq.heappop(rank.waits)
+            if awaited.calls[0].on_host:
+                rank.host_waits_for = awaited
+            else:
+                rank.holding.setdefault(stream, []).append(awaited)
+        return True
+
+    def _put_on_stream(self, rank: _Rank, unit: _Unit) -> None:
+        stream = unit.calls[0].stream
+        holding = [before for before in rank.holding.get(stream, ()) if not before.is_over]
+        unit.num_before = len(holding)
+        for before in holding:
+            before.followers.append(unit)
+        rank.holding[stream] = [unit] if unit.holds_stream else holding
 
     def _begin(self, unit: _Unit) -> None:
         queue = self._ranks[unit.rank].queues[unit.communicator]
-        if unit.has_begun or queue[0] is not unit or (unit.after is not None and not unit.after.is_over):
+        if unit.has_begun or unit.num_before or queue[0] is not unit:
             return
         unit.has_begun = True
         unit.num_open = len(unit.calls)
@@ -271,19 +337,42 @@ class _Play:
                 self._join(unit, call)
 
     def _join(self, unit: _Unit, call: RankCall) -> None:
-        number = self._num_collectives[call.group, unit.rank] = (
-            self._num_collectives.get((call.group, unit.rank), -1) + 1
-        )
-        slot = self._slots.setdefault((call.group, number), {})
-        slot[unit.rank] = unit, call
-        if call.group not in self._num_members:
-            self._num_members[call.group] = sum(member in self._ranks for member in call.members)
-        if len(slot) < self._num_members[call.group]:
+        meeting = self._meetings.get(call.group)
+        if meeting is None:
+            num_members = sum(member in self._ranks for member in call.members)
+            meeting = self._meetings[call.group] = _Meeting(num_members)
+        if call.join == "joined":
+            meeting.joined[unit.rank] = unit, call
+            for number in list(meeting.slots):
+                self._end_if_complete(meeting, number)
+            self._end_join(meeting)
             return
-        del self._slots[call.group, number]
-        self._compare([Made(rank, each) for rank, (_, each) in sorted(slot.items())])
-        for other, _ in slot.values():
-            self._end(other)
+        number = meeting.numbers.get(unit.rank, 0)
+        meeting.numbers[unit.rank] = number + 1
+        meeting.slots.setdefault(number, {})[unit.rank] = unit, call
+        self._end_if_complete(meeting, number)
+
+    def _end_if_complete(self, meeting: _Meeting, number: int) -> None:
+        slot = meeting.slots[number]
+        if len(slot) + len(meeting.joined) < meeting.num_members:
+            return
+        del meeting.slots[number]
+        made = [Made(rank, call) for rank, (_, call) in sorted(slot.items())]
+        self._compare(made)
+        if meeting.joined and not all(each.call.join for each in made):
+            made += [Made(rank, call) for rank, (_, call) in meeting.joined.items()]
+            self._differ("inputs left", sorted(made, key=lambda each: each.rank))
+        for unit, _ in slot.values():
+            self._end(unit)
+
+    def _end_join(self, meeting: _Meeting) -> None:
+        """If no rank of a Join has inputs left, their next collective is the same one."""
+        if len(meeting.joined) < meeting.num_members:
+            return
+        joined, meeting.joined = meeting.joined, {}
+        meeting.numbers = dict.fromkeys(joined, max(meeting.numbers.values(), default=0))
+        for unit, _ in joined.values():
+            self._end(unit)
 
     def _meet(self, unit: _Unit, call: RankCall) -> None:
         is_send = call.kind == "send"
@@ -292,7 +381,7 @@ class _Play:
         if call.peer not in self._ranks or call.peer == unit.rank or is_from_any:
             self._end(unit)
             return
-        sends, receives = self._peers.setdefault((call.group, *pair, call.tag * call.on_host), (deque(), deque()))
+        sends, receives = self._open_between(call, *pair)
         (sends if is_send else receives).append((unit, call))
         if sends and receives:
             (sender, sent), (receiver, received) = sends.popleft(), receives.popleft()
@@ -303,6 +392,11 @@ class _Play:
                 self._differ("bytes", made)
             self._end(sender)
             self._end(receiver)
+
+    def _open_between(self, call: RankCall, sender: int, receiver: int) -> tuple[_OpenCalls, _OpenCalls]:
+        """Sends and receives of two ranks that have begun and not met."""
+        key = call.group, sender, receiver, call.own_pair, call.tag if call.on_host else None
+        return self._peers.setdefault(key, (deque(), deque()))
 
     def _end(self, unit: _Unit) -> None:
         unit.num_open -= 1
@@ -315,9 +409,9 @@ class _Play:
         queue.popleft()
         if queue:
             self._ready.append(queue[0])
+        for follower in unit.followers:
+            follower.num_before -= 1
         self._ready += unit.followers
-        if rank.blocked is unit:
-            rank.blocked = None
 
     # ---- agreement
 
@@ -337,6 +431,8 @@ class _Play:
             return self._differ("reduction", made)
         if len({call.root for call in calls}) > 1:
             return self._differ("root", made)
+        if len({call.parts for call in calls}) > 1:
+            return self._differ("parts", made)
         if kind == "all_to_all":
             return self._compare_exchange(made)
         return self._compare_bytes(made)
@@ -376,19 +472,29 @@ class _Play:
             left = [unit for queue in rank.queues.values() for unit in queue]
             if begun := [unit for unit in left if unit.has_begun]:
                 stuck.append(min(begun, key=lambda unit: unit.calls[0].sequence))
-                is_required |= any(self._is_required(unit) for unit in (*left, *rank.units))
-        return [Waiting(Made(unit.rank, unit.calls[0]), self._missing(unit)) for unit in stuck] if is_required else []
+                to_come = [*left, *([rank.next] if rank.next else ()), *rank.units]
+                is_required |= any(self._is_required(unit) for unit in to_come)
+        return [self._waiting_in(unit) for unit in stuck] if is_required else []
 
     def _is_required(self, unit: _Unit) -> bool:
         return self._last_required is None or unit.calls[0].step <= self._last_required
 
-    def _missing(self, unit: _Unit) -> tuple[int, ...]:
-        call = unit.calls[0]
-        if call.peer >= 0:
-            return (call.peer,)
-        number = self._num_collectives[call.group, unit.rank]
-        joined = self._slots.get((call.group, number), {})
-        return tuple(rank for rank in call.members if rank in self._ranks and rank not in joined)
+    def _waiting_in(self, unit: _Unit) -> Waiting:
+        """The first call of a unit that is not over, and the ranks that it waits for."""
+        for call in unit.calls:
+            if call.peer >= 0:
+                pair = (unit.rank, call.peer) if call.kind == "send" else (call.peer, unit.rank)
+                if any(call is one for _, one in itertools.chain(*self._open_between(call, *pair))):
+                    return Waiting(Made(unit.rank, call), (call.peer,))
+                continue
+            meeting = self._meetings[call.group]
+            slots = [*meeting.slots.values(), meeting.joined]
+            inside = [slot for slot in slots if unit.rank in slot and slot[unit.rank][1] is call]
+            if inside:
+                present = {*inside[0], *meeting.joined}
+                missing = [rank for rank in call.members if rank in self._ranks and rank not in present]
+                return Waiting(Made(unit.rank, call), tuple(missing))
+        raise AssertionError("a unit that is over waits")
 
 
 def _part(call: RankCall, rank: int, *, is_sent: bool) -> int:
@@ -403,7 +509,8 @@ def _units(program: RankCalls) -> Iterator[_Unit]:
         if call.kind not in _PLAYED or (call.kind == "recv" and call.peer < 0):
             continue
         before = unit.calls[-1] if unit else None
-        if unit and before and call.batch and (before.group, before.batch) == (call.group, call.batch):
+        is_coalesced = call.batch and not call.on_host
+        if unit and before and is_coalesced and (before.group, before.batch) == (call.group, call.batch):
             unit.calls.append(call)
             continue
         if unit:

@@ -45,6 +45,7 @@ from fakedist.rundir.records import (
     CallLinesRecord,
     CallsRecord,
     CallTermsRecord,
+    CallWaitsRecord,
     DeviceUseRecord,
     EngineCacheRecord,
     EngineRecord,
@@ -75,6 +76,7 @@ from fakedist.rundir.records import (
 from fakedist.rundir.rows import (
     CallRow,
     CallTerms,
+    CallWait,
     FrameRow,
     GraphRow,
     GroupRow,
@@ -116,6 +118,7 @@ class Recording:
         gpu: The GPU and the software; None if the rank died before they were known.
         regions: Ranges of operations that saved activations.
         call_terms: A row for each call, in order; none in a recording of an earlier version.
+        call_waits: The waits for them, in order.
         call_lines: Lines of the script by their number in ``calls``, innermost first.
         placings: Lists of layers for the modules of compiled graphs.
         held: Inputs whose memory compiled graphs use again.
@@ -160,6 +163,7 @@ class Recording:
     regions: list[RegionRow] = field(default_factory=list)
     calls: list[CallRow] = field(default_factory=list)
     call_terms: list[CallTerms] = field(default_factory=list)
+    call_waits: list[CallWait] = field(default_factory=list)
     call_lines: list[list[str]] = field(default_factory=list)
     groups: list[GroupRow] = field(default_factory=list)
     other_groups: list[OtherGroupRow] = field(default_factory=list)
@@ -310,6 +314,7 @@ _ROWS: dict[type[Record], str] = {
     OtherGroupsRecord: "other_groups",
     CallsRecord: "calls",
     CallTermsRecord: "call_terms",
+    CallWaitsRecord: "call_waits",
     InventedRecord: "invented",
     PlacingsRecord: "placings",
     GraphsRecord: "graphs",

@@ -6,9 +6,11 @@ have separate streams. Dependencies between calls are not considered: this is th
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,6 +20,18 @@ from fakedist.analysis.recording import Recording
 from fakedist.rank_list import format_rank_list, parse_rank_list
 from fakedist.rundir.rows import CallRow, ScopeRow
 from fakedist.rundir.schema import TABLES
+
+_OF_HOSTS = ("gloo", "mpi")
+#: Calls whose host reads the size of every rank's object.
+_SIZES_FIRST = ("all_gather_object", "gather_object")
+
+
+class _Wait(NamedTuple):
+    before: float
+    stream: float
+
+
+_NEVER = _Wait(math.nan, math.nan)
 
 
 def call_table(recording: Recording) -> pd.DataFrame:
@@ -33,18 +47,31 @@ def call_table(recording: Recording) -> pd.DataFrame:
 def term_table(recording: Recording) -> pd.DataFrame:
     """The table ``call_terms``: one row per call, in order."""
     begun: set[tuple[int, int]] = set()
+    waits = {wait.call: wait for wait in reversed(recording.call_waits)}
+    backends = {group.number: group.backend for group in recording.groups}
     rows = []
     for call, terms in zip(recording.calls, recording.call_terms, strict=False):
-        *agreed, on_host, lines = terms
+        *agreed, on_host, lines, parts, join = terms
+        on_host |= _is_of_hosts(backends.get(call.group, "nccl"), has_tensors=call.dtype != "")
         own_pair = call.peer >= 0 and not terms.batch and not on_host and call.group not in recording.bound
         communicator = call.group, call.peer if own_pair else -1
         is_made = communicator not in begun and call.group not in recording.bound and not on_host
         begun.add(communicator)
         is_blocking = call.peer < 0 and ("barrier" in call.operation or (on_host and not call.asynchronous))
-        waits = call.operation != "symm_mem_barrier" and (is_blocking or is_made)
+        is_blocking |= call.operation in _SIZES_FIRST
+        host_waits = call.operation != "symm_mem_barrier" and (is_blocking or is_made)
+        wait = waits.get(call.sequence, _NEVER)
         text = "\n".join(recording.call_lines[lines]) if lines >= 0 else ""
-        rows.append((*agreed, on_host, own_pair, waits, text))
+        row = (*agreed, on_host, own_pair, host_waits, text, "\n".join(parts))
+        rows.append((*row, join, wait.before, wait.stream))
     return pd.DataFrame(rows, columns=[column.name for column in TABLES["call_terms"].columns])
+
+
+def _is_of_hosts(backend: str, *, has_tensors: bool) -> bool:
+    """Whether the host makes the calls of a group, even those of the GPU's tensors; or its calls without tensors."""
+    by_device = dict(part.split(":", 1) for part in backend.split(",") if ":" in part)
+    of_gpus = by_device.get("cuda", backend)
+    return of_gpus in _OF_HOSTS or (not has_tensors and by_device.get("cpu") in _OF_HOSTS)
 
 
 def group_table(recording: Recording) -> pd.DataFrame:

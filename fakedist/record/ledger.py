@@ -16,10 +16,11 @@ from fakedist.rundir.records import (
     CallLinesRecord,
     CallsRecord,
     CallTermsRecord,
+    CallWaitsRecord,
     GroupsRecord,
     OtherGroupsRecord,
 )
-from fakedist.rundir.rows import NO_TERMS, CallRow, CallTerms, GroupRow, OtherGroupRow
+from fakedist.rundir.rows import NO_TERMS, CallRow, CallTerms, CallWait, GroupRow, OtherGroupRow
 
 _BATCH = 4096
 _names: dict[torch.dtype, str] = {}
@@ -53,6 +54,7 @@ class Ledger:
         self._group_ranks: list[int] = []
         self._rows: list[CallRow] = []
         self._terms: list[CallTerms] = []
+        self._waits: list[CallWait] = []
         self._others: list[OtherGroupRow] = []
         self._lines: dict[tuple[tuple[CodeType, int], ...], int] = {}
         self.is_on = True
@@ -93,15 +95,15 @@ class Ledger:
         exchanged: tuple[int, int] = (0, 0),
         moved: tuple[int, int] | None = None,
         terms: CallTerms = NO_TERMS,
-    ) -> None:
+    ) -> int:
         """Record one call, such as all_reduce, with the tensors that this rank sends and receives.
 
         ``peer`` is a group rank, -1 for collectives; ``exchanged`` the bytes of an all_to_all to or from other ranks:
         the largest part, and all parts; ``moved`` the bytes in and out of a call on device memory without tensors;
-        ``terms`` what its ranks have to agree on.
+        ``terms`` what its ranks have to agree on. Returns its number; -1 if it is not recorded.
         """
         if not self.is_on:
-            return
+            return -1
         op, scope = self._where()
         some = inputs or outputs
         dtype, stream = "", 0
@@ -124,12 +126,20 @@ class Ledger:
         self._rows.append(
             CallRow(self._sequence, operation, group, *sizes, is_async, stream, op, scope, peer, *exchanged)
         )
-        self._terms.append(CallTerms(*terms[:-2], bool(some) and not some[0].is_cuda, self._script_lines()))
+        on_host = bool(some) and not some[0].is_cuda
+        self._terms.append(CallTerms(*terms[:6], on_host, self._script_lines(), *terms[8:]))
         if self.on_call is not None:
             self.on_call(self._sequence)
         self._sequence += 1
         if len(self._rows) >= _BATCH:
             self.flush()
+        return self._sequence - 1
+
+    def awaited(self, calls: Sequence[int], device: torch.device | None) -> None:
+        """Record that the current stream of a device waits for calls, or the host without a device."""
+        if self.is_on:
+            stream = 0 if device is None else torch._C._cuda_getCurrentRawStream(device.index)
+            self._waits += [CallWait(call, self._sequence, stream) for call in calls]
 
     def _script_lines(self) -> int:
         """The number of the script's running lines, which are recorded when they are new; -1 without one."""
@@ -154,6 +164,9 @@ class Ledger:
             terms, self._terms = self._terms, []
             self._append(CallsRecord(rows))
             self._append(CallTermsRecord(terms))
+        if self._waits:
+            waits, self._waits = self._waits, []
+            self._append(CallWaitsRecord(waits))
         if self._others:
             others, self._others = self._others, []
             self._append(OtherGroupsRecord(others))

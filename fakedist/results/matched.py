@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fakedist.analysis.call_order import CallsMatch, Made, match_calls
+from fakedist.analysis.call_order import CallsMatch, Made, match_calls, streams_of
 from fakedist.errors import JobError
 from fakedist.rank_list import format_rank_list
 from fakedist.results.job_time import check_one_job
@@ -44,6 +44,8 @@ class JobMatch:
         num_steps: Steps that every rank was recorded to the end of; None where all scripts ended.
         failed: Ranks whose script failed, and how: they are compared until then.
         decided: Values that no kernel computed and the script read, by rank: what it did after them may differ.
+        num_unknown_waits: Calls that return before they are over, and whose wait was not seen: it is left out.
+        has_streams: Whether ranks make calls on several streams, which may wait for each other: that is left out.
     """
 
     runs: dict[int, Run]
@@ -52,6 +54,8 @@ class JobMatch:
     num_steps: int | None
     failed: dict[int, str]
     decided: dict[int, int]
+    num_unknown_waits: int
+    has_streams: bool
 
     @property
     def not_recorded(self) -> list[int]:
@@ -109,4 +113,6 @@ def match_runs(paths: Sequence[Path]) -> JobMatch:
         num_steps=min(stopped) if stopped else None,
         failed={rank: str(ending.outcome) for rank, ending in endings.items() if not ending.ended_well},
         decided={rank: run.summary.invented_values for rank, run in by_rank.items() if run.summary.invented_values},
+        num_unknown_waits=sum(call.has_unknown_wait for program in programs.values() for call in program.calls),
+        has_streams=any(len(streams_of(program.calls)) > 1 for program in programs.values()),
     )

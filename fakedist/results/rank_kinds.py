@@ -17,7 +17,10 @@ from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
 
 _CALLS = ("sequence", "operation", "bytes_in", "bytes_out", "dtype", "asynchronous", "stream", "step")
-_TERMS = ("reduction", "root", "tag", "batch", "sent_parts", "received_parts", "on_host", "own_pair", "waits")
+_TERMS = (
+    *("reduction", "root", "tag", "batch", "sent_parts", "received_parts", "on_host", "own_pair", "waits"),
+    *("parts", "join", "awaited", "awaited_on"),
+)
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,9 @@ def job_calls(calls: pd.DataFrame, terms: pd.DataFrame, groups: Sequence[str]) -
     """
     members = [ranks_of(text) for text in groups]
     channels = list(zip(channels_of(members), members, strict=True))
-    both = calls.join(terms)
+    both = calls.join(
+        terms.fillna({"awaited": -1, "awaited_on": -1}).astype({"awaited": "int64", "awaited_on": "int64"})
+    )
     columns = [both[name].tolist() for name in ("group", "peer", *_CALLS, *_TERMS)]
     made = []
     for group, peer, *rest in zip(*columns, strict=True):

@@ -18,6 +18,7 @@ from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.rows import (
     CallRow,
     CallTerms,
+    CallWait,
     DeviceUseRow,
     GroupRow,
     InventedRow,
@@ -471,6 +472,13 @@ class CallTermsRecord(Record):
     """Terms of calls: a row for each of a :class:`CallsRecord`, in order."""
 
     rows: list[CallTerms]
+
+
+@record_kind("call_waits")
+class CallWaitsRecord(Record):
+    """Waits for calls."""
+
+    rows: list[CallWait]
 
 
 @record_kind("call_lines")

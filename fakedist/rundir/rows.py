@@ -112,11 +112,14 @@ class CallTerms(NamedTuple):
         reduction: SUM, AVG, ...; empty without one.
         root: Group rank that a broadcast, reduce, gather or scatter has as its root; -1 for other calls.
         tag: Of a send or receive.
-        batch: Number of the batch of sends and receives on this group that it belongs to, from 1; 0 without one.
+        batch: Number of the coalesced calls on this group that it belongs to, from 1; 0 without them.
         sent_parts: Bytes for each rank of the group, where they are not equal.
         received_parts: Bytes from each rank of the group, where they are not equal.
         on_host: Whether its tensors are the host's.
         lines: Number of the script's lines that made it; -1 in autograd's own threads.
+        parts: Dtype and bytes of each part of a call of several, on which all ranks have to agree.
+        join: "inside" where ranks without inputs left make the call, too (Join); "joined" for the one in which they
+            wait until no rank has any; else empty.
     """
 
     reduction: str = ""
@@ -127,6 +130,22 @@ class CallTerms(NamedTuple):
     received_parts: tuple[int, ...] = ()
     on_host: bool = False
     lines: int = -1
+    parts: tuple[str, ...] = ()
+    join: str = ""
+
+
+class CallWait(NamedTuple):
+    """A wait for a call that was not done when it returned.
+
+    Attributes:
+        call: Number of the call.
+        before: Number of the next call.
+        stream: The stream that waits, which was current; the host itself for a call on the host.
+    """
+
+    call: int
+    before: int
+    stream: int
 
 
 NO_TERMS = CallTerms()

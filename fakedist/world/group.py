@@ -45,13 +45,16 @@ class LedgerLike(Protocol):
         exchanged: tuple[int, int] = (0, 0),
         moved: tuple[int, int] | None = None,
         terms: CallTerms = NO_TERMS,
-    ) -> None:
+    ) -> int:
         """Record a call of the group with that number; ``operation`` is all_reduce, all_gather_into_tensor, ...
 
         ``peer`` is a group rank, -1 for collectives. ``exchanged``: bytes of an all_to_all to or from other ranks,
         largest part and all. ``moved``: bytes in and out of a call on device memory without tensors. ``terms``: what
-        its ranks have to agree on.
+        its ranks have to agree on. Returns the call's number; -1 if it is not recorded.
         """
+
+    def awaited(self, calls: Sequence[int], device: torch.device | None) -> None:
+        """Record that the current stream of a device waits for calls with these numbers; the host without a device."""
 
     def timed(self, operation: str) -> AbstractContextManager[None] | None:
         """A context that times the call just recorded, on its device; None unless a step is being timed."""
@@ -64,10 +67,14 @@ class NullLedger:
         """Do nothing."""
         return 0
 
-    def write(self, *args: object, **kwargs: object) -> None:
+    def write(self, *args: object, **kwargs: object) -> int:
+        """Do nothing."""
+        return -1
+
+    def timed(self, *args: object) -> None:
         """Do nothing."""
 
-    add_other_group = bind = timed = write
+    add_other_group = bind = awaited = timed
 
 
 def _nccl_functions() -> tuple[int, int] | None:
@@ -98,12 +105,11 @@ def _make_holder(rank: int, num_ranks: int) -> Backend:
 class OneBackend:
     """Result of ``group._get_backend(device)``: enough of a C++ backend for callers that want its options."""
 
-    supports_coalescing = True
     supports_time_estimate = False
 
     def __init__(self, group: BareGroup, backend: str, options: object) -> None:
         self.options = options if options is not None else _default_options(backend)
-        self.supports_splitting = backend == "nccl"
+        self.supports_coalescing = self.supports_splitting = backend == "nccl"
         self._group = group
         self._backend = backend
         self._pool: torch.cuda.MemPool | None = None

@@ -55,7 +55,8 @@ class Done(Work):
     """A finished call. Behaves like WorkNCCL in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp.
 
     :func:`done` fills it in: an ``__init__`` would be a tenth of a tiny call. It holds ``outputs`` and ``kept`` as long
-    as it lives; ``source`` is the group rank that a receive came from.
+    as it lives; ``source`` is the group rank that a receive came from. ``calls`` are the ledger's numbers of its calls,
+    of which the first wait is recorded; none if they were done when they returned.
     """
 
     outputs: Tensors = ()
@@ -64,9 +65,14 @@ class Done(Work):
     _event: torch.cuda.Event | None = None
     kept: object = None
     source = 0
+    calls: Sequence[int] = ()
+    ledger: LedgerLike | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Make the current stream wait for the call; the host does not wait."""
+        if self.calls and self.ledger is not None:
+            self.ledger.awaited(self.calls, None if self._stream is None else self._stream.device)
+            self.calls = ()
         if self._event is not None and self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_event(self._event)
             self._event = None
@@ -138,17 +144,24 @@ class Coalesced:
         streams = {work._stream.cuda_stream: work._stream for work in self.done if work._stream is not None}
         whole = done([], [work._stash for work in self.done], next(iter(streams.values()), None))
         whole.kept = [work.kept for work in self.done]
+        whole.calls = [call for work in self.done for call in work.calls]
+        whole.ledger = self.done[0].ledger if self.done else None
         return whole
 
 
 class CallDescription(NamedTuple):
-    """The description of a call, with the coalesced calls that it belongs to and a context that times it, if any."""
+    """The description of a call, with the coalesced calls that it belongs to and a context that times it, if any.
+
+    ``number`` is its number in the ledger; -1 if it is done when it returns.
+    """
 
     operation: str
     tensors: object
     is_async: bool
     coalesced: Coalesced | None
     timed: AbstractContextManager[None] | None = None
+    ledger: LedgerLike | None = None
+    number: int = -1
 
 
 class RunningCall:
@@ -190,6 +203,9 @@ class RunningCall:
         """Return the finished call."""
         description = self._description
         work = done(outputs, description.tensors if description.is_async else None, self._stream)
+        if description.number >= 0:
+            work.calls = (description.number,)
+            work.ledger = description.ledger
         if description.coalesced is not None:
             description.coalesced.done.append(work)
         return work
@@ -219,7 +235,10 @@ _OVER = Done()
 
 
 class RankGroup(BareGroup):
-    """One process group. Arguments as :class:`BareGroup`; ``arrivals`` makes what others send."""
+    """One process group. Arguments as :class:`BareGroup`; ``arrivals`` makes what others send.
+
+    In a ``Join``, ``join`` returns that term of the next call, as in :class:`CallTerms`.
+    """
 
     def __init__(
         self,
@@ -237,6 +256,7 @@ class RankGroup(BareGroup):
         self._streams: dict[tuple[torch.device, int], torch.cuda.Stream] = {}
         self._coalesced: Coalesced | None = None
         self._num_batches = 0
+        self.join: Callable[[], str] | None = None
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = Coalesced()
@@ -301,7 +321,8 @@ class RankGroup(BareGroup):
     def allgather_coalesced(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: object = None) -> Done:
         """all_gather of several tensors into lists."""
         flat = [tensor for listed in output_lists for tensor in listed]
-        with self._call("all_gather_coalesced", inputs, flat, opts) as call:
+        terms = CallTerms(parts=_coalesced(inputs))
+        with self._call("all_gather_coalesced", inputs, flat, opts, terms=terms) as call:
             for slots, mine in zip(zip(*output_lists, strict=True), inputs, strict=True):
                 self._arrivals.spread(slots, mine)
         return call.done(flat)
@@ -574,7 +595,13 @@ class RankGroup(BareGroup):
             if self._asked == "nccl":
                 check_dense(inputs, outputs)
         self._sequence += 1
-        self._ledger.write(operation, self.number, inputs, outputs, is_async=is_async, exchanged=parts, terms=terms)
+        if self._coalesced is not None:
+            terms = terms._replace(batch=self._num_batches)
+        if self.join is not None:
+            terms = terms._replace(join=self.join())
+        number = self._ledger.write(
+            operation, self.number, inputs, outputs, is_async=is_async, exchanged=parts, terms=terms
+        )
         stream = timed = None
         if some and some[0].is_cuda:
             timed = self._ledger.timed(operation)
@@ -583,7 +610,9 @@ class RankGroup(BareGroup):
                 stream = self._stream(some[0].device, -1)
         if not is_async and self._coalesced is None and timed is None and not profiler_enabled():
             return PlainCall()
-        description = CallDescription(operation, [inputs, outputs], is_async, self._coalesced, timed)
+        number = number if is_async else -1
+        tensors = [inputs, outputs]
+        description = CallDescription(operation, tensors, is_async, self._coalesced, timed, self._ledger, number)
         return RunningCall(description, stream if is_async else None)
 
     def _peer_call(self, operation: str, tensors: Tensors, peer: int, tag: int) -> RunningCall:
@@ -591,16 +620,16 @@ class RankGroup(BareGroup):
         check_device(self._by_device, tensors[0].device)
         inputs, outputs = (tensors, []) if operation == "send" else ([], tensors)
         batch = 0 if self._coalesced is None else self._num_batches
-        self._ledger.write(operation, self.number, inputs, outputs, peer=peer, terms=CallTerms(tag=tag, batch=batch))
+        terms = CallTerms(tag=tag, batch=batch)
+        number = self._ledger.write(operation, self.number, inputs, outputs, peer=peer, terms=terms)
+        description = CallDescription(operation, None, False, self._coalesced, None, self._ledger, number)
         if not tensors[0].is_cuda:
-            return RunningCall(CallDescription(operation, None, False, self._coalesced), None)
+            return RunningCall(description, None)
         shared = self._coalesced is not None or self.bound_device_id is not None
         stream = self._stream(tensors[0].device, -1 if shared else peer)
         for tensor in tensors:
             tensor.record_stream(stream)
-        return RunningCall(
-            CallDescription(operation, None, False, self._coalesced, self._ledger.timed(operation)), stream
-        )
+        return RunningCall(description._replace(timed=self._ledger.timed(operation)), stream)
 
     def _stream(self, device: torch.device, peer: int) -> torch.cuda.Stream:
         """Stream of a communicator, from the pool. NCCL creates one communicator for each unbatched peer."""
@@ -615,7 +644,8 @@ class RankGroup(BareGroup):
 
     def _reduce_in_place(self, operation: str, tensors: Tensors, opts: object) -> Done:
         op = self._op(opts, tensors)
-        with self._call(operation, tensors, tensors, opts, terms=CallTerms(reduction_name(op))) as call:
+        terms = CallTerms(reduction_name(op), parts=_coalesced(tensors))
+        with self._call(operation, tensors, tensors, opts, terms=terms) as call:
             reduced = self._arrivals.reduced
             for tensor in tensors:
                 if not self._arrivals.routed_sum(tensor, self.ranks, op):
@@ -626,7 +656,8 @@ class RankGroup(BareGroup):
         for output, source in zip(outputs, inputs, strict=True):
             check_scattered_from(self._checked(source), output, source)
         op = self._op(opts, inputs)
-        with self._call(operation, inputs, outputs, opts, terms=CallTerms(reduction_name(op))) as call:
+        terms = CallTerms(reduction_name(op), parts=_coalesced(outputs))
+        with self._call(operation, inputs, outputs, opts, terms=terms) as call:
             for output, source in zip(outputs, inputs, strict=True):
                 self._arrivals.reduced_into(output, self._my_chunk(source), self._num_ranks, op)
         return call.done(outputs)
@@ -636,6 +667,8 @@ class RankGroup(BareGroup):
     ) -> Done:
         for output, mine in zip(outputs, inputs, strict=True):
             check_gathered_into(self._checked(mine), output, mine)
+        if len(inputs) > 1:
+            terms = terms._replace(parts=_coalesced(inputs))
         with self._call(operation, inputs, outputs, opts, terms=terms) as call:
             for output, mine in zip(outputs, inputs, strict=True):
                 if not self._arrivals.routed(output, mine, Slot(self.ranks)):
@@ -647,6 +680,13 @@ def _uneven(tensors: Tensors) -> tuple[int, ...]:
     """Bytes of each tensor; nothing if they are equal."""
     parts = tuple([tensor.nbytes for tensor in tensors])
     return parts if len(set(parts)) > 1 else ()
+
+
+def _coalesced(tensors: Tensors) -> tuple[str, ...]:
+    """Dtype and bytes of each of several tensors; nothing for one, of which the ledger has them."""
+    if len(tensors) < 2:
+        return ()
+    return tuple([f"{str(tensor.dtype)[6:]} {tensor.nbytes}" for tensor in tensors])
 
 
 #: Functions of a group that torch calls for collectives although their names are private.

@@ -73,3 +73,39 @@ def test_one_run_is_refused(faulty: Path, run_fakedist: RunFakedist) -> None:
     refused = run_fakedist("match", faulty / "rank0")
     assert refused.code == 2
     assert "holds the run of one rank, and it takes two or more to match" in refused.stderr
+
+
+SENDS_LATE = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+tensor = torch.ones(1 << 20, device="cuda")
+point_to_point = (dist.send, dist.recv)[rank]
+point_to_point(tensor, 1 - rank)  # makes the communicators, for which the hosts wait
+dist.all_reduce(tensor)
+if rank == 0:
+    dist.all_reduce(tensor)
+    dist.send(tensor, 1)
+else:
+    dist.recv(tensor, 0)  # its stream waits for it before the all_reduce
+    dist.all_reduce(tensor)
+"""
+
+
+def test_a_receive_holds_up_the_stream_of_nccl(run_fakedist: RunFakedist) -> None:
+    def make(folder: Path) -> None:
+        (folder / "train.py").write_text(SENDS_LATE)
+        options = ("--world-size", "2", "--rank", "0,1", "--device", "virtual", "--until", "end", "--no-kernels")
+        finished = run_fakedist("profile", *options, "-o", "runs", "--no-page", "train.py", cwd=folder)
+        assert finished.code == 0, finished.stderr
+
+    found = run_fakedist("match", made_once(SENDS_LATE, make) / "runs", "--json")
+    assert found.code == 5
+    printed = json.loads(found.stdout)
+    assert [(wait["operation"], wait["for_ranks"]) for wait in printed["waiting"]] == [
+        ("all_reduce", [1]),
+        ("recv", [0]),
+    ]
+    assert (printed["unknown_waits"], printed["waits_between_streams"]) == (0, "none")

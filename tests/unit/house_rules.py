@@ -50,7 +50,13 @@ SMALL_FOR_A_REASON = {
     "rank/leaving": "ends the process; it must stay this short",
     **dict.fromkeys(("cli/compare", "cli/doctor", "cli/lines", "cli/match"), "one module a command"),
     **dict.fromkeys(
-        ("rank/frameworks/dynamo", "rank/frameworks/safetensors", "rank/frameworks/vllm"), "one module a framework"
+        (
+            "rank/frameworks/dynamo",
+            "rank/frameworks/safetensors",
+            "rank/frameworks/uneven_inputs",
+            "rank/frameworks/vllm",
+        ),
+        "one module a framework",
     ),
     "gpu/smi/offer": "the rank's environment; the program next to it runs alone",
     "gpu/fast_path/event_tracker": "torch 2.8 and 2.9 alone need it: it goes with them",

@@ -6,6 +6,8 @@ module                                   adapter
 ``torch.distributed.checkpoint``         :mod:`fakedist.rank.frameworks.checkpoints`
 ``torch.distributed.pipelining``         :mod:`fakedist.rank.frameworks.pipelining`
 ``torch._dynamo.trace_rules``            :mod:`fakedist.rank.frameworks.dynamo`
+``torch.distributed.algorithms.join``    :mod:`fakedist.rank.frameworks.uneven_inputs`
+``torch.nn.parallel.distributed``        :mod:`fakedist.rank.frameworks.uneven_inputs`
 ``megatron.training.training``           :mod:`fakedist.rank.frameworks.megatron`
 ``megatron...dist_checkpointing``        :mod:`fakedist.rank.frameworks.megatron`
 ``megatron_fsdp.uneven_dtensor``         :mod:`fakedist.rank.frameworks.megatron`
@@ -44,6 +46,7 @@ from fakedist.rank.frameworks.sharding import (
     strategies_once,
 )
 from fakedist.rank.frameworks.transformer_engine import buffers_of_ranks
+from fakedist.rank.frameworks.uneven_inputs import joined_with_others, last_rank_in_common
 from fakedist.rank.frameworks.verl import controller_here, server_of_one, workers_here
 from fakedist.rank.frameworks.vllm import (
     buffers_of_graphs,
@@ -62,6 +65,8 @@ _ADAPTERS: dict[str, Adapter] = {
     "megatron.training.training": flags_of_rank_0,
     "megatron.core.dist_checkpointing.validation": shards_of_one,
     "megatron_fsdp.uneven_dtensor": uneven_parts,
+    "torch.distributed.algorithms.join": joined_with_others,
+    "torch.nn.parallel.distributed": last_rank_in_common,
     "torch.distributed.checkpoint.utils": plans_of_one,
     "torch.distributed.checkpoint.default_planner": parts_of_one,
     "torch.distributed.optim.zero_redundancy_optimizer": states_of_others,

@@ -15,6 +15,7 @@ from fakedist.units import format_bytes
 _MOST_LINES = 3
 _MOST_WAITING = 8
 _MOST_UNPROVED = 3
+_MOST_PARTS = 4
 
 
 def render_match(match: JobMatch, console: Console) -> None:
@@ -53,19 +54,29 @@ def match_object(match: JobMatch) -> dict[str, object]:
         ],
         "not_proved": [_difference_object(match, one) for one in matched.unproved],
         "failed": {str(rank): outcome for rank, outcome in match.failed.items()},
+        "unknown_waits": match.num_unknown_waits,
+        "waits_between_streams": "left out" if match.has_streams else "none",
         "made_up_values": {str(rank): number for rank, number in match.decided.items()},
     }
 
 
 def verdict(match: JobMatch) -> str:
-    """One line: whether the calls match."""
+    """One line: whether the calls match, and what was left out of it."""
     matched = match.matched
     if matched.difference is not None:
         ranks = _ranks([made.rank for made in matched.difference.calls])
         return f"calls of {ranks} do not match: they differ in {matched.difference.what}"
     if matched.waiting:
         return f"the job hangs: {_ranks(sorted(wait.made.rank for wait in matched.waiting))} would wait forever"
-    return f"the calls of {len(match.runs)} ranks match"
+    left_out = _left_out(match)
+    return f"the calls of {len(match.runs)} ranks match" + (f", {left_out} left out" if left_out else "")
+
+
+def _left_out(match: JobMatch) -> str:
+    """Waits that a hang may need and that were not played."""
+    number = match.num_unknown_waits
+    texts = [f"waits for {number:,} asynchronous call{'s' if number > 1 else ''}"] if number else []
+    return " and ".join([*texts, *(["waits between streams"] if match.has_streams else [])])
 
 
 def _heading(match: JobMatch) -> str:
@@ -114,6 +125,8 @@ def remarks(match: JobMatch) -> list[str]:
     if match.failed:
         ranks = ", ".join(f"{rank} ({outcome})" for rank, outcome in match.failed.items())
         texts.append(f"not proved: these ranks failed, and are compared until then: {ranks}")
+    if left_out := _left_out(match):
+        texts.append(f"not proved: that no rank hangs in {left_out}: those by futures and events are not recorded")
     if match.decided:
         total = sum(match.decided.values())
         texts.append(
@@ -140,6 +153,8 @@ def _call_text(place: Place) -> str:
     size = max(call.bytes_in, call.bytes_out)
     words = [call.operation, *([call.reduction] if call.reduction else []), *([call.dtype] if call.dtype else [])]
     text = " ".join([*words, format_bytes(size)]) if size else " ".join(words)
+    if call.parts:
+        text += f" in parts of {_parts_text(call.parts)}"
     if call.peer >= 0:
         text += f" {'to' if call.kind == 'send' else 'from'} rank {call.peer}"
     if call.root >= 0:
@@ -148,6 +163,15 @@ def _call_text(place: Place) -> str:
     text += f", group {place.group}" + "".join(f", {word}" for word in when)
     text += f", layer {place.layer}" if place.layer else ""
     return text + (f", at {' < '.join(place.lines[:_MOST_LINES])}" if place.lines else "")
+
+
+def _parts_text(parts: str) -> str:
+    """The first parts of a call, of each its bytes; with dtypes if they differ."""
+    rows = [part.split() for part in parts.splitlines()]
+    is_mixed = len({dtype for dtype, _ in rows}) > 1
+    texts = [f"{dtype} {format_bytes(int(size))}" if is_mixed else format_bytes(int(size)) for dtype, size in rows]
+    more = [f"{len(texts) - _MOST_PARTS} more"] if len(texts) > _MOST_PARTS else []
+    return ", ".join([*texts[:_MOST_PARTS], *more])
 
 
 def _difference_object(match: JobMatch, difference: Disagreement) -> dict[str, object]:
@@ -165,6 +189,7 @@ def _place_object(place: Place) -> dict[str, object]:
         "bytes_out": call.bytes_out,
         "dtype": call.dtype,
         "reduction": call.reduction,
+        "parts": call.parts.splitlines(),
         "root": call.root,
         "peer": call.peer,
         "step": call.step,

@@ -36,6 +36,10 @@ def call(operation: str, members: Sequence[int] = PAIR, *, size: int = 8, **othe
             "on_host": False,
             "own_pair": False,
             "waits": False,
+            "parts": "",
+            "join": "",
+            "awaited": -1,
+            "awaited_on": -1,
             **others,
         }
     )
@@ -131,3 +135,68 @@ def test_a_receive_from_any_rank_takes_what_is_sent_to_it() -> None:
 
 def test_copies_to_a_peers_memory_and_sent_objects_need_no_call_of_its_own() -> None:
     assert played([call("put", peer=1), call("send_object_list"), call("userbuffers_send", peer=1)], []).is_matched
+
+
+def test_a_send_that_its_stream_waits_for_holds_up_that_stream_alone() -> None:
+    def ranks(stream: int) -> list[list[RankCall]]:
+        reduces, on_pair = call("all_reduce", WORLD), {"own_pair": True, "group": (WORLD, 0), "members": WORLD}
+        receives_first = receives(0, **on_pair, awaited=1, awaited_on=stream)
+        return [[reduces, sends(1, **on_pair)], [receives_first, reduces], [reduces]]
+
+    assert not played(*ranks(stream=0)).is_matched
+    assert played(*ranks(stream=7)).is_matched  # torch.distributed.recv on another stream
+
+
+def test_the_host_is_in_its_own_receive_until_the_send_whatever_stream_is_current() -> None:
+    hosts: dict[str, Any] = {"on_host": True}
+    reduces = call("all_reduce", asynchronous=True)
+    waits = receives(0, **hosts, awaited=1, awaited_on=7)
+    assert not played([reduces._replace(waits=True), sends(1, **hosts)], [waits, reduces]).is_matched
+    assert played([reduces, sends(1, **hosts)], [waits, reduces]).is_matched
+
+
+def test_a_call_of_the_host_waits_for_no_stream() -> None:
+    """The first ranks of each pair call NCCL first, the others gloo."""
+    nccl, gloo = call("all_reduce"), call("all_reduce", group=(PAIR, 1), on_host=True, waits=True)
+    assert played([nccl, gloo], [gloo, nccl]).is_matched
+
+
+@pytest.mark.parametrize("parts", ["float32 5\nfloat32 3", "float32 3\nint32 5", "float32 8", ""])
+def test_parts_of_a_coalesced_call_agree_one_by_one(parts: str) -> None:
+    coalesced = call("all_reduce_coalesced", parts="float32 3\nfloat32 5")
+    assert played([coalesced], [coalesced]).is_matched
+    difference = played([coalesced], [coalesced._replace(parts=parts)]).difference
+    assert difference is not None
+    assert difference.what == "parts"
+
+
+def test_a_batch_may_have_a_collective_between_a_send_and_a_receive() -> None:
+    def exchange(rank: int, batch: int) -> list[RankCall]:
+        return [sends(1 - rank, batch=batch), call("all_reduce", batch=batch), receives(1 - rank, batch=batch)]
+
+    assert played(exchange(0, 1), exchange(1, 1)).is_matched
+    assert not played(exchange(0, 0), exchange(1, 0)).is_matched
+
+
+def test_a_send_of_a_batch_meets_no_receive_outside_of_one() -> None:
+    """They are on two communicators: the group's, and that of the two ranks."""
+    assert not played([sends(1, batch=1)], [receives(0, own_pair=True)]).is_matched
+
+
+def test_a_rank_without_inputs_takes_part_in_the_calls_of_a_join_until_none_has_any() -> None:
+    inside, joined = call("all_reduce", WORLD, join="inside"), call("all_reduce", WORLD, join="joined")
+    after = call("broadcast", WORLD, root=0)
+    ranks = [[*[inside] * number, joined, after] for number in (0, 1, 3)]
+    assert played(*ranks).num_calls == 10
+    assert played(*ranks).is_matched
+    assert not played(ranks[0], ranks[1], ranks[2][:-2]).is_matched  # it never leaves
+    own = call("all_reduce", WORLD)  # the script's own, which a rank without inputs does not make
+    difference = played(ranks[0], [joined, after], [inside, own, joined, after]).difference
+    assert difference is not None
+    assert difference.what == "inputs left"
+    assert [made.rank for made in difference.calls] == [0, 1, 2]
+
+
+def test_a_wait_that_was_not_seen_is_known_to_be_missing() -> None:
+    calls = [sends(1), sends(1, awaited=1), call("all_reduce", asynchronous=True), call("all_reduce"), call("put")]
+    assert [each.has_unknown_wait for each in calls] == [True, False, True, False, False]

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
+import pytest
 
 from fakedist.analysis.recording import Recording
 from fakedist.analysis.topology import Topology, call_table, collective_table, find_topology, group_table, term_table
-from fakedist.rundir.rows import CallRow, CallTerms
+from fakedist.rundir.rows import CallRow, CallTerms, CallWait, GroupRow
 from tests.unit.analysis.recorded import HandMade
 
 LAYERS = ["", "(Gpt)", "layers", "layers.0", "layers.0.mlp", "layers.1", "layers.1.mlp", "norm"]
@@ -174,3 +175,30 @@ def test_the_host_waits_where_a_communicator_is_made_in_barriers_and_in_calls_of
     assert table["waits"].tolist() == [True, False, True, False, False, False, False, True, True, False]
     assert table["own_pair"].tolist() == [False, False, True, True, False, False, False, False, False, False]
     assert table["lines"].tolist()[:2] == ["train.py:9 (step)\ntrain.py:30 (<module>)", ""]
+
+
+def test_of_several_waits_for_a_call_the_first_counts() -> None:
+    recording = Recording(call_waits=[CallWait(1, 2, 7), CallWait(1, 3, 8)])
+    for sequence in range(2):
+        recording.calls.append(CallRow(sequence, "all_reduce", 0, 8, 8, "float32", True, 0, 0, 0, -1))
+        recording.call_terms.append(CallTerms(parts=("float32 3", "float32 5")[: 2 * sequence], join="inside"))
+    table = term_table(recording)
+    assert table["awaited"].isna().tolist() == [True, False]
+    assert table[["parts", "join", "awaited", "awaited_on"]].iloc[1].tolist() == [
+        "float32 3\nfloat32 5",
+        "inside",
+        2,
+        7,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("backend", "on_host"),
+    [("nccl", [False, False]), ("gloo", [True, True]), ("cpu:gloo,cuda:nccl", [False, True])],
+)
+def test_the_host_makes_the_calls_of_gloo_also_those_of_a_gpus_tensors(backend: str, on_host: list[bool]) -> None:
+    recording = Recording(groups=[GroupRow(0, "0", "default_pg", (0, 1), 0, 0, backend)])
+    for sequence, (operation, dtype) in enumerate((("all_reduce", "float32"), ("monitored_barrier", ""))):
+        recording.calls.append(CallRow(sequence, operation, 0, 8, 8, dtype, False, 0, 0, 0, -1))
+        recording.call_terms.append(CallTerms())
+    assert term_table(recording)["on_host"].tolist() == on_host

@@ -12,6 +12,7 @@ from fakedist.analysis.call_order import CallsMatch, RankCalls, match_calls
 from fakedist.analysis.recording import JournalReading, Recording
 from fakedist.analysis.topology import call_table, group_table, term_table
 from fakedist.options import Job
+from fakedist.rank.frameworks.adapting import adapted_frameworks
 from fakedist.record.ledger import Ledger
 from fakedist.results.rank_kinds import job_calls
 from fakedist.rundir.encoding import Record
@@ -167,16 +168,21 @@ def test_uneven_parts_of_an_all_to_all_that_do_not_agree_are_not_proved() -> Non
     assert (sender, receiver) == (0, 1)
 
 
-def test_sends_meet_receives_of_their_tag() -> None:
-    def script(rank: int) -> None:
-        if rank == 0:
-            dist.send(ones(1), 1, tag=7)
-            dist.send(ones(2), 1, tag=8)
-        elif rank == 1:
-            dist.recv(ones(2), 0, tag=8)
-            dist.recv(ones(1), 0, tag=7)
+@pytest.mark.parametrize("is_async", [True, False])
+def test_sends_meet_receives_of_their_tag(is_async: bool) -> None:
+    """Gloo sends nothing before its receive begins: both hosts wait, unless they do so for all at the end."""
+    send, receive = (dist.isend, dist.irecv) if is_async else (dist.send, dist.recv)
 
-    assert matched(script).is_matched
+    def script(rank: int) -> None:
+        calls: list[object] = []
+        if rank == 0:
+            calls = [send(ones(1), 1, tag=7), send(ones(2), 1, tag=8)]
+        elif rank == 1:
+            calls = [receive(ones(2), 0, tag=8), receive(ones(1), 0, tag=7)]
+        for call in calls if is_async else ():
+            call.wait()
+
+    assert matched(script).is_matched == is_async
 
 
 @pytest.mark.parametrize(("number", "is_matched"), [(2, True), (3, False)])
@@ -208,3 +214,46 @@ def test_a_second_group_of_the_same_ranks_is_another_one() -> None:
         dist.all_reduce(ones(), group=groups[rank == 3])
 
     assert not matched(script).is_matched
+
+
+def test_synchronous_sends_and_receives_hold_up_the_host_of_gloo() -> None:
+    """The order of match's own page: rank 1 receives before its all_reduce, rank 0 sends after it."""
+
+    def script(rank: int, receive: Callable[..., object]) -> None:
+        if rank == 1:
+            receive(ones(), 0)
+        dist.all_reduce(ones())
+        if rank == 0:
+            dist.send(ones(), 1)
+
+    assert not matched(lambda rank: script(rank, dist.recv)).is_matched
+    assert matched(lambda rank: script(rank, dist.irecv)).is_matched
+
+
+def test_parts_of_a_coalesced_call_are_compared_one_by_one() -> None:
+    def script(rank: int, sizes: tuple[int, int]) -> None:
+        with dist._coalescing_manager(async_ops=True) as manager:
+            for size in sizes:
+                dist.all_reduce(ones(size))
+        manager.wait()
+
+    difference = matched(lambda rank: script(rank, (3, 5) if rank != 2 else (5, 3))).difference
+    assert difference is not None
+    assert difference.what == "parts"
+    assert matched(lambda rank: script(rank, (3, 5))).is_matched
+
+
+@pytest.mark.parametrize(("others", "is_matched"), [("none", True), ("own", False)])
+def test_ranks_with_uneven_inputs_match_in_a_join(others: str, is_matched: bool) -> None:
+    def script(rank: int) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+        ddp = torch.nn.parallel.DistributedDataParallel(model)
+        with ddp.join():
+            for _ in range(1 + rank):
+                ddp(torch.ones(2, 4)).sum().backward()
+                if others == "own":  # which no rank without inputs makes
+                    dist.all_reduce(ones())
+        dist.all_reduce(ones())
+
+    with adapted_frameworks():
+        assert matched(script).is_matched == is_matched

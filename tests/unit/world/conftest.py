@@ -21,6 +21,7 @@ class Notes:
         self.calls: list[tuple[str, int, int, int, tuple[bool, int]]] = []
         self.exchanged: list[tuple[int, int]] = []
         self.terms: list[CallTerms] = []
+        self.waits: list[list[int]] = []
 
     def add_other_group(self, description: str, ranks: Sequence[int]) -> None:
         del description
@@ -44,11 +45,16 @@ class Notes:
         peer: int = -1,
         exchanged: tuple[int, int] = (0, 0),
         terms: CallTerms = NO_TERMS,
-    ) -> None:
+    ) -> int:
         given, got = (sum(tensor.nbytes for tensor in tensors) for tensors in (inputs, outputs))
         self.calls.append((operation, group, given, got, (is_async, peer)))
         self.exchanged.append(exchanged)
         self.terms.append(terms)
+        return len(self.calls) - 1
+
+    def awaited(self, calls: Sequence[int], device: torch.device | None) -> None:
+        del device
+        self.waits.append(list(calls))
 
 
 Enter = Callable[..., Notes]

@@ -331,3 +331,27 @@ def test_without_values_nothing_moves(enter_world: Enter) -> None:
     assert tensor[1].isnan()
     assert many.tolist() == [0] * 16
     assert len(notes.calls) == len(works)
+
+
+def test_the_first_wait_for_a_call_is_recorded_unless_it_was_over_when_it_returned(enter_world: Enter) -> None:
+    notes = enter_world(world_size=2)
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    reduced = dist.all_reduce(tensor, async_op=True)
+    dist.recv(tensor, 1)
+    sent = dist.isend(tensor, 1)
+    assert reduced is not None
+    assert sent is not None
+    assert notes.waits == [[2]]
+    for _ in range(2):
+        sent.wait()
+        reduced.wait()
+    assert notes.waits == [[2], [3], [1]]
+
+
+def test_a_batch_of_gloo_has_a_request_for_each_call_as_in_torch_and_one_of_nccl_is_a_call(enter_world: Enter) -> None:
+    notes = enter_world(world_size=2)
+    calls = [dist.P2POp(dist.isend, torch.ones(2), 1), dist.P2POp(dist.irecv, torch.ones(2), 1)]
+    requests = dist.batch_isend_irecv(calls)
+    assert [request.wait() for request in requests] == [True, True]
+    assert (notes.waits, [terms.batch for terms in notes.terms]) == ([[0], [1]], [0, 0])
