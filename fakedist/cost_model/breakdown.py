@@ -22,7 +22,7 @@ from fakedist.cost_model.host_times import (
     layers_host_us,
     no_host,
 )
-from fakedist.cost_model.model_flops import COUNTED, flops_of_kernels, flops_of_launches
+from fakedist.cost_model.model_flops import COUNTED, ModelFlops, flops_of_kernels, flops_of_launches
 from fakedist.cost_model.overlap import union, union_us
 from fakedist.cost_model.step import PricedStep
 from fakedist.cost_model.timeline import IDLE, ON_GPU, ON_HOST
@@ -599,10 +599,7 @@ def break_down(
     compute = ready[ready["is_compute"]]
     known_us, flops = compute["known_us"].to_numpy(), np.nan_to_num(compute["flops"].to_numpy("f8"))
     kind, bound = compute["kind"].to_numpy(), compute["bound"].astype(str).to_numpy()
-    if isinstance(step, PricedStep):
-        models = flops_of_launches(step.launches, tables["work"])
-    else:
-        models = flops_of_kernels(kernels)
+    models = _model_flops(step, kernels, tables)
     peak = peaks.flops.get(PEAK_DTYPE) if peaks else None
     most = busy.step_us * 1e-6 * peak if peak and ready["is_known"].all() else None
     top = made["kernel_names"][made["kernel_names"]["family"] != "communication"]
@@ -635,6 +632,14 @@ def break_down(
         step_flops_utilisation=None if most is None else models.flops / most,
     )
     return made, _with_placed(summary, made, step, tables, folds) if isinstance(step, PricedStep) else summary
+
+
+def _model_flops(
+    step: PricedStep | KernelSource, kernels: pd.DataFrame, tables: Mapping[str, pd.DataFrame]
+) -> ModelFlops:
+    if isinstance(step, PricedStep):
+        return flops_of_launches(step.launches, tables["work"])
+    return flops_of_kernels(kernels)
 
 
 def _with_placed(

@@ -438,7 +438,7 @@ def unknown_time(time_us: float, num_unknown: int) -> str:
 
 
 #: What MFU is, wherever it is printed. See :mod:`fakedist.cost_model.model_flops`.
-MFU_BASIS = "the model's FLOPs, forward and backward, over the whole step, of the dense bf16 peak"
+MFU_BASIS = "model FLOPs, forward and backward, of the whole step's dense bf16 peak"
 
 
 def time_figures(time: StepTime) -> list[tuple[str, str, str]]:
