@@ -116,7 +116,7 @@ def columns_of(sweep: Sweep, rows: Sequence[Row]) -> list[SheetColumn]:
 
 
 def remarks_of(rows: Sequence[Row]) -> list[str]:
-    """What the table of points does not say of its columns."""
+    """Explain the columns of the table of points."""
     has_mfu = any(row.step is not None and row.step.mfu is not None for row in rows)
     return [ON_FRONT, *([f"MFU: {MFU_BASIS}"] if has_mfu else [])]
 

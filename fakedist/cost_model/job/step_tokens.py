@@ -91,7 +91,7 @@ def _of_rows(products: pd.DataFrame, number: int) -> StepTokens:
 
 
 def _lookups(forward: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
-    """What each embedding looks up in the step: ``rows``, and the ``runs`` that do so."""
+    """Find the rows that each embedding looks up in the step: ``rows``, and the ``runs`` that do so."""
     looks_up = ((work["operation"].astype(str) == _LOOKUP) & (work["m"] > 0)).to_numpy(bool)
     own = forward[looks_up[forward["work"].to_numpy("i8")]].drop_duplicates(["op", "layer"])
     rows = work["m"].to_numpy("i8")[own["work"].to_numpy("i8")]
@@ -100,7 +100,7 @@ def _lookups(forward: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
 
 
 def _products(forward: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
-    """What each product with weights multiplies in the step: ``rows``, ``runs`` and ``flops``.
+    """Find the rows that each product with weights multiplies in the step: ``rows``, ``runs`` and ``flops``.
 
     A product is a layer and the sizes of its weights. Batches of products, such as those of an attention, have none.
     """

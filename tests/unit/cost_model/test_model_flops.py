@@ -26,13 +26,13 @@ def kernels(*rows: dict[str, Any]) -> Any:
 
 def test_a_products_forward_and_backward_count_and_nothing_else_does() -> None:
     training = [launch(PRODUCT), launch(PRODUCT, phase="backward"), launch(PRODUCT, phase="backward")]
-    beside = [
+    others = [
         launch(PRODUCT, phase="backward", recompute=True),
         launch(PRODUCT, phase="optimizer"),
         launch(PRODUCT, phase="other"),  # an evaluation, or an optimizer that is none of torch's
         launch(COPY._replace(flops=1e9)),
     ]
-    assert counted(*training) == counted(*beside, *training, *beside) == 3 * ONE
+    assert counted(*training) == counted(*others, *training, *others) == 3 * ONE
 
 
 def test_functions_without_a_module_count_up_to_their_backward() -> None:
