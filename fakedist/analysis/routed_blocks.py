@@ -6,6 +6,8 @@ rank receives, what one expert gets, what one rank sends). Blocks of a backward 
 operation whose node makes them. A line that runs once has one size: it follows a count if another line's blocks of the
 same operation do, and its size is theirs for its own call. The scratch memory of a sort, which is rounded up, follows
 the count that the sorted tensors do: what differs from the recorded count adds its multiple to the recorded size.
+Blocks whose sizes vary otherwise are bounded from above: by a line over the tokens that are received if they nearly
+follow these, else by the largest of them.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +32,9 @@ Ints = npt.NDArray[np.int64]
 _PADDINGS = (8, 16, 32, 64, 128)
 #: Scratch memory is rounded by no more than this part of it.
 _ROUNDED = 0.05
+#: A line bounds sizes that vary otherwise if it leaves no more than this part of what the largest of them does.
+_NEARER = 0.25
+_RECEIVED = 0  # the column of Counts.of_rank with all that a rank receives
 _EMPTY_CACHE = np.iinfo(np.int32).min
 _GIVEN_BACK = [ACTIONS.index(action) for action in ("segment_free", "segment_unmap")]
 _TAKEN = [ACTIONS.index(action) for action in ("segment_alloc", "segment_map")]
@@ -44,6 +50,7 @@ class AllocationProgram:
         stream: Number of the stream of each block; 0 is the default one.
         is_shared: Whether another stream used the block.
         event: The recorded event of each of ``events``.
+        bounded: Rows of the blocks whose sizes are only bounded from above.
     """
 
     events: npt.NDArray[np.int32]
@@ -53,6 +60,21 @@ class AllocationProgram:
     stream: npt.NDArray[np.int32]
     is_shared: npt.NDArray[np.uint8]
     event: Ints
+    bounded: Ints
+
+    @property
+    def largest_bounded_bytes(self) -> int:
+        """The most that such a block has in the recording."""
+        return int(self.base[self.bounded].max(initial=0))
+
+
+class FittedSizes(NamedTuple):
+    """Of each block, ``base + per x count`` bytes and the column of the count, -1 for none; rows of bounded ones."""
+
+    base: Ints
+    per: Ints
+    follows: Ints
+    bounded: Ints
 
 
 class Counts:
@@ -92,21 +114,15 @@ def program_of(recording: Recording, blocks: Blocks, counts: Counts, mine: Ints)
     """The program of a recording in which the calls had these counts (:meth:`Counts.of_rank`).
 
     Raises:
-        JobError: Memory is in a private pool, or sizes vary otherwise.
+        JobError: Memory is in a private pool.
     """
     check_pools(recording)
     frame = blocks.frame
     call = calls_of(recording, frame, counts.passes)
-    base, per, follows = fitted_sizes(frame, call, mine, np.array([of.layer for of in counts.passes]))
+    fitted = fitted_sizes(frame, call, mine, np.array([of.layer for of in counts.passes]))
     events, at = program_events(recording, blocks)
-    return AllocationProgram(
-        events,
-        base,
-        per,
-        np.where(follows < 0, -1, follows + call * mine.shape[1]).astype("i4"),
-        *streams_of(frame),
-        at,
-    )
+    follows = np.where(fitted.follows < 0, -1, fitted.follows + call * mine.shape[1]).astype("i4")
+    return AllocationProgram(events, fitted.base, fitted.per, follows, *streams_of(frame), at, fitted.bounded)
 
 
 def check_pools(recording: Recording) -> None:
@@ -163,13 +179,10 @@ def _forward_ops(recording: Recording, op: Ints) -> Ints:
     return op
 
 
-def fitted_sizes(
-    frame: pd.DataFrame, call: Ints, mine: Ints, layer: Ints, *, others_vary: bool = False
-) -> tuple[Ints, Ints, Ints]:
-    """``base``, ``per`` and the column of ``mine`` of each block (-1: none). ``layer`` is that of each call.
+def fitted_sizes(frame: pd.DataFrame, call: Ints, mine: Ints, layer: Ints, *, bounds: bool = True) -> FittedSizes:
+    """The sizes of blocks by columns of ``mine``. ``layer`` is that of each call.
 
-    Raises:
-        JobError: Sizes of the same line and operation vary otherwise, and ``others_vary`` is false.
+    Without ``bounds``, those that vary otherwise keep their own sizes.
     """
     size = frame["requested_bytes"].to_numpy("i8")
     base, per, follows = size.copy(), np.zeros(len(size), "i8"), np.full(len(size), -1)
@@ -197,14 +210,20 @@ def fitted_sizes(
         for rows in unexplained
         if not _follows_nearly(size[rows], mine[call[rows]], fits[kind[rows[0]]], (base, per, follows), rows)
     ]
-    if unexplained and not others_vary:
-        rows = max(unexplained, key=lambda rows: size[rows].max())
-        raise JobError(
-            f"{sum(map(len, unexplained)):,} blocks vary otherwise than with the counts of experts: the largest, of "
-            f"{frame['operation'].iloc[rows[0]]}, have {size[rows].min():,} to {size[rows].max():,} bytes",
-            "record batches of one length, with --router-load",
-        )
-    return base, per, follows
+    if bounds:
+        for rows in unexplained:
+            base[rows], per[rows], follows[rows] = _bound(size[rows], mine[call[rows], _RECEIVED])
+    return FittedSizes(base, per, follows, np.concatenate([*unexplained, np.zeros(0, "i8")]).astype("i8"))
+
+
+def _bound(size: Ints, received: Ints) -> tuple[int, int, int]:
+    """The least line over what is received that no size exceeds if it is near them, else the largest size."""
+    largest = int(size.max())
+    varies = received - received.mean()
+    slope = int(np.ceil((varies * size).sum() / max((varies**2).sum(), 1)))
+    base = int(max((size - slope * received).max(), 0))
+    left = (base + slope * received - size).sum()
+    return (base, slope, _RECEIVED) if slope > 0 and left <= _NEARER * (largest - size).sum() else (largest, 0, -1)
 
 
 def _alike(frame: pd.DataFrame, call: Ints) -> Iterator[Ints]:

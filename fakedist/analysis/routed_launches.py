@@ -47,8 +47,8 @@ def routed_table(
         mine = counts.of_rank(counts.sent(load), own.index(job.rank))
         received, by_expert = mine[:, 0], mine[:, 1 : 1 + passes[0].num_experts // len(own)]
         frame = blocks.frame
-        fits = fitted_sizes(frame, calls_of(recording, frame, passes), mine, layers_of(passes), others_vary=True)
-        ops = frame["op"].to_numpy()[fits[2] >= 0]
+        fits = fitted_sizes(frame, calls_of(recording, frame, passes), mine, layers_of(passes), bounds=False)
+        ops = frame["op"].to_numpy()[fits.follows >= 0]
         m = np.append(work["m"].to_numpy("i8"), 0)[of_work]
         rows, sums = ((groups == 0) & (size > 0) & (by_expert[call] == size[:, None]).any(axis=1) for size in (m, k))
         sums &= ~rows

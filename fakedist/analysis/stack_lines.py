@@ -36,6 +36,8 @@ _RUN_BY_NODES = ("/torch/autograd/function.py", "/torch/utils/checkpoint.py")
 _RUN_BY_OPERATORS = "__torch_dispatch__"
 #: Files between the code of a compiled graph, with the lines that it was made of, and the script.
 _COMPILERS = re.compile(r"/torch/_(?:inductor|functorch|dynamo)/")
+#: The most backwards of backwards.
+_MOST_BACKWARDS = 4
 _ALLOC = ACTIONS.index("alloc")
 
 _Columns = Mapping[str, npt.NDArray[np.generic]]
@@ -118,7 +120,8 @@ def joined_to_forward(
     whose allocations count, and of ``OperationStacksRecord``. ``made`` has the columns of ``NodesRecord``, ``ran``
     those of ``NodeRunsRecord``.
     """
-    forward = _forward_stacks(columns_with_stacks, made, ran)
+    has_line = np.array([*map(bool, stack_lines(frames, stacks)), False])  # stack -1 (none) has none
+    forward = _forward_stacks(columns_with_stacks, made, ran, has_line)
     if not len(forward):
         return
     boundary = len(frames)
@@ -192,8 +195,13 @@ def _has_stack(columns: _Columns) -> npt.NDArray[np.bool_]:
     return np.asarray(columns["action"] == _ALLOC) if "action" in columns else np.ones(len(columns["op"]), bool)
 
 
-def _forward_stacks(columns_with_stacks: Sequence[_Columns], made: _Columns, ran: _Columns) -> pd.Series:
-    """By operation of a backward, in order: the stack of the operation that made its node."""
+def _forward_stacks(
+    columns_with_stacks: Sequence[_Columns], made: _Columns, ran: _Columns, has_line: npt.NDArray[np.bool_]
+) -> pd.Series:
+    """By operation of a backward, in order: the stack of the operation that made its node.
+
+    An operation of another backward (``create_graph``) has no line of its own: that of its node's operation counts.
+    """
     node = ["thread", "sequence"]
     nodes = pd.DataFrame(dict(made)).drop_duplicates(node)
     allocations = [
@@ -202,6 +210,15 @@ def _forward_stacks(columns_with_stacks: Sequence[_Columns], made: _Columns, ran
     ]
     called = pd.concat(allocations) if allocations else pd.DataFrame({"op": [], "stack": []}, dtype="int64")
     of_op = called[(called["op"] >= 0) & (called["stack"] >= 0)].drop_duplicates("op").set_index("op")["stack"]
+    nodes["near"] = np.maximum.accumulate(nodes["op"].to_numpy("i8")) if len(nodes) else nodes["op"]
     nodes["stack"] = nodes["stack"].where(nodes["op"] < 0, nodes["op"].map(of_op)).fillna(-1).astype("int64")
-    joined = pd.DataFrame(dict(ran)).merge(nodes[nodes["stack"] >= 0][[*node, "stack"]], on=node)
-    return joined.drop_duplicates("op").set_index("op")["stack"].sort_index()
+    joined = pd.DataFrame(dict(ran)).merge(nodes[[*node, "stack", "near"]], on=node)
+    joined = joined.drop_duplicates("op").set_index("op").sort_index()
+    for _ in range(_MOST_BACKWARDS):
+        is_lost = ~has_line[joined["stack"].to_numpy("i8")] & (joined["near"] < joined.index)
+        is_lost &= joined["near"].isin(joined.index)
+        if not is_lost.any():
+            break
+        columns = ["stack", "near"]
+        joined.loc[is_lost, columns] = joined.loc[joined.loc[is_lost, "near"], columns].to_numpy()
+    return joined.loc[joined["stack"] >= 0, "stack"]

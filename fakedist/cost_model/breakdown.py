@@ -22,6 +22,7 @@ from fakedist.cost_model.host_times import (
     layers_host_us,
     no_host,
 )
+from fakedist.cost_model.model_flops import COUNTED, ModelFlops, flops_of_kernels, flops_of_launches
 from fakedist.cost_model.overlap import union, union_us
 from fakedist.cost_model.step import PricedStep
 from fakedist.cost_model.timeline import IDLE, ON_GPU, ON_HOST
@@ -44,8 +45,6 @@ from fakedist.rundir.step_time import (
 
 #: Families of compute. Communication is not one of them.
 COMPUTE_FAMILIES = tuple(name for name in FAMILIES if name != "communication")
-#: Families whose floating-point operations make up the model's. Kernels whose operations are unknown are counted.
-_COUNTED = ("gemm", "attention")
 
 
 def indices(values: pd.Series, known: tuple[str, ...]) -> Array:
@@ -68,7 +67,7 @@ def timed(kernels: pd.DataFrame) -> pd.DataFrame:
     duration = kernels["duration_us"].to_numpy("f8")
     is_known = np.isfinite(duration)
     is_compute, call = family != FAMILIES.index("communication"), kernels["call"]
-    counted = np.isin(family, [FAMILIES.index(name) for name in _COUNTED])
+    counted = np.isin(family, [FAMILIES.index(name) for name in COUNTED])
     return kernels.assign(
         kind=indices(kind, KINDS),
         family=family,
@@ -600,8 +599,9 @@ def break_down(
     compute = ready[ready["is_compute"]]
     known_us, flops = compute["known_us"].to_numpy(), np.nan_to_num(compute["flops"].to_numpy("f8"))
     kind, bound = compute["kind"].to_numpy(), compute["bound"].astype(str).to_numpy()
-    model_flops = float(flops[kind != KINDS.index("recompute")].sum())
+    models = _model_flops(step, kernels, tables)
     peak = peaks.flops.get(PEAK_DTYPE) if peaks else None
+    most = busy.step_us * 1e-6 * peak if peak and ready["is_known"].all() else None
     top = made["kernel_names"][made["kernel_names"]["family"] != "communication"]
     summary = StepTime(
         generation_us=generation_us(ready),
@@ -620,18 +620,26 @@ def break_down(
         num_calls=int(ready["is_call"].sum()),
         num_unknown_calls=int((ready["is_call"] & ~ready["is_known"]).sum()),
         flops=float(flops.sum()),
-        model_flops=model_flops,
-        num_lacking_flops=int(compute["lacks_flops"].sum()),
+        model_flops=models.flops,
+        num_lacking_flops=models.num_lacking,
         moved_bytes=float(np.nan_to_num(compute["moved_bytes"].to_numpy("f8")).sum()),
         peaks=peaks,
-        model_flops_utilisation=model_flops / (busy.busy_us * 1e-6 * peak) if peak and busy.busy_us else None,
+        model_flops_utilisation=models.flops / (busy.busy_us * 1e-6 * peak) if peak and busy.busy_us else None,
         by_family=_families(ready),
         top_kernels=rows_of(KernelTime, top.head(NUM_TOP)),
         layers=layer_times(made["layer_times"], layers, folds),
         ranges=by_range(made["ranges"]),
-        step_flops_utilisation=model_flops / (busy.step_us * 1e-6 * peak) if peak and ready["is_known"].all() else None,
+        step_flops_utilisation=None if most is None else models.flops / most,
     )
     return made, _with_placed(summary, made, step, tables, folds) if isinstance(step, PricedStep) else summary
+
+
+def _model_flops(
+    step: PricedStep | KernelSource, kernels: pd.DataFrame, tables: Mapping[str, pd.DataFrame]
+) -> ModelFlops:
+    if isinstance(step, PricedStep):
+        return flops_of_launches(step.launches, tables["work"])
+    return flops_of_kernels(kernels)
 
 
 def _with_placed(

@@ -37,7 +37,7 @@ TOKENS_PER_STEP = named(
         kind=kinds.whole_number(least=1),
         group=OptionGroup.PRICING,
         help="Tokens in a step, over all ranks.",
-        default_text="the tokens that the first embedding looks up",
+        default_text="the rows that most of the model's layers multiply",
         example=4_194_304,
     )
 )

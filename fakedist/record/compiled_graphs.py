@@ -36,7 +36,7 @@ from fakedist.patch import patched, present
 from fakedist.rundir.rows import HolderRow
 
 #: Of the text, for the keys of caches.
-VERSION = 3
+VERSION = 4
 #: The most operations, and the most elements of a float tensor, that are worth it.
 _MOST_NODES, _FLOATS = 4_000, 65_536
 #: The operation of a node that stands for a tensor of at most so many elements, which is part of the graph.
@@ -252,6 +252,8 @@ def _as_text(value: object) -> object:
 MARK = "# fakedist: modules of buffers "
 #: Start of the line before it: the part of the graph that computes integers.
 INTEGERS = "# fakedist: integers "
+#: Start of the line before these: buffers of a backward that have results of its forward, computed again.
+RECOMPUTED = "# fakedist: recomputed "
 #: A buffer of no known module. It belongs to the module that was compiled.
 COMPILED = -1
 _FUNCTIONS = ("call", "partition_", "subgraph_")
@@ -259,16 +261,25 @@ _FUNCTIONS = ("call", "partition_", "subgraph_")
 
 @dataclass
 class Generated:
-    """Facts about generated code: modules by line, changes of what memory holds, and its part on integers."""
+    """Facts about generated code: modules by line, changes of what memory holds, and its part on integers.
+
+    Attributes:
+        recomputed: Lines of a backward that compute a result of its forward again.
+    """
 
     lines: dict[int, int] = field(default_factory=dict)
+    recomputed: set[int] = field(default_factory=set)
     holders: list[HolderRow] = field(default_factory=list)
     integers: IntegerPart | None = None
 
 
-def with_modules(source: str, modules: dict[str, int], integers: IntegerPart | None = None) -> str:
+def with_modules(
+    source: str, modules: dict[str, int], integers: IntegerPart | None = None, recomputed: Sequence[str] = ()
+) -> str:
     """Append what :func:`parse_generated` needs to generated code, as comments that caches keep."""
-    lines = [] if integers is None else [f"{INTEGERS}{json.dumps(integers.as_json(), separators=(',', ':'))}"]
+    lines = [f"{RECOMPUTED}{json.dumps(recomputed, separators=(',', ':'))}"] if recomputed else []
+    if integers is not None:
+        lines.append(f"{INTEGERS}{json.dumps(integers.as_json(), separators=(',', ':'))}")
     return "\n".join([source.rstrip(), *lines, f"{MARK}{json.dumps(modules, separators=(',', ':'))}\n"])
 
 
@@ -279,20 +290,25 @@ def parse_generated(source: str) -> Generated | None:
         return None
     modules = json.loads(marked.removeprefix(MARK))
     generated = Generated()
-    integers = before.rpartition("\n")[2]
-    if integers.startswith(INTEGERS):
-        generated.integers = IntegerPart.from_json(json.loads(integers.removeprefix(INTEGERS)))
+    before, _, last = before.rpartition("\n")
+    if last.startswith(INTEGERS):
+        generated.integers = IntegerPart.from_json(json.loads(last.removeprefix(INTEGERS)))
+        last = before.rpartition("\n")[2]
+    recomputed = json.loads(last.removeprefix(RECOMPUTED)) if last.startswith(RECOMPUTED) else ()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef) and node.name.startswith(_FUNCTIONS):
-            _Function(modules, generated, is_whole=node.name == "call").read(node)
+            _Function(modules, frozenset(recomputed), generated, is_whole=node.name == "call").read(node)
     return generated
 
 
 class _Function:
     """One generated function, a straight sequence of statements; ``is_whole``: its inputs are the graph's."""
 
-    def __init__(self, modules: dict[str, int], generated: Generated, *, is_whole: bool) -> None:
+    def __init__(
+        self, modules: dict[str, int], recomputed: frozenset[str], generated: Generated, *, is_whole: bool
+    ) -> None:
         self._modules = modules
+        self._recomputed = recomputed
         self._generated = generated
         self._is_whole = is_whole
         self._roots: dict[str, int] = {}
@@ -318,11 +334,10 @@ class _Function:
         if not isinstance(target, ast.Name):
             return
         name, source = target.id, _viewed(value)
-        module = self._modules.get(name, COMPILED)
         if source is None:
             self._roots[name] = statement.lineno
             if isinstance(value, ast.Call) and (name in self._modules):
-                self._mark(statement, module)
+                self._mark(statement, name)
                 if _is_allocation(value):
                     self._unwritten.add(name)
             return
@@ -331,6 +346,7 @@ class _Function:
             return
         self._roots[name] = root
         if (statement.lineno, source) in deleted and name != source:
+            module = self._modules.get(name, COMPILED)
             self._generated.holders.append(HolderRow(root, statement.lineno, module))
             self._unwritten.add(name)
 
@@ -339,12 +355,14 @@ class _Function:
         named = [name for name in _names(statement) if name in self._modules]
         new = [name for name in named if name in self._unwritten]
         if named:
-            self._mark(statement, self._modules[(new or named)[-1]])
+            self._mark(statement, (new or named)[-1])
             self._unwritten.difference_update(new)
 
-    def _mark(self, statement: ast.stmt, module: int) -> None:
-        for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
-            self._generated.lines[line] = module
+    def _mark(self, statement: ast.stmt, buffer: str) -> None:
+        lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+        self._generated.lines.update(dict.fromkeys(lines, self._modules[buffer]))
+        if buffer in self._recomputed:
+            self._generated.recomputed.update(lines)
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -410,15 +428,32 @@ class Modules:
 
     def buffer_numbers(self, lowering: _Lowering) -> dict[str, int]:
         """The number of each buffer's module, for a graph that Inductor has lowered."""
-        order = {node: position for position, node in enumerate(lowering.graph.nodes)}
-        numbers = {}
-        for name, buffer in lowering.name_to_buffer.items():
-            origins = [*(getattr(buffer, "origins", None) or ()), getattr(buffer, "origin_node", None)]
-            nodes = [node for node in origins if isinstance(node, fx.Node) and node.op == "call_function"]
-            # The last of the nodes fused into a buffer is the one whose value it holds.
-            last = max(nodes, key=lambda node: order.get(node, -1), default=None)
-            numbers[str(name)] = COMPILED if last is None else self.number(last)
-        return numbers
+        return {
+            name: COMPILED if node is None else self.number(node) for name, node in _values_of_buffers(lowering).items()
+        }
+
+
+_TAG = "partitioner_tag"  # AOTAutograd's, of a joint graph's nodes
+_BACKWARD = ("is_backward", "must_be_in_backward")
+
+
+def recomputed_buffers(lowering: _Lowering) -> list[str]:
+    """The buffers of a lowered backward that have the value of a node of its forward."""
+    if not any(node.meta.get(_TAG) in _BACKWARD for node in lowering.graph.nodes):
+        return []
+    values = _values_of_buffers(lowering).items()
+    return [name for name, node in values if node is not None and node.meta.get(_TAG) == "is_forward"]
+
+
+def _values_of_buffers(lowering: _Lowering) -> dict[str, fx.Node | None]:
+    """The last of the nodes fused into each buffer: the one whose value it holds. None if none is known."""
+    order = {node: position for position, node in enumerate(lowering.graph.nodes)}
+    values = {}
+    for name, buffer in lowering.name_to_buffer.items():
+        origins = [*(getattr(buffer, "origins", None) or ()), getattr(buffer, "origin_node", None)]
+        nodes = [node for node in origins if isinstance(node, fx.Node) and node.op == "call_function"]
+        values[str(name)] = max(nodes, key=lambda node: order.get(node, -1), default=None)
+    return values
 
 
 def _nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:
@@ -519,7 +554,8 @@ class Compilations:
             code = result[0]
             if self._modules is not None and isinstance(source := getattr(code, "value", None), str):
                 integers = integers_of(lowering.graph, lowering.name_to_buffer)
-                code.value = with_modules(source, self._modules.buffer_numbers(lowering), integers)
+                modules, again = self._modules.buffer_numbers(lowering), recomputed_buffers(lowering)
+                code.value = with_modules(source, modules, integers, again)
             return result
 
         return codegen

@@ -14,6 +14,7 @@ from fakedist.patch import present
 from fakedist.record.compiled_graphs import Compilations, Generated, Modules, parse_generated
 from fakedist.record.marker import device_pieces
 from fakedist.record.module_names import OUTSIDE, LayerTable
+from fakedist.record.position import GraphPart
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.memory_records import GeneratedRecord, GraphsRecord, HeldRecord, PlacingsRecord
 from fakedist.rundir.rows import GraphRow, HeldRow, LineRow, PlacingRow
@@ -38,11 +39,13 @@ class PlacedGraph:
     layers: tuple[int, ...]
     may_reuse_inputs: bool
 
-    def layer_here(self) -> int | None:
-        """The layer of the line of generated code that runs in this thread. None outside that code."""
+    def part_here(self) -> GraphPart | None:
+        """The part whose line of generated code runs in this thread. None outside that code."""
         frame = self._frame(sys._getframe(1))
         module = None if frame is None else self.generated.lines.get(frame.f_lineno)
-        return None if module is None else self.layers[module]
+        if frame is None or module is None:
+            return None
+        return GraphPart(self.layers[module], frame.f_lineno in self.generated.recomputed)
 
     def buffers_here(self, tensors: Iterable[torch.Tensor]) -> Iterator[tuple[torch.Tensor, str]]:
         """The tensors that are buffers of integers in the generated code that runs in this thread, with their nodes."""

@@ -220,7 +220,7 @@ class Operations:
 
     def _scope_now(self) -> int:
         placed = self._placed
-        return self._position.scope(None if placed is None else placed.layer_here())
+        return self._position.scope(None if placed is None else placed.part_here())
 
     def _number_own(self, name: str) -> int:
         return self._number(self._kinds.get(name) or self._new_kind(name), self._scope_now())

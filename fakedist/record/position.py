@@ -52,6 +52,13 @@ class _Engine:
     creates_graph: bool
 
 
+class GraphPart(NamedTuple):
+    """The part of a compiled graph that runs: its layer, and whether a backward computes a forward's result again."""
+
+    layer: int
+    recomputes: bool
+
+
 class _Again(NamedTuple):
     """A module that runs again in a thread: the thread, and the module's index on its stack."""
 
@@ -83,7 +90,7 @@ class Position:
         self.regions: list[RegionRow] = []
         self.new_scopes: list[ScopeRow] = []
         self._owner_of_node = owner_of_node
-        self._scopes: dict[tuple[int, str, int, bool], int] = {}
+        self._scopes: dict[tuple[int, str, int, bool, bool], int] = {}
         self._phase = "init"
         self._optimizer_depth = 0
         self._steps_in_backward = False
@@ -92,6 +99,7 @@ class Position:
         self._threads: dict[int, _Thread] = {self._main: _Thread()}
         self._forward_from = self._forward_until = self._recompute_from = -1
         self._recompute_layer = OUTSIDE
+        self._evaluates = False
         self._phase_changed = phase_changed
 
     @property
@@ -112,15 +120,16 @@ class Position:
 
     # ---- read by every operation
 
-    def scope(self, inside: int | None = None) -> int:
-        """Number of the scope of the running operation; ``inside`` is a compiled graph's layer, None outside one."""
+    def scope(self, inside: GraphPart | None = None) -> int:
+        """Number of the scope of the running operation; ``inside`` is a compiled graph's part, None outside one."""
         if self._engines:
             again = self._running_again()
-            layer = self._layer_in_backward(again, _node(again)) if inside is None else inside
-            return self._scope_in_backward(again, layer)
+            if inside is None:
+                return self._scope_in_backward(again, self._layer_in_backward(again, _node(again)))
+            return self._scope_in_backward(again, inside.layer, recomputes=inside.recomputes)
         thread = self._threads.get(threading.get_ident())
         layer = thread.stack[-1] if thread and thread.stack else OUTSIDE
-        return self._scope_of((self._step, self._phase, layer if inside is None else inside, False))
+        return self._scope_of((self._step, self._phase, layer if inside is None else inside.layer, False))
 
     def whereabouts(self) -> Whereabouts:
         """The scope of the operation that runs now in this thread, and how long it stays that scope."""
@@ -210,8 +219,11 @@ class Position:
         """Return whether a module that starts now is called by no other module and outside any backward."""
         return self.calling() is None
 
-    def root_forward(self, *, generates: bool = False) -> None:
+    def root_forward(self, *, generates: bool = False, evaluates: bool = False) -> None:
         """Begin a root module's forward. With grad enabled, what it leaves alive is saved for backward."""
+        if evaluates != self._evaluates:
+            self._evaluates = evaluates
+            self._changed()
         if torch.is_grad_enabled() and self._forward_from < 0:
             self._forward_from = self.op
         self._set_phase("generation" if generates else "forward")
@@ -335,13 +347,13 @@ class Position:
         first = engine.depth if ident == engine.thread else 0
         return _Again(thread, first) if thread and len(thread.stack) > first else None
 
-    def _scope_in_backward(self, again: _Again | None, layer: int) -> int:
+    def _scope_in_backward(self, again: _Again | None, layer: int, *, recomputes: bool = False) -> int:
         # A module that runs again does so with grad. Its own autograd function computes without, in its forward.
         with_grad = torch.is_grad_enabled() or (again is not None and again.thread.with_grad[again.first])
         recompute = with_grad and not self._engines[-1].creates_graph
         if recompute != (self._recompute_from >= 0):
             self._recompute_switched(recompute, layer)
-        return self._scope_of((self._step, "backward", layer, recompute))
+        return self._scope_of((self._step, "backward", layer, recompute or recomputes))
 
     def _layer_in_backward(self, again: _Again | None, node: torch.autograd.graph.Node | None) -> int:
         if again is not None:
@@ -354,12 +366,21 @@ class Position:
         at = bisect_right(tape.bounds, sequence) - 1
         return tape.layers[at] if at >= 0 else OUTSIDE
 
-    def _scope_of(self, key: tuple[int, str, int, bool]) -> int:
+    def _scope_of(self, where: tuple[int, str, int, bool]) -> int:
+        key = (*where, self._is_beside_training)
         scope = self._scopes.get(key)
         return self._new_scope(key) if scope is None else scope
 
-    def _new_scope(self, key: tuple[int, str, int, bool]) -> int:
+    @property
+    def _is_beside_training(self) -> bool:
+        """Whether an evaluation's forward or, inside a backward, an optimizer runs."""
+        return self._steps_in_backward if self._engines else self._evaluates and self._phase == "forward"
+
+    def _new_scope(self, key: tuple[int, str, int, bool, bool]) -> int:
+        step, phase, layer, recompute, is_beside = key
         scope = self._scopes[key] = len(self.places)
-        self.places.append(Location(*key))
-        self.new_scopes.append(ScopeRow(scope, *key))
+        # What is launched there is no part of the model's forward or backward. Memory has the phase around it.
+        launching = phase if not is_beside else "optimizer" if phase == "backward" else "other"
+        self.places.append(Location(step, launching, layer, recompute))
+        self.new_scopes.append(ScopeRow(scope, step, phase, layer, recompute))
         return scope

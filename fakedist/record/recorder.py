@@ -275,7 +275,7 @@ class Recorder(StepListener):
                 self._names_again = False
                 self._layers.name_first(module)
             self._memory.model_begins(module)
-            position.root_forward(generates=generates)
+            position.root_forward(generates=generates, evaluates=self._training.evaluates)
         elif is_dynamos(module):
             return
         layer = self._layers.layer(module, calling or OUTSIDE)

@@ -33,7 +33,7 @@ from fakedist.cost_model.estimated import (
     where_from,
 )
 from fakedist.cost_model.gains import find_gains
-from fakedist.cost_model.job.job_times import rank_throughput
+from fakedist.cost_model.job.step_tokens import rank_throughput
 from fakedist.cost_model.launches import launch_tables
 from fakedist.cost_model.step_axis import write_trace
 from fakedist.options import Job
@@ -158,11 +158,12 @@ def _with_outlook(
     done = estimate_or_note(
         "tokens per second", lambda: rank_throughput(tables, summary, job.rank, job.world_size), notes
     )
+    tokens, samples = done or (None, None)
     gains = None
     if source.tool == "model" and prices is not None:
         what = "what would shorten the step"
         gains = estimate_or_note(what, lambda: find_gains(tables, models, job, summary, prices), notes)
-    return replace(times, summary=replace(summary, throughput=done, gains=gains or []))
+    return replace(times, summary=replace(summary, throughput=tokens, sample_throughput=samples, gains=gains or []))
 
 
 def build_tables(

@@ -14,7 +14,8 @@ import pandas as pd
 from fakedist.analysis.axes import Pipeline, find_pipeline
 from fakedist.cost_model.breakdown import PEAK_DTYPE
 from fakedist.cost_model.hosts import HostModel
-from fakedist.cost_model.job.job_times import JobRank, JobTimes, job_times, tokens_text
+from fakedist.cost_model.job.job_times import JobRank, JobTimes, job_times
+from fakedist.cost_model.job.step_tokens import tokens_text
 from fakedist.errors import FakedistError, JobError, RunDirectoryError
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
@@ -145,7 +146,7 @@ def time_job(
     pipeline = _pipeline(first, job.rank)
     stages = [_stage(ranks[one.rank], one, pipeline) for one in times.ranks]
     notes, throughput = _throughput(times, job.world_size, models.gpu, pipeline, tokens_per_step)
-    throughput = _with_samples(throughput, times, ranks, micro_batches)
+    throughput = _with_samples(throughput, times, job.world_size, micro_batches)
     if micro_batches is not None:
         throughput = replace(throughput, num_micro_batches=micro_batches)
     summary = JobStep(
@@ -343,29 +344,24 @@ def _throughput(
         samples_per_s_per_gpu=None,
         num_micro_batches=micro_batches.pop() if len(micro_batches) == 1 else None,
         rates=rates,
+        mfu=_mfu(times, gpu) if rates else None,
     )
     return notes, done
 
 
-def _with_samples(
-    throughput: Throughput, times: JobTimes, runs: Mapping[int, Run], micro_batches: int | None
-) -> Throughput:
+def _with_samples(throughput: Throughput, times: JobTimes, world_size: int, micro_batches: int | None) -> Throughput:
     """Add the samples of all ranks, if the first rank's groups and inputs show them."""
     first = times.ranks[0]
-    run = runs[first.rank]
-    steps = [step_peak for step_peak in run.summary.steps if step_peak.samples]
-    step = next((step_peak for step_peak in steps if step_peak.step == first.step), steps[-1] if steps else None)
-    if step is None or not first.replicas.number:
+    samples = first.samples.number * first.replicas.number
+    if not samples:
         return throughput
-    samples = step.samples * first.replicas.number
     if micro_batches is not None:
         if not first.num_recorded:
             return throughput
         samples = samples * micro_batches // first.num_recorded
-    job = run.manifest.job
-    assert job is not None
-    per_s = samples / times.step_us * 1e6 / job.world_size
-    return replace(throughput, samples_per_step=samples, sample_shape=step.sample_shape, samples_per_s_per_gpu=per_s)
+    per_s = samples / times.step_us * 1e6 / world_size
+    shape = first.samples.shape
+    return replace(throughput, samples_per_step=samples, sample_shape=shape, samples_per_s_per_gpu=per_s)
 
 
 def _tokens(times: JobTimes) -> tuple[int | None, str, str]:
@@ -379,6 +375,14 @@ def _tokens(times: JobTimes) -> tuple[int | None, str, str]:
         return None, "", first.replicas.text
     text = tokens_text(first.tokens, first.rank, first.replicas)
     return first.tokens.number * first.replicas.number, text, ""
+
+
+def _mfu(times: JobTimes, gpu: GpuSpec) -> float | None:
+    """Of the runs of every stage."""
+    counted, peak = [rank.flops.models for rank in times.ranks], gpu.peak_flops.get(PEAK_DTYPE)
+    if peak is None or any(models.num_lacking for models in counted):
+        return None
+    return sum(models.flops for models in counted) / len(counted) / (times.step_us * 1e-6 * peak)
 
 
 def _rates(times: JobTimes, gpu: GpuSpec, pipeline: Pipeline | None) -> tuple[list[FlopsRate], str]:

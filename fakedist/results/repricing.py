@@ -13,7 +13,7 @@ from fakedist.cost_model.busiest_rank import ExpertsLoad, at_pace, recorded_load
 from fakedist.cost_model.estimated import Models, NetworkChoice, StepTimes, estimate_times, network_of, prices_of
 from fakedist.cost_model.gains import find_gains
 from fakedist.cost_model.hosts import HostModel, host_model
-from fakedist.cost_model.job.job_times import rank_throughput
+from fakedist.cost_model.job.step_tokens import rank_throughput
 from fakedist.cost_model.nccl.settings import Nccl
 from fakedist.cost_model.step import MeasuredPrices
 from fakedist.errors import JobError, RunDirectoryError
@@ -89,8 +89,8 @@ def price_again(manifest: Manifest, summary: Summary, table: ReadTable, models: 
     times, job = estimate_times(tables, fold_layers(tables["layers"]), models, traced=traced), manifest.job
     if times.summary is None or job is None:
         return times
-    done = rank_throughput(tables, times.summary, job.rank, job.world_size)
-    measured = replace(times.summary, throughput=done)
+    tokens, samples = rank_throughput(tables, times.summary, job.rank, job.world_size)
+    measured = replace(times.summary, throughput=tokens, sample_throughput=samples)
     if summary.timed and (recorded := summary.timed[1].host) is not None:
         what_if = models.network.what_if
         before, speed = summary.timed[0], 1.0 if what_if is None else what_if.host
@@ -142,7 +142,7 @@ def tables_to_price(
         raise RunDirectoryError(
             f"the run has no launches to price: {reasons[0] if reasons else 'no step was timed'}", _HINT
         )
-    names = ("work", "ranges", "layers", "calls", "groups", "operation_stacks", "routed")
+    names = ("work", "ranges", "layers", "calls", "groups", "operation_stacks", "routed", "steps")
     tables = {"launches": launches, "stacks": table("stacks", ["line"])} | {name: table(name) for name in names}
     return at_pace(tables, experts or ExpertsLoad())
 

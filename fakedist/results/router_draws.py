@@ -306,7 +306,8 @@ class Played:
     @property
     def num_following(self) -> int:
         """Blocks whose sizes follow the counts of experts."""
-        return int((self.playable.program.follows >= 0).sum())
+        program = self.playable.program
+        return int((np.delete(program.follows, program.bounded) >= 0).sum())
 
     @property
     def without_memory(self) -> tuple[float, float, float]:

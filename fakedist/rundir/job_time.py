@@ -76,6 +76,8 @@ class Throughput:
         samples_per_s_per_gpu: Per second and GPU; None if the samples are not known.
         num_micro_batches: Micro-batches of the timed step; None if they are not known.
         rates: FLOP/s by convention; empty if they are not known.
+        mfu: The model's FLOPs (``StepTime.model_flops``) of a stage, the mean, as a share of what the GPU's dense bf16
+            peak does in the step; None without a run of every stage, or if they are not known.
     """
 
     tokens_per_step: int | None
@@ -86,6 +88,7 @@ class Throughput:
     samples_per_s_per_gpu: float | None
     num_micro_batches: int | None
     rates: list[FlopsRate] = field(default_factory=list)
+    mfu: float | None = None
 
 
 @dataclass(frozen=True)

@@ -478,6 +478,21 @@ class RankThroughput:
 
 
 @dataclass(frozen=True)
+class SampleThroughput:
+    """The samples that the job reads, if every rank is as fast as this one.
+
+    Attributes:
+        samples_per_step: Samples of all ranks: the first dimension of the model's input.
+        sample_shape: Shape of a sample, such as "3x224x224".
+        samples_per_s_per_gpu: Per second and GPU.
+    """
+
+    samples_per_step: int
+    sample_shape: str
+    samples_per_s_per_gpu: float
+
+
+@dataclass(frozen=True)
 class StepTime:
     """Where the time of the timed step goes.
 
@@ -499,8 +514,9 @@ class StepTime:
         num_calls: Collective calls.
         num_unknown_calls: Those whose duration is not known.
         flops: Floating-point operations, where they are known.
-        model_flops: The same without what backward computes again.
-        num_lacking_flops: Matrix products and attention whose operations are not known.
+        model_flops: Of them, the model's: matrix products and attention of forward and backward, each result once.
+            Without recomputation (the scores in a fused attention's backward, too), optimizers and evaluations.
+        num_lacking_flops: Of the model's matrix products and attention, those whose operations are not known.
         moved_bytes: Bytes moved, where they are known.
         peaks: The GPU's peak rates; None if its model is not known.
         model_flops_utilisation: Of the bf16 peak while busy; None without peaks.
@@ -516,6 +532,7 @@ class StepTime:
         step_flops_utilisation: Model FLOPs utilisation of the whole step, as a share of the bf16 peak; None if any of
             it is unknown.
         throughput: Tokens per second; None unless they are certain.
+        sample_throughput: Samples per second; None unless they are certain.
         gains: The step with each change that applies, the shortest first; empty if none was priced.
         host: The host's time by what it launches for, and its waits; empty if it is not known.
         host_waits: Where the host waits for the GPU, most idle time of the GPU first.
@@ -560,3 +577,4 @@ class StepTime:
     late_launches: list[LateLaunches] = field(default_factory=list)
     loading_us: float = 0.0
     collector_us: float = 0.0
+    sample_throughput: SampleThroughput | None = None

@@ -26,7 +26,7 @@ from fakedist.report.page.drawings import Pack
 from fakedist.report.page.live import Follower
 from fakedist.report.page.run_page import template_text
 from fakedist.report.text.sheet import Sheet
-from fakedist.report.text.wording import command_line
+from fakedist.report.text.wording import MFU_BASIS, command_line
 from fakedist.rundir.directory import MANIFEST_NAME
 from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.outcome import Outcome
@@ -37,7 +37,6 @@ from fakedist.sweep.sheets import (
     EFFECTS_TITLE,
     FAILURES_TITLE,
     MISFITS_TITLE,
-    ON_FRONT,
     TITLE,
     columns_of,
     effects_of,
@@ -45,6 +44,7 @@ from fakedist.sweep.sheets import (
     misfits,
     point_sheet,
     reasons,
+    remarks_of,
     shown_rows,
 )
 from fakedist.sweep.space import Scalar, text_of
@@ -319,7 +319,7 @@ def sweep_page(sweep: Sweep, folder: Path | None = None) -> str:
         "figures": sorted(figures),
         "maps": list(drawn),
         "unit": sweep.ranking.unit,
-        "points": Sheet(TITLE, columns_of(sweep, rows), [ON_FRONT]) if rows else None,
+        "points": Sheet(TITLE, columns_of(sweep, rows), remarks_of(rows)) if rows else None,
         "links": [_pages(row, sweep) if is_here else [] for row in rows],
         "effects": Sheet(EFFECTS_TITLE, effects) if effects[0].cells else None,
         "unfinished": [
@@ -354,7 +354,7 @@ def _best(sweep: Sweep, is_here: bool) -> dict[str, object] | None:
         interval = f"90 % interval {format_us(step.low_us or 0.0)} to {format_us(step.high_us or 0.0)}" if known else ""
         figures.append(("step", format_us(step.step_us), interval))
         if step.mfu is not None:
-            figures.append(("MFU", f"{step.mfu:.1%}", "as Megatron-LM counts"))
+            figures.append(("MFU", f"{step.mfu:.1%}", MFU_BASIS))
     tied = len(sweep.ranking.as_fast)
     figures.append(("statistically tied with it", f"{tied:,}", "other point" if tied == 1 else "other points"))
     return {

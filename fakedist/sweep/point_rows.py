@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from fakedist.cost_model.job.job_times import tokens_of
+from fakedist.cost_model.job.step_tokens import tokens_of
 from fakedist.errors import FakedistError, JobError, RunDirectoryError, WorldError
 from fakedist.launcher.executors.task import TaskResult
 from fakedist.rank_list import parse_rank_list
@@ -116,7 +116,7 @@ class StepEstimate:
         samples_per_step: Samples of all ranks.
         sample_shape: Shape of a sample; empty if the samples are not known.
         tflops_per_gpu: The model's TFLOP/s per GPU as Megatron-LM counts; None without a run of every stage.
-        mfu: Share of the dense bf16 peak as Megatron-LM counts; None without a run of every stage.
+        mfu: As :class:`~fakedist.rundir.job_time.Throughput`; ``mfu_torchtitan`` is as torchtitan counts.
     """
 
     step_us: float
@@ -334,7 +334,7 @@ def _placed(job: JobTime, slowest: StageTime) -> StepEstimate:
         sample_shape=done.sample_shape,
         samples_per_s_per_gpu=done.samples_per_s_per_gpu,
         tflops_per_gpu=None if megatron is None else megatron.tflops_per_gpu,
-        mfu=None if megatron is None else megatron.mfu,
+        mfu=done.mfu,
         mfu_torchtitan=None if torchtitan is None else torchtitan.mfu,
         gpu=step.gpu,
         fabric=step.fabric,
@@ -380,7 +380,7 @@ def _slowed(rate: float | None, scale: float) -> float | None:
 def _chunks(run: Run, stages: Sequence[int]) -> int | None:
     """Model chunks of each stage: how often the first sends a micro-batch to the second. None if unseen."""
     groups, calls, launches = run.table("groups"), run.table("calls"), run.table("launches")
-    ran = tokens_of(launches, run.table("work")).num_micro_batches
+    ran = tokens_of({"launches": launches, "work": run.table("work")}).num_micro_batches
     own = [number for number, ranks in enumerate(groups["ranks"]) if ranks and parse_rank_list(ranks) == tuple(stages)]
     is_send = calls["operation"].astype(str).str.startswith("send")
     is_timed = calls["sequence"].isin(launches["call"])

@@ -24,6 +24,7 @@ from fakedist.report.text.sheet import (
     print_words,
     us_column,
 )
+from fakedist.report.text.wording import MFU_BASIS
 from fakedist.rundir.plain import to_plain
 from fakedist.sweep.command import PointRun, PricedFor
 from fakedist.sweep.opened import Sweep
@@ -54,7 +55,8 @@ def render_sweep(sweep: Sweep, console: Console) -> None:
         print_table(console, TITLE, columns_of(sweep, rows[:_NUM_ROWS]))
         if len(rows) > _NUM_ROWS:
             print_remark(console, f"{len(rows) - _NUM_ROWS:,} more are in {TABLE_NAME}, on the page and in --json")
-        print_remark(console, ON_FRONT)
+        for remark in remarks_of(rows):
+            print_remark(console, remark)
     if any(effect.num_groups for effect in ranking.effects):
         print_table(console, EFFECTS_TITLE, effects_of(ranking.effects))
     for sentence in reasons(sweep.rows):
@@ -111,6 +113,12 @@ def columns_of(sweep: Sweep, rows: Sequence[Row]) -> list[SheetColumn]:
         us_column("exposed", [None if step is None else step.communication_us for step in steps], rank=2),
         SheetColumn("bubble", [_bubble(step) for step in steps], rank=2),
     ]
+
+
+def remarks_of(rows: Sequence[Row]) -> list[str]:
+    """Explain the columns of the table of points."""
+    has_mfu = any(row.step is not None and row.step.mfu is not None for row in rows)
+    return [ON_FRONT, *([f"MFU: {MFU_BASIS}"] if has_mfu else [])]
 
 
 def _values(axis: str, cells: list[str]) -> SheetColumn:

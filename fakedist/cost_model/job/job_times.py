@@ -26,25 +26,16 @@ from fakedist.cost_model.job.stages import (
     only_exchanges,
     place_together,
 )
+from fakedist.cost_model.job.step_tokens import StepSamples, StepTokens, forward_of, samples_of, tokens_of
+from fakedist.cost_model.model_flops import ModelFlops, flops_of_launches
 from fakedist.cost_model.overlap import union, union_us
 from fakedist.cost_model.placing import StepLaunches, interval_of
 from fakedist.cost_model.step import Prices, StepPrices
 from fakedist.cost_model.what_if import changed_launches
 from fakedist.errors import JobError
-from fakedist.rundir.notes import counted
-from fakedist.rundir.step_time import RankThroughput, StepTime
 
 #: A backward pass takes twice the arithmetic of its forward.
 _FORWARD_AND_BACKWARD = 3.0
-
-
-@dataclass(frozen=True)
-class StepTokens:
-    """The tokens and micro-batches that a rank reads in the timed step; 0 if unknown, for the reason ``why``."""
-
-    number: int
-    num_micro_batches: int
-    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,72 +46,18 @@ class CountedFlops:
         megatron: Each query meets half of the keys.
         torchtitan: Each query meets all keys.
         num_lacking: Products and attention of the forward pass without known FLOPs.
+        models: Those of :mod:`fakedist.cost_model.model_flops`.
     """
 
     megatron: float
     torchtitan: float
     num_lacking: int
-
-
-def tokens_of(launches: pd.DataFrame, work: pd.DataFrame) -> StepTokens:
-    """Count the tokens of a step: what the model's first embedding looks up, once for each micro-batch."""
-    forward = _forward(launches)
-    of_work = forward["work"].to_numpy("i8")
-    looks_up = (work["operation"].astype(str) == "aten.embedding.default") & (work["m"] > 0)
-    lookups = forward[looks_up.to_numpy(bool)[of_work]].drop_duplicates(["op", "layer"])
-    if not len(lookups):
-        return StepTokens(0, 0, "no embedding was seen in the forward pass")
-    first = lookups.iloc[0]
-    own = lookups[lookups["layer"] == first["layer"]]
-    is_product = (work["family"].astype(str) == "gemm").to_numpy(bool)[of_work]
-    after = forward[is_product & (forward.index > lookups.index[0])]
-    if not len(after):
-        return StepTokens(0, 0, "no product follows the embedding")
-    # A model that embeds twice in one forward pass (multi-token prediction, encoder and decoder) runs the first product
-    # after its embedding once for each micro-batch.
-    same = after[(after["work"] == after["work"].iloc[0]) & (after["layer"] == after["layer"].iloc[0])]
-    if _num_runs(same["op"]) != len(own):
-        return StepTokens(0, 0, "the first embedding and the product after it do not run equally often")
-    rows = work["m"].to_numpy("i8")[own["work"].to_numpy("i8")]
-    return StepTokens(int(rows.sum()), len(own))
-
-
-def tokens_text(tokens: StepTokens, rank: int, replicas: Replicas) -> str:
-    """The arithmetic of the tokens of a job."""
-    batches = counted(tokens.num_micro_batches, "micro-batch", "micro-batches")
-    read = f"{tokens.number:,} that rank {rank} embeds in {batches}"
-    return f"{read}, times {replicas.number:,} ({replicas.text})"
-
-
-def rank_throughput(
-    tables: Mapping[str, pd.DataFrame], time: StepTime, rank: int, world_size: int
-) -> RankThroughput | None:
-    """The tokens per second of a job whose ranks are all as fast as this one.
-
-    None unless they are certain: the rank embeds tokens, its groups show how many ranks read tokens of their own, and
-    it neither waits for a pipeline nor has collectives of unknown duration.
-    """
-    launches, calls = tables["launches"], tables["calls"]
-    own = calls[calls["step"] == int(launches["step"].iloc[0])]
-    if time.num_unknown_calls or own["operation"].astype(str).isin(("send", "recv")).any():
-        return None
-    tokens, replicas = tokens_of(launches, tables["work"]), find_replicas(tables["groups"], own, world_size)
-    if not tokens.number or not replicas.number:
-        return None
-    number = tokens.number * replicas.number
-    per_s = number / (time.step_us * 1e-6) / world_size
-    return RankThroughput(number, tokens_text(tokens, rank, replicas), per_s)
-
-
-def _num_runs(operations: pd.Series) -> int:
-    """Runs of a product by operation. Transformer Engine's launches are outside of one: each is a run."""
-    inside = operations[operations >= 0]
-    return int(inside.nunique()) + len(operations) - len(inside)
+    models: ModelFlops
 
 
 def flops_of(launches: pd.DataFrame, work: pd.DataFrame) -> CountedFlops:
     """Count the FLOPs of a step."""
-    counts = np.bincount(_forward(launches)["work"].to_numpy("i8"), minlength=len(work))
+    counts = np.bincount(forward_of(launches)["work"].to_numpy("i8"), minlength=len(work))
     family, flops = work["family"].astype(str).to_numpy(), own_work(work, "flops")
     is_attention = (family == "attention") & (work["attention"].astype(str) == "forward").to_numpy(bool)
     is_product = family == "gemm"
@@ -137,12 +74,8 @@ def flops_of(launches: pd.DataFrame, work: pd.DataFrame) -> CountedFlops:
         megatron=_FORWARD_AND_BACKWARD * (products + attention / 2),
         torchtitan=_FORWARD_AND_BACKWARD * (products + attention),
         num_lacking=int(counts[lacks].sum()),
+        models=flops_of_launches(launches, work),
     )
-
-
-def _forward(launches: pd.DataFrame) -> pd.DataFrame:
-    is_forward = (launches["phase"].astype(str) == "forward") & ~launches["recompute"].astype(bool)
-    return launches[is_forward & (launches["work"] >= 0)]
 
 
 #: What a lane shows, the first covering the later ones.
@@ -256,6 +189,7 @@ class JobRank:
     parts: Parts
     lanes: pd.DataFrame
     tokens: StepTokens
+    samples: StepSamples
     flops: CountedFlops
     replicas: Replicas
     num_exchanged: int
@@ -284,6 +218,7 @@ class _Alone:
     varied: list[list[Array]] | None
     dependencies: Dependencies
     tokens: StepTokens
+    samples: StepSamples
     flops: CountedFlops
     replicas: Replicas
     num_recorded: int
@@ -336,12 +271,13 @@ def job_times(
 def _alone(rank: int, tables: Mapping[str, pd.DataFrame], job: _Job) -> _Alone:
     work, calls = tables["work"], tables["calls"]
     launches = from_first_transfer(tables["launches"], calls)
-    tokens = tokens_of(launches, work)
+    recorded = {**tables, "launches": launches}
+    tokens, samples = tokens_of(recorded), samples_of(recorded)
     num_recorded = tokens.num_micro_batches or count_micro_batches(launches, work)
     if job.micro_batches is not None:
-        recorded = Recorded(rank, launches, work, calls, num_stages_of(launches, calls, tables["groups"]), num_recorded)
-        launches = with_micro_batches(recorded, job.micro_batches)
-        tokens = tokens_of(launches, work)
+        ran = Recorded(rank, launches, work, calls, num_stages_of(launches, calls, tables["groups"]), num_recorded)
+        launches = with_micro_batches(ran, job.micro_batches)
+        tokens = tokens_of({**tables, "launches": launches})
     of_work = launches["work"].to_numpy("i8")
     counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
     prices = job.models.prices
@@ -360,6 +296,7 @@ def _alone(rank: int, tables: Mapping[str, pd.DataFrame], job: _Job) -> _Alone:
         varied=step.varied(placed, lambda: prices.step_interval(priced, counts)),
         dependencies=dependencies,
         tokens=tokens,
+        samples=samples,
         flops=flops_of(launches, work),
         replicas=find_replicas(tables["groups"], own, job.world_size),
         num_recorded=num_recorded,
@@ -446,6 +383,7 @@ def _rank(alone: _Alone, together: PlacedTogether, step_us: float) -> JobRank:
         parts=parts_of(rows, placed.end_us, step_us),
         lanes=lanes_of(rows, placed.end_us, step_us),
         tokens=alone.tokens,
+        samples=alone.samples,
         flops=alone.flops,
         replicas=alone.replicas,
         num_exchanged=alone.dependencies.num_exchanged,

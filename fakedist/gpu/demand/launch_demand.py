@@ -82,10 +82,10 @@ _COMPLEX = (4, 5)
 #: cublasComputeType_t values that compute single precision on the TF32 or bf16 units.
 _FAST = {77: "tf32", 74: "bf16", 75: "bf16", 78: "bf16x9"}
 #: Kernels that prepare or finish an attention or a grouped product and do none of its arithmetic.
-_BESIDES = ("dot_do_o", "convert_dq", "prepare_grouped", "fill", "direct_copy", "elementwise", "memset")
+_BESIDES = ("dot_do_o", "convert_dq", "prepare_grouped", "fill", "memset")
 
 
-#: Torch's own kernels, and words in the names of those that compute much.
+#: Torch's own kernels move data and sum it up next to a library's; words in the names of those that compute much.
 _TORCHS_OWN = re.compile(r"\bat::native::|\bat_cuda_detail::")
 #: Functions of libraries that compute much.
 _SOLVERS = re.compile(r"cusolverDn|cusparse(Sp|SDD|.bsr)|cublas\w*(ge|trsm|matinv)|magma")
@@ -243,7 +243,8 @@ class LaunchDemands:
         name = self._names[number]
         is_beside = self._besides.get(name)
         if is_beside is None:
-            is_beside = self._besides[name] = any(word in name for word in _BESIDES)
+            is_torchs = _TORCHS_OWN.search(name) is not None and not _COMPUTES.search(name)
+            is_beside = self._besides[name] = is_torchs or any(word in name for word in _BESIDES)
         return not is_beside
 
 

@@ -156,7 +156,11 @@ _DISPATCHING = {
 _DISPATCHING |= {"searchsorted", "index_add", "index_copy", "index_put", "_index_put_impl", "index_reduce"}
 _DISPATCHING |= {"_grouped_mm", "_scaled_grouped_mm"}
 #: These too. But a metric also does so with the one class that it predicts for each pixel.
-_DISPATCHING_SEVERAL = {"scatter", "scatter_add", "scatter_reduce", "bincount", "histc"}
+_COUNTING = {"bincount", "histc"}
+#: These make a mask of several. It may also be the target of a loss, or keep a few words of a vocabulary, until it
+#: counts the rows of each choice, or multiplies rows.
+_MASKING = {"scatter", "scatter_add", "scatter_reduce"}
+_MULTIPLYING = {"mm", "bmm", "addmm", "baddbmm"}
 #: Of these, what is written where may be indices too: the ends of sequences.
 _PUTTING = {"index_put", "_index_put_impl"}
 _ORDERING = {"lt", "le", "gt", "ge"}
@@ -233,7 +237,7 @@ class Routing:
         self.fused: set[tuple[str, int]] = set()
         self.passes: dict[int, list[RouterPass]] = {}
         self._ran: list[RouterPassRow] = []
-        self._line_of: dict[int, tuple[str, int]] = {}
+        self._lines_of: dict[int, set[tuple[str, int]]] = {}
         self.groups: dict[int, tuple[int, ...]] = {}
 
     def choose(self, operator: Operator, args: Arguments, kwargs: Keywords, indices: torch.Tensor) -> torch.Tensor:
@@ -272,6 +276,7 @@ class Routing:
         if dim != len(source) - 1 or tokens < 2 or not 0 < picked < num_choices <= _MOST_EXPERTS:
             return None
         if (again := self._picked_before(source, picked)) is not None:
+            self._lines_of[again.layer].add(script_line())
             return partial(self._experts_of, again)
         now = self.whereabouts()
         self._check_layers(now)
@@ -290,7 +295,7 @@ class Routing:
         self._recent.append(router)
         self._ran.append(RouterPassRow(now.op, *router))
         if not now.in_backward and len(passes := self.passes.setdefault(layer, [])) < _MOST_PASSES:
-            self._line_of[layer] = script_line()
+            self._lines_of.setdefault(layer, set()).add(script_line())
             passes.append(router)
         return partial(self._experts_of, router)
 
@@ -364,7 +369,7 @@ class Routing:
     def _layers_reached(self) -> list[int]:
         """The layers whose picked indices sent tokens."""
         lines = {(choice.filename, choice.line) for choice in self._routers}
-        return [layer for layer in self.passes if self._line_of[layer] in lines]
+        return [layer for layer in self.passes if self._lines_of[layer] & lines]
 
     def calls(self) -> list[RouterPassRow]:
         """The calls of routers whose load it was, also those that a backward repeated, in order."""
@@ -433,24 +438,38 @@ class Routing:
         """An operation ran. Follow what it computed from indices, or take note of what it shows."""
         inputs = [tensor for tensor in plain_tensors((args, tuple(kwargs.values()))) if tensor.is_cuda]
         choice = next((picked for tensor in inputs if (picked := self._choice_of(tensor)) is not None), None)
-        if choice is None:
-            return
+        if choice is None or self.whereabouts().in_backward:
+            return  # a backward puts the gradient of picked rows where they were, whatever picked them
         name = func._schema.name.rpartition("::")[2].removesuffix("_")
-        several = name in _DISPATCHING_SEVERAL and ".topk" in choice.operation
+        several = ".topk" in choice.operation
         dispatches = name in _DISPATCHING and (name not in _PUTTING or self._is_indexed(args))
-        if several or dispatches or (name == "index" and self._has_mask(args)):
-            self._routers.add(choice)
-            self._host.inventions.note(ROUTED, (choice.filename, choice.line))
+        dispatches = dispatches or (name == "index" and self._has_mask(args))
+        if several and not dispatches:
+            dispatches = name in _COUNTING or self._uses_mask(name, choice, result)
+        if dispatches:
+            self._reached(choice)
         elif not (name in _COMPARING and any(self._is_no_expert(tensor, name) for tensor in inputs)):
+            follows = name == "_to_copy" or func.is_view or (name in _MASKING and several)
             for tensor in device_tensors((result,)):
-                if name == "_to_copy" or not (tensor.is_floating_point() or tensor.is_complex()):
+                if follows or not (tensor.is_floating_point() or tensor.is_complex()):
                     self._host.storages.make(tensor).choice = choice
+
+    def _reached(self, choice: PickedIndices) -> None:
+        """A choice sends rows: it is a router's."""
+        self._routers.add(choice)
+        self._host.inventions.note(ROUTED, (choice.filename, choice.line))
+
+    def _uses_mask(self, name: str, choice: PickedIndices, result: object) -> bool:
+        """Whether an operation counts the rows of each choice by a mask, or multiplies rows by one."""
+        if name in _MULTIPLYING:
+            return True
+        counts = next(iter(device_tensors((result,))), None)
+        return name == "sum" and counts is not None and 1 < counts.numel() == choice.num_choices
 
     def read(self, indices: torch.Tensor) -> None:
         """A dispatcher reads indices: they are a router's."""
         if (choice := self._choice_of(indices)) is not None:
-            self._routers.add(choice)
-            self._host.inventions.note(ROUTED, (choice.filename, choice.line))
+            self._reached(choice)
 
     def _choice_of(self, tensor: torch.Tensor) -> PickedIndices | None:
         known = self._host.storages.get(tensor)

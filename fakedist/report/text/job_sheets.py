@@ -30,7 +30,7 @@ from fakedist.report.text.sheet import (
     sheet_markdown,
     us_column,
 )
-from fakedist.report.text.wording import job_command
+from fakedist.report.text.wording import MFU_BASIS, job_command
 from fakedist.results.job_time import JobTime
 from fakedist.results.opening import open_run_directory
 from fakedist.results.rank_kinds import JobKinds
@@ -306,6 +306,8 @@ def job_figures(step: JobStep) -> list[tuple[str, str, str]]:
             f"{done.samples_per_s_per_gpu * step.world_size:,.0f} of all GPUs, {done.samples_per_step:,} samples a step"
         )
         rows.append(("samples/s per GPU", f"{done.samples_per_s_per_gpu:,.0f}", whole))
+    if done.mfu is not None:
+        rows.append(("MFU", f"{done.mfu:.1%}", MFU_BASIS))
     for rate in done.rates:
         mfu = "" if rate.mfu is None else f"MFU {rate.mfu:.1%}, "
         how = "attention by half of the keys" if rate.convention == "Megatron-LM" else "attention by all keys"

@@ -11,7 +11,7 @@ from fakedist.cost_model.hosts import HOSTS
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.report.text.sheet import KEY, Sheet, SheetColumn
-from fakedist.report.text.wording import clock_text, limit_text, relative_time, step_text
+from fakedist.report.text.wording import MFU_BASIS, clock_text, limit_text, rate_of, relative_time, step_text
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.step_time import KernelSource, StepTime
 from fakedist.units import format_bytes
@@ -104,7 +104,11 @@ class GpuStep:
 def priced_sheet(own: GpuStep, rows: Sequence[GpuStep]) -> Sheet:
     """A step on several GPUs and fabrics, next to the run's own. A surprise has its cause below the table."""
     times = [row.time for row in rows]
-    remarks = [f"changes by: from {own.time.step_us / 1e3:,.1f} ms on {own.gpu.name} with {own.source.fabric}"]
+    rates = [rate_of(time) for time in times]
+    remarks = [
+        f"MFU: {MFU_BASIS}",
+        f"changes by: from {own.time.step_us / 1e3:,.1f} ms on {own.gpu.name} with {own.source.fabric}",
+    ]
     remarks += [cause for row in rows if (cause := _surprise(_alike(own, row, rows), row))]
     return Sheet(
         "The step on each GPU and fabric, estimated",
@@ -115,7 +119,7 @@ def priced_sheet(own: GpuStep, rows: Sequence[GpuStep]) -> Sheet:
             SheetColumn("changes by", [relative_time(time.step_us, own.time.step_us) for time in times], rank=KEY),
             SheetColumn("computes", [f"{time.busy_us / (time.step_us or 1):.0%}" for time in times], rank=3),
             SheetColumn("MFU", [_percent(time.step_flops_utilisation) for time in times], rank=1),
-            SheetColumn("tokens/s", [_tokens(time) for time in times], rank=1),
+            SheetColumn(rates[0][0], [f"{rate:,.0f}" if rate else "-" for _, rate in rates], rank=1),
             SheetColumn("clock", [_percent(row.source.clock, 0) for row in rows], rank=2),
         ],
         remarks,
@@ -124,10 +128,6 @@ def priced_sheet(own: GpuStep, rows: Sequence[GpuStep]) -> Sheet:
 
 def _percent(share: float | None, digits: int = 1) -> str:
     return "-" if share is None else f"{share:.{digits}%}"
-
-
-def _tokens(time: StepTime) -> str:
-    return "-" if time.throughput is None else f"{time.throughput.tokens_per_s_per_gpu:,.0f}"
 
 
 def _alike(own: GpuStep, row: GpuStep, rows: Sequence[GpuStep]) -> GpuStep:

@@ -68,11 +68,18 @@ def draws_sheet(played: Played) -> Sheet:
         even += f", step {format_us(played.even_step_us)}"
     worst, job = played.worst[0], played.playable.job
     command = f"fakedist profile --router-load {shlex.quote(played.load)} --seed {worst.seed} --rank {worst.rank}"
-    total = len(played.playable.program.base)
+    program = played.playable.program
+    total, bounded = len(program.base), len(program.bounded)
+    accuracy = "played with the recorded loads, the peaks are the recorded ones"
+    if bounded:
+        most = format_bytes(program.largest_bounded_bytes)
+        accuracy = (
+            f"{bounded:,} blocks of up to {most} vary otherwise; played as the largest of them, they bound memory"
+        )
     remarks = [
         even,
         f"{played.num_following:,} of {total:,} blocks follow the tokens of experts to the byte in the recording",
-        "played with the recorded loads, the peaks are the recorded ones",
+        accuracy,
         f"{command} ... runs the draw that needs most (world size {job.world_size:,})",
     ]
     return Sheet(TITLE, columns, remarks)
@@ -171,6 +178,7 @@ def play_object(played: Played) -> dict[str, object]:
         "room_bytes": played.playable.room_bytes,
         "num_blocks": len(played.playable.program.base),
         "num_following": played.num_following,
+        "num_bounded": len(played.playable.program.bounded),
         "out_of_memory": {"part": part, "low": low, "high": high},
         "even": {"peak_allocated_bytes": played.even_peak_bytes, "step_us": _known(played.even_step_us)},
         "remedies": [to_plain(remedy) for remedy in played.remedies],

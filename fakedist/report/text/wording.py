@@ -437,6 +437,10 @@ def unknown_time(time_us: float, num_unknown: int) -> str:
     return f"{format_us(time_us)} + {num_unknown:,} {NOT_KNOWN}" if time_us else NOT_KNOWN
 
 
+#: What MFU is, wherever it is printed. See :mod:`fakedist.cost_model.model_flops`.
+MFU_BASIS = "model FLOPs, forward and backward, of the whole step's dense bf16 peak"
+
+
 def time_figures(time: StepTime) -> list[tuple[str, str, str]]:
     """The step's time and its parts: name, figure, more."""
     step_us = time.step_us or 1.0
@@ -459,15 +463,20 @@ def time_figures(time: StepTime) -> list[tuple[str, str, str]]:
 
 
 def short_time_figures(time: StepTime) -> list[tuple[str, str, str]]:
-    """The step's time, MFU and tokens per second: name, figure, more."""
+    """The step's time, MFU, and tokens or samples per second: name, figure, more."""
     rows = [("step", step_text(time), step_remark(time))]
-    rate = f"{time.throughput.tokens_per_s_per_gpu:,.0f}" if time.throughput else ""
-    basis = "per GPU if all ranks keep pace"
-    if (utilised := time.step_flops_utilisation) is None or not time.model_flops:
-        return [*rows, ("tokens/s", rate, basis)] if rate else rows
-    lacking = f"a lower bound: {time.num_lacking_flops:,} kernels lack FLOPs" if time.num_lacking_flops else ""
-    more = filter(None, (lacking, rate and f"{rate} tokens/s {basis}"))
-    return [*rows, ("MFU", f"{utilised:.1%}", "; ".join(more))]
+    if (utilised := time.step_flops_utilisation) is not None and time.model_flops:
+        lacking = f"a lower bound: {time.num_lacking_flops:,} kernels lack FLOPs" if time.num_lacking_flops else ""
+        rows.append(("MFU", f"{utilised:.1%}", "; ".join(filter(None, (MFU_BASIS, lacking)))))
+    unit, rate = rate_of(time)
+    return [*rows, (unit, f"{rate:,.0f}", "per GPU if all ranks keep pace")] if rate else rows
+
+
+def rate_of(time: StepTime) -> tuple[str, float]:
+    """The tokens of a step per second and GPU or, where it has none, the samples; 0 if neither is certain."""
+    if time.throughput is None and time.sample_throughput is not None:
+        return "samples/s", time.sample_throughput.samples_per_s_per_gpu
+    return "tokens/s", 0.0 if time.throughput is None else time.throughput.tokens_per_s_per_gpu
 
 
 #: What exposed time does not say.
@@ -476,14 +485,18 @@ _EVERY_RANK = "if every rank is as fast as this one"
 
 
 def throughput_figures(time: StepTime) -> list[tuple[str, str, str]]:
-    """Model FLOPs utilisation of the whole step, and tokens per second, as far as they are certain."""
+    """Model FLOPs utilisation of the whole step, and tokens or samples per second, as far as they are certain."""
     rows = []
     if time.step_flops_utilisation is not None and time.model_flops:
         lacking = f"; a lower bound: {time.num_lacking_flops:,} kernels lack FLOPs" if time.num_lacking_flops else ""
-        rows.append(("MFU", f"{time.step_flops_utilisation:.1%}", f"of the whole step, without recomputation{lacking}"))
+        rows.append(("MFU", f"{time.step_flops_utilisation:.1%}", f"{MFU_BASIS}{lacking}"))
     if done := time.throughput:
         more = f"per GPU, {_EVERY_RANK}: {done.tokens_per_step:,} tokens a step, {done.tokens_from}"
         rows.append(("tokens/s", f"{done.tokens_per_s_per_gpu:,.0f}", more))
+    elif read := time.sample_throughput:
+        shape = f" of {read.sample_shape}" if read.sample_shape else ""
+        more = f"per GPU, {_EVERY_RANK}: {read.samples_per_step:,} samples{shape} a step"
+        rows.append(("samples/s", f"{read.samples_per_s_per_gpu:,.0f}", more))
     return rows
 
 

@@ -56,6 +56,19 @@ def of_backward(made: HandMade, *own: Frame) -> tuple[str, list[Frame]]:
     return lines_of_blocks(recording)[-1], [tuple(recording.frames[frame]) for frame in stack]
 
 
+def test_a_double_backward_has_the_line_of_the_forward_that_began_it(made: HandMade) -> None:
+    """Forces are gradients of energies: the first backward, without lines, makes the nodes of the second."""
+    forward = made.op("forward")
+    made.alloc(0, MIB, stack=made.stack(LINEAR, MODEL, MAIN))
+    first, second = made.op("backward"), made.op("backward")
+    made.alloc(MIB, MIB, stack=made.stack(), op=first)
+    made.alloc(2 * MIB, MIB, stack=made.stack(), op=second)
+    nodes(made, (forward, 1, 5, -1), (first, 2, 3, -1))
+    ran(made, first, 1, 5)
+    ran(made, second, 2, 3)
+    assert lines_of_blocks(made.read())[1:] == ["/job/model.py:12 (forward, backward)"] * 2
+
+
 def test_a_block_without_a_stack_has_the_line_of_the_forward_of_its_node(made: HandMade) -> None:
     line, frames = of_backward(made)
     assert line == "/job/model.py:12 (forward, backward)"

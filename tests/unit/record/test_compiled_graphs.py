@@ -13,6 +13,7 @@ from fakedist.record.compiled_graphs import (
     COMPILED,
     Compilations,
     Generated,
+    IntegerPart,
     Modules,
     compilations,
     integers_of,
@@ -195,3 +196,13 @@ def test_each_compilation_is_reported_with_its_end() -> None:
     torch._dynamo.reset()
     compiled(torch.ones(4))
     assert reported == [True, False] * 2
+
+
+def test_lines_that_compute_a_forwards_result_again_are_known_by_their_buffers() -> None:
+    for integers in (None, IntegerPart()):
+        parsed = parse_generated(with_modules(CODE, MODULES, integers, ["buf0", "buf3"]))
+        assert parsed is not None
+        allocated = line_of("buf0 = empty")
+        assert parsed.recomputed == {allocated, line_of("extern_kernels.mm"), line_of("buf3 = ")}
+        assert (parsed.integers is None) == (integers is None)
+    assert generated().recomputed == set()

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from fakedist.record.hooks import backward_hook, module_hooks, optimizer_hooks
 from fakedist.record.module_names import LayerTable
 from fakedist.record.operations import Operations
-from fakedist.record.position import Position
+from fakedist.record.position import GraphPart, Position
 from fakedist.record.unseen import Unseen
 
 Where = tuple[str, str, bool]
@@ -225,3 +225,24 @@ def test_steps_that_were_init_leave_the_rank_in_init(watch: Watch) -> None:
     places = {(place.step, place.phase, place.layer > 0) for place in position.places}
     assert places == {(0, "init", False), (0, "forward", True)}
     assert [region.last for region in position.regions] == [ended]
+
+
+def test_launches_of_an_evaluation_and_of_an_optimizer_inside_a_backward_are_not_the_models() -> None:
+    position = Position()
+    position.step = 2
+    position.root_forward(evaluates=True)
+    evaluation = position.scope()
+    position.root_forward()
+    training = position.scope()
+    position.backward_begins(creates_graph=False)
+    with torch.no_grad():  # as the engine runs nodes
+        backward = position.scope(GraphPart(3, recomputes=False))
+        again = position.scope(GraphPart(3, recomputes=True))
+        position.optimizer_begins()
+        optimizer = position.scope()
+    found = [position.places[scope] for scope in (evaluation, training, backward, again, optimizer)]
+    assert [(place.phase, place.recompute) for place in found] == [
+        *(("other", False), ("forward", False), ("backward", False), ("backward", True), ("optimizer", False))
+    ]
+    memory = {row.scope: row.phase for row in position.new_scopes}
+    assert (memory[evaluation], memory[optimizer]) == ("forward", "backward")

@@ -92,6 +92,7 @@ ROUTERS: dict[str, Callable[[], Any]] = {
     "compared": lambda: (top().unsqueeze(-1) == torch.arange(8)).sum(1).nonzero(),
     "Switch": lambda: one_hot(logits().argmax(1), 8).cumsum(0),
     "put": lambda: torch.zeros(64, 8).index_put_((top()[:, 0], labels()), torch.ones(1)),
+    "GShard": lambda: torch.zeros(64, 8).scatter(1, top(), 1.0).t().mm(torch.ones(64, 4)),
     "as few as may be": lambda: torch.bincount(top(2048).view(-1)),
 }
 METRICS: dict[str, Callable[[], Any]] = {
@@ -105,6 +106,8 @@ METRICS: dict[str, Callable[[], Any]] = {
     "nucleus": lambda: torch.zeros(64, 9).scatter(1, logits(9).sort(descending=True)[1], torch.ones(64, 9)),
     "up to an end": up_to_an_end,
     "what is put": lambda: torch.zeros(64).long().index_put_((labels(),), logits().argmax(1)),
+    "a loss's target": lambda: torch.zeros(64, 8).scatter_(-1, top(), 1.0).mul(2).sum(),
+    "a filter": lambda: torch.zeros(64, 8).scatter_(1, top(), torch.ones(64, 2)).softmax(-1).multinomial(1),
     "of all": lambda: torch.bincount(logits().argmax()[None]),
 }
 
@@ -233,7 +236,9 @@ def test_tokens_pick_experts_of_groups_that_the_script_masks(device: IdleDevice)
         groups = scores.view(64, 8, 4).topk(2, dim=-1)[0].sum(-1).topk(4, dim=-1, sorted=False)[1]
         allowed = torch.zeros(64, 8).scatter(1, groups, 1).unsqueeze(-1).expand(64, 8, 4).reshape(64, 32).bool()
         picked = scores.masked_fill(~allowed, float("-inf")).topk(8)[1]
-        chosen = device.read(torch.zeros(64, 32).scatter(1, picked, 1).bool())
+        mask = torch.zeros(64, 32).scatter(1, picked, 1).bool()
+        mask.sum(0)
+        chosen = device.read(mask)
         allowed = device.read(allowed)
     facts = device.router_facts()
     assert facts is not None
