@@ -148,6 +148,18 @@ def _detr(rank: int) -> Arithmetic:
     return Arithmetic(None, held, 2 * held, bytes_within=_EXACT)
 
 
+def _rt_detr(rank: int) -> Arithmetic:
+    """42,913,977 trainable parameters, as the recipe prints of Transformers' configuration with 91 classes."""
+    held = FP32 * 42_913_977
+    return Arithmetic(None, held, 2 * held, bytes_within=_EXACT)
+
+
+def _d_fine(rank: int) -> Arithmetic:
+    """31,266,755 trainable parameters, as the recipe prints of Transformers' configuration with 91 classes."""
+    held = FP32 * 31_266_755
+    return Arithmetic(None, held, 2 * held, bytes_within=_EXACT)
+
+
 def _yolo(rank: int) -> Arithmetic:
     """3,011,612 gradients, as Ultralytics prints of YOLOv8n with four classes."""
     held = FP32 * 3_011_612
@@ -293,6 +305,18 @@ ENTRIES = (
         package="transformers",
         silent=("experts_made_up",),
         requires=("timm", "scipy"),
+    ),
+    *(
+        _entry(
+            name,
+            "Transformers' port, queries with noise to remove, boxes checked before each match, DDP",
+            f"detr_train.py {kind}",
+            arithmetic,
+            package="transformers",
+            silent=("experts_made_up",),
+            requires=("scipy",),
+        )
+        for name, kind, arithmetic in (("RT-DETR", "rt_detr", _rt_detr), ("D-FINE", "d_fine", _d_fine))
     ),
     _entry(
         "Ultralytics",

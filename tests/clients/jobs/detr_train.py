@@ -1,4 +1,6 @@
-"""After DETR's main.py: ``detr_train.py``, Transformers' port with a ResNet-50, boxes matched on the host, DDP.
+"""After DETR's main.py: ``detr_train.py [rt_detr|d_fine]``, Transformers' ports, boxes matched on the host, DDP.
+
+DETR has a ResNet-50. RT-DETR and D-FINE also learn to remove noise from boxes, and check their boxes before each match.
 
 Runs on GPUs too, under torchrun. Weights and pictures are random; pictures of a batch differ in size, so they have a
 mask.
@@ -15,7 +17,15 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
-from transformers import DetrConfig, DetrForObjectDetection
+from transformers import (
+    DetrConfig,
+    DetrForObjectDetection,
+    DFineConfig,
+    DFineForObjectDetection,
+    PreTrainedModel,
+    RTDetrConfig,
+    RTDetrForObjectDetection,
+)
 
 BATCH, CLASSES, STEPS, MAX_NORM = 2, 91, 6, 0.1
 SIZES = ((512, 640), (480, 608))
@@ -54,6 +64,17 @@ def reduce_dict(losses: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return dict(zip(names, values / dist.get_world_size(), strict=True))
 
 
+def make_model(kind: str) -> PreTrainedModel:
+    """A model with random weights; a DETR if no kind is named."""
+    if kind == "rt_detr":
+        return RTDetrForObjectDetection(RTDetrConfig(num_labels=CLASSES))
+    if kind == "d_fine":
+        return DFineForObjectDetection(DFineConfig(num_labels=CLASSES))
+    config = DetrConfig(use_timm_backbone=True, use_pretrained_backbone=False, backbone="resnet50", num_labels=CLASSES)
+    config.auxiliary_loss = True
+    return DetrForObjectDetection(config)
+
+
 def main() -> None:
     gpu = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(gpu)
@@ -61,9 +82,7 @@ def main() -> None:
     dist.barrier()
     torch.manual_seed(42 + dist.get_rank())
     device = torch.device("cuda")
-    config = DetrConfig(use_timm_backbone=True, use_pretrained_backbone=False, backbone="resnet50", num_labels=CLASSES)
-    config.auxiliary_loss = True
-    model = DetrForObjectDetection(config).to(device)
+    model = make_model(*sys.argv[1:2] or [""]).to(device)
     ddp = DistributedDataParallel(model, device_ids=[gpu])
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     print("number of params:", sum(p.numel() for _, p in named))
