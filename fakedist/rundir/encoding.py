@@ -204,10 +204,18 @@ def _column(itemsize: int, value: object, where: str) -> bytes:
 
 
 def _typed_rows(row: type[tuple[object, ...]], types: list[type], value: object, where: str) -> list[object]:
-    """Rows, checked by column: a run can have millions of calls, and this costs a tenth of checking row by row."""
+    """Rows, checked by column: a run can have millions of calls, and this costs a tenth of checking row by row.
+
+    Those of an earlier version may lack the last values, which have defaults.
+    """
     rows = _sequences(value, where)
     if not rows:
         return []
+    names: tuple[str, ...] = row._fields  # type: ignore[attr-defined]
+    defaults: dict[str, object] = row._field_defaults  # type: ignore[attr-defined]
+    lacking = names[len(rows[0]) :]
+    if lacking and all(name in defaults for name in lacking):
+        rows = [(*each, *(defaults[name] for name in lacking)) for each in rows]
     if set(map(len, rows)) != {len(types)}:
         raise ValueError(f"{where} holds a row that does not have {len(types)} values")
     for column, kind in zip(zip(*rows, strict=True), types, strict=True):

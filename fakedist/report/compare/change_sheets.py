@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import isnan
 
 import pandas as pd
 from rich.console import Console
@@ -14,6 +15,7 @@ from fakedist.report.compare.comparison import (
     SnapshotComparison,
     TimeComparison,
     format_change,
+    format_number,
     format_relative,
     format_us_change,
     noise_text,
@@ -177,7 +179,18 @@ def time_change_sheets(time: TimeComparison, *, all_rows: bool, with_noise: bool
         sheets.append(_changed_sheet(title, changes[~is_noise], columns, all_rows))
     remarks = [left_out_text(num_left_out, least_us)] if num_left_out else []
     first = Sheet(f"Time of the step, {time.of}", [text_column("", time.parts["name"]), *_times(time.parts)], remarks)
-    return [first, *(sheet for sheet in sheets if sheet is not None)]
+    rates = [] if time.rates.empty else [Sheet(f"Work of the step, {time.of}", _rate_columns(time.rates))]
+    return [first, *rates, *(sheet for sheet in sheets if sheet is not None)]
+
+
+def _rate_columns(rows: pd.DataFrame) -> list[SheetColumn]:
+    sides = [rows[side].tolist() for side in "ab"]
+    columns = [
+        SheetColumn(name, ["-" if isnan(value) else format_number(value) for value in values])
+        for name, values in zip("AB", sides, strict=True)
+    ]
+    changes = ["" if isnan(b - a) else format_relative(b - a, a) for a, b in zip(*sides, strict=True)]
+    return [text_column("", rows["name"]), *columns, SheetColumn("%", changes, rank=KEY)]
 
 
 #: Changes that are worth a row though the time is the same: other kernels or calls, or unknown durations.

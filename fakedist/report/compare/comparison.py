@@ -43,6 +43,11 @@ class TimeComparison:
         return changed_times.part_changes(*self.times)
 
     @cached_property
+    def rates(self) -> pd.DataFrame:
+        """Tokens or samples per second and in a step, and MFU."""
+        return changed_times.rate_changes(*self.times)
+
+    @cached_property
     def phases(self) -> pd.DataFrame:
         """Forward, recompute, backward and so on. The changes add up to the change of all kernels."""
         return changed_times.phase_changes(*self.times)
@@ -98,13 +103,15 @@ class TimeComparison:
         """The one line: "step +10.1 ms (+4.2%), estimated: +12.3 ms in its kernels, gemm of layers.*.mlp, +11.9 ms".
 
         Of exposed communication if that changed more: "-9.1 ms of exposed communication, all_gather on dp, -9.0 ms".
+        Where the steps have unlike work, the rate comes first: "tokens/s per GPU 1,702 -> 1,498 (-12.0%)".
         """
         (before, after), cause = (time.step_us for time in self.times), self._cause()
         a, b = (step_word(source) for source in self._sources)
         of = a if a == b else f"A {a}, B {b}"
-        if not cause and format_us(before) == format_us(after):
+        if not cause and format_us(before) == format_us(after) and not rate_text(*self.times):
             return f"the step takes the same time, {format_us(after)}, {of}"
         step = f"step {format_us_change(after - before)} ({relative_time(after, before)}), {of}"
+        step = "; ".join(filter(None, (rate_text(*self.times), step)))
         return f"{step}: {cause}" if cause else step
 
     def _cause(self) -> str:
@@ -115,6 +122,22 @@ class TimeComparison:
             part = f"{first['operation']} on {first['group']}, {format_us_change(float(first['change_us']))}"
             return f"{format_us_change(exposed)} of exposed communication, {part}"
         return "" if cause is None else f"{format_us_change(cause.change)} in its kernels, {say_time_part(cause)}"
+
+
+def rate_text(before: StepTime, after: StepTime) -> str:
+    """The change of the rate between steps of unlike work, which comes first; empty for steps of the same work."""
+    if (names := changed_times.unlike_work(before, after)) is None:
+        return ""
+    (rate_a, work_a), (rate_b, work_b) = (
+        [changed_times.rates_of(time)[name] for name in names] for time in (before, after)
+    )
+    moved = f"{format_number(rate_a)} -> {format_number(rate_b)} ({relative_time(rate_b, rate_a)})"
+    return f"{names[0]} {moved}, with {format_number(work_a)} -> {format_number(work_b)} {names[1]}"
+
+
+def format_number(value: float) -> str:
+    """A rate, a number of tokens or a percentage: "1,702", "43.0"."""
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
 _NOISE = 1e-4
@@ -333,7 +356,8 @@ def time_object(comparison: Comparison) -> dict[str, object] | None:
     if time is None:
         return None
     tables = {name: getattr(time, name).to_dict("records") for name in _TIME_TABLES}
-    return {"sources": list(time.words), "why": time.why, **tables}
+    rates = time.rates.astype(object).where(time.rates.notna(), None).to_dict("records")
+    return {"sources": list(time.words), "why": time.why, **tables, "rates": rates}
 
 
 def comparison_object(comparison: Comparison) -> dict[str, object]:

@@ -20,9 +20,11 @@ from rich.text import Text
 from fakedist.report.compare.change_sheets import left_out_text
 from fakedist.report.compare.comparison import (
     format_change,
+    format_number,
     format_relative,
     format_us_change,
     noise_us,
+    rate_text,
 )
 from fakedist.report.figures.look import STYLE_NAMES
 from fakedist.report.page.bars import BarChart, memory_bars, time_bars
@@ -73,7 +75,7 @@ class FigureTable:
 
     Attributes:
         keys: Names of the columns that name a row.
-        unit: "bytes" or "us".
+        unit: "bytes", "us" or "number".
         rows: The figures by the row's names, None where a run has no such row.
         is_whole: Every row is shown, in this order; otherwise those that differ, those that differ most first.
     """
@@ -128,6 +130,7 @@ class SeveralRuns:
             said = [f"peak {_moved(format_change, peaks[0], peaks[1])}"]
             before, after = self.timed[0], self.timed[at]
             if before is not None and after is not None:
+                said += filter(None, [rate_text(before, after)])
                 said.append(f"step {_moved(format_us_change, before.step_us, after.step_us)}")
             changed = f" {self.changes[at]}" if self.changes[at] else ""
             lines.append(f"{name}{changed}: {', '.join(said)}")
@@ -194,6 +197,8 @@ class SeveralRuns:
 
         parts = each(lambda time: {(name,): getattr(time, key) for key, name in changed_times.PARTS.items()})
         yield FigureTable(f"{_STEP}, {of}", ("",), "us", _without_empty(parts), is_whole=True)
+        rates = each(lambda time: {(name,): value for name, value in changed_times.rates_of(time).items()})
+        yield FigureTable(f"Work of the step, {of}", ("",), "number", rates, is_whole=True)
         kinds = each(lambda time: {(name,): time.by_kind[name] for name in KINDS if name in time.by_kind})
         yield FigureTable(f"Kernels by phase, {of}", ("phase",), "us", kinds)
         families = each(lambda time: {(row.family,): RunFigure(row.time_us, row.num_unknown) for row in time.by_family})
@@ -319,7 +324,8 @@ def _columns(
         figures = [(row[0], row[at]) for row in rows.values()]
         cells = [_cell(table.unit, base if at else None, figure) for base, figure in figures]
         values = [None if figure is None else figure.value for _, figure in figures]
-        columns.append(SheetColumn(name, cells, rank=at or KEY, values=values, unit=table.unit))
+        unit = "" if table.unit == "number" else table.unit
+        columns.append(SheetColumn(name, cells, rank=at or KEY, values=values, unit=unit))
     return columns
 
 
@@ -328,6 +334,9 @@ def _cell(unit: str, base: RunFigure | None, figure: RunFigure | None) -> str:
     if figure is None:
         return "-"
     value = figure.value
+    if unit == "number":
+        moved = "" if base is None or value == base.value else format_relative(value - base.value, base.value)
+        return f"{format_number(value)} ({moved})" if moved else format_number(value)
     text = or_dash(int(value)) if unit == "bytes" else unknown_time(value, figure.unknown)
     if base is None or figure.unknown or base.unknown or value == base.value:
         return text

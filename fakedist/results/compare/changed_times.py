@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 
 from fakedist.cost_model.breakdown import COMPUTE_FAMILIES, by_name
@@ -28,6 +30,40 @@ def part_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
     """The parts of two steps: columns name, a_us, b_us, change_us, what, in the order of ``PARTS``."""
     pairs = [(name, getattr(a, key), getattr(b, key)) for key, name in PARTS.items()]
     return with_change(pd.DataFrame([row for row in pairs if row[1] or row[2]], columns=["name", "a_us", "b_us"]), "us")
+
+
+def rates_of(step: StepTime) -> dict[str, float]:
+    """What a step does in its time, by display name: its rate, work and MFU, as far as they are known."""
+    rates = {}
+    if done := step.throughput:
+        rates |= {"tokens/s per GPU": done.tokens_per_s_per_gpu, "tokens a step": float(done.tokens_per_step)}
+    elif read := step.sample_throughput:
+        rates |= {"samples/s per GPU": read.samples_per_s_per_gpu, "samples a step": float(read.samples_per_step)}
+    if step.step_flops_utilisation is not None and step.model_flops:
+        rates["MFU, %"] = 100 * step.step_flops_utilisation
+    return rates
+
+
+def rate_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
+    """Rates, work and MFU of two steps: columns name, a, b, change; NaN where one is not known."""
+    sides = rates_of(a), rates_of(b)
+    names = dict.fromkeys([*sides[0], *sides[1]])
+    rows = [(name, *(side.get(name, math.nan) for side in sides)) for name in names]
+    rates = pd.DataFrame(rows, columns=["name", "a", "b"]).astype({"a": "f8", "b": "f8"})
+    return rates.assign(change=rates["b"] - rates["a"])
+
+
+def unlike_work(a: StepTime, b: StepTime) -> tuple[str, str] | None:
+    """The names of the rate and of the work in two steps whose work differs, so that their lengths do not compare.
+
+    None if it is the same, or is not known of both.
+    """
+    sides = rates_of(a), rates_of(b)
+    for kind in ("tokens", "samples"):
+        rate, work = f"{kind}/s per GPU", f"{kind} a step"
+        if all(work in side for side in sides) and sides[0][work] != sides[1][work]:
+            return rate, work
+    return None
 
 
 def phase_changes(a: StepTime, b: StepTime) -> pd.DataFrame:

@@ -14,6 +14,7 @@ from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.records import (
     RECORDS,
     CallsRecord,
+    CallTermsRecord,
     GpuRecord,
     GroupsRecord,
     NcclRecord,
@@ -22,7 +23,7 @@ from fakedist.rundir.records import (
     OutcomeRecord,
     TrainingFacts,
 )
-from fakedist.rundir.rows import CallRow, FrameRow, GroupRow, HolderRow, LineRow
+from fakedist.rundir.rows import CallRow, CallTerms, FrameRow, GroupRow, HolderRow, LineRow
 from fakedist.rundir.step_time import KernelSource, Peaks
 from fakedist.rundir.tape import TAPE_RECORDS, Awaited, Guess, SentRecord
 from fakedist.rundir.trace_records import (
@@ -90,7 +91,7 @@ def test_a_record_comes_back_from_builtins_and_its_rows_with_their_names(record:
         ({"kind": "note"}, "it has no note"),
         ({"kind": "bound", "group": "tp"}, "group is 'tp', not an integer"),
         ({"kind": "outcome", "outcome": "bored", "code": 0}, "outcome is 'bored', not one of"),
-        ({"kind": "calls", "rows": [tuple(CALL)[:-1]]}, "rows holds a row that does not have 13 values"),
+        ({"kind": "calls", "rows": [(*CALL, 0)]}, "rows holds a row that does not have 13 values"),
         ({"kind": "calls", "rows": [tuple(CALL)[1:], tuple(CALL)]}, "rows holds a row that does not have 13 values"),
         ({"kind": "calls", "rows": [(*tuple(CALL)[:-1], "peer")]}, "rows holds a value that is not of type int"),
         ({"kind": "calls", "rows": ["all_reduce"]}, "rows is not a list of rows"),
@@ -121,3 +122,9 @@ def test_every_record_has_a_kind_of_its_own() -> None:
     assert len(RECORDS) > 20
     with pytest.raises(AssertionError, match="two records of kind note"):
         record_kind("note")(NoteRecord)
+
+
+def test_rows_of_an_earlier_version_lack_their_last_values() -> None:
+    terms = CallTerms("SUM", batch=2)
+    earlier = {"kind": "call_terms", "rows": [tuple(terms)[:8]]}
+    assert decode(earlier, RECORDS) == CallTermsRecord([terms])

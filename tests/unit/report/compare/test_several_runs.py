@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from fakedist.report.compare.several_runs import (
     spread,
 )
 from fakedist.report.text.sheet import Sheet
+from fakedist.rundir.step_time import RankThroughput
 from tests.unit.report.reading import read_page
 from tests.unit.report.two_runs import run_of
 
@@ -59,6 +61,21 @@ def test_a_line_for_each_run_says_what_was_changed_and_what_it_gave(paths: list[
     assert SeveralRuns(paths).headlines == [
         "B --wide: peak +12.00 MiB (+16.4%), step 0 µs (0.0%)",
         "C: peak 0 B (0.0%), step +120 µs (+36.4%)",
+    ]
+
+
+def test_runs_of_unlike_work_have_their_rate_first(paths: list[Path]) -> None:
+    several = SeveralRuns(paths)
+    for at, (tokens, rate) in enumerate(((4096, 1000.0), (2048, 880.0), (4096, 990.0))):
+        time = several.timed[at]
+        assert time is not None
+        several.timed[at] = replace(time, throughput=RankThroughput(tokens, "", rate))
+    assert "tokens/s per GPU 1,000 -> 880 (-12.0%), with 4,096 -> 2,048 tokens a step, step" in several.headlines[0]
+    assert "tokens" not in several.headlines[1]
+    work = rows(sheet(several, "Work of the step"))
+    assert work[:2] == [
+        ("tokens/s per GPU", "1,000", "880 (-12.0%)", "990 (-1.0%)"),
+        ("tokens a step", "4,096", "2,048 (-50.0%)", "4,096"),
     ]
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from fakedist.report.compare.change_sheets import comparison_markdown, render_comparison, time_change_sheets
 from fakedist.report.compare.comparison import Comparison, TimeComparison, comparison_object
 from fakedist.report.compare.comparison_page import comparison_page, layers_with_most, time_context
-from fakedist.rundir.step_time import GroupTime
+from fakedist.rundir.step_time import GroupTime, RankThroughput, SampleThroughput
 from tests.unit.report.two_runs import run_of
 
 WHERE = "in its kernels, gemm of layers.*."
@@ -164,3 +164,34 @@ def test_the_one_line_blames_communication_where_that_changed_more(tmp_path: Pat
     again = times(tmp_path / "again", {}, {"gemm_us": 140})
     again.times = replace(again.times[0], by_group=[row]), replace(again.times[1], by_group=after)
     assert again.why.startswith("step +120 µs (+36.4%), estimated: +120 µs in its kernels")
+
+
+def test_steps_of_unlike_work_are_compared_by_their_rate_first(tmp_path: Path) -> None:
+    comparison = both(tmp_path, {"gemm_us": 200}, {"gemm_us": 100})
+    time = comparison.time
+    assert time is not None
+    before, after = time.times
+    time.times = (
+        replace(before, throughput=RankThroughput(4096, "4,096 on this rank", 1000.0), step_flops_utilisation=0.43),
+        replace(after, throughput=RankThroughput(2048, "2,048 on this rank", 880.0), step_flops_utilisation=0.38),
+    )
+    first = "tokens/s per GPU 1,000 -> 880 (-12.0%), with 4,096 -> 2,048 tokens a step; step -300"
+    assert time.why.startswith(first)
+    text = shown(comparison)
+    assert first in " ".join(text.split())
+    assert "Work of the step" in text
+    assert [row.split() for row in text.splitlines() if "tokens a step" in row][-1][-3:] == ["4,096", "2,048", "-50.0%"]
+    rows = json.loads(json.dumps(comparison_object(comparison)))["time"]["rates"]
+    assert rows[0] == {"name": "tokens/s per GPU", "a": 1000.0, "b": 880.0, "change": -120.0}
+
+
+def test_a_rate_that_one_run_lacks_has_a_dash_and_no_change(tmp_path: Path) -> None:
+    comparison = both(tmp_path, {"gemm_us": 200}, {"gemm_us": 100})
+    time = comparison.time
+    assert time is not None
+    before, after = time.times
+    time.times = replace(before, sample_throughput=SampleThroughput(8, "3x224x224", 25.5)), after
+    assert time.why.startswith("step -300")
+    assert [row.split()[-2:] for row in shown(comparison).splitlines() if "samples/s per GPU" in row] == [["25.5", "-"]]
+    rates = comparison_object(comparison)["time"]["rates"]  # type: ignore[index]
+    assert rates[0] == {"name": "samples/s per GPU", "a": 25.5, "b": None, "change": None}
