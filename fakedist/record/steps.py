@@ -24,6 +24,7 @@ from fakedist.options import Until
 from fakedist.patch import patched, present
 from fakedist.record.alive import alive
 from fakedist.record.cuda_graphs import Graphs
+from fakedist.record.ddp_buckets import FIRST_WITH_LAST_BUCKETS, StaticGraphs
 from fakedist.record.generation import Generation
 from fakedist.record.hooks import keyword_arguments
 from fakedist.record.loading import Loading
@@ -93,7 +94,8 @@ class Steady:
     Live memory is what the caching allocator holds for requests. On each device, requests for large blocks must match
     to the byte; those for small ones (up to 1 MiB) may differ by less than 1 MiB in total. If only the large blocks
     themselves differ, one more step must request the same: the allocator may still reserve more. No optimizer may wait
-    for its first step, and the batch must be whole. Each step from step 2 on is timed until then.
+    for its first step, the batch must be whole, and no static graph may still get new buckets (``has_static_graph``).
+    Each step from step 2 on is timed until then.
     """
 
     def __init__(
@@ -102,10 +104,12 @@ class Steady:
         waits: Callable[[], bool],
         size: Callable[[int], StepSize] = lambda step: StepSize(0, 0),
         *,
+        has_static_graph: Callable[[], bool] = lambda: False,
         stops: bool = True,
     ) -> None:
         self.is_steady = False
         self._live, self._waits, self._size, self._stops = live, waits, size, stops
+        self._has_static_graph = has_static_graph
         self._most_rows = self._most = 0
         self._now: Live = {}
         self._before: Live | None = None
@@ -150,6 +154,8 @@ class Steady:
         size = self._size(step)
         if size.rows < WHOLE_BATCH * self._most_rows or size.most < WHOLE_BATCH * self._most:
             return f"step {step} had a smaller batch than a step before"
+        if step < FIRST_WITH_LAST_BUCKETS and self._has_static_graph():
+            return f"DistributedDataParallel builds the buckets of a static graph in step {FIRST_WITH_LAST_BUCKETS}"
         return f"an optimizer has not stepped in {step} steps" if self._waits() else ""
 
 
@@ -168,11 +174,14 @@ def make_goal(
     live: Callable[[], Live],
     waits: Callable[[], bool],
     size: Callable[[int], StepSize],
+    has_static_graph: Callable[[], bool],
 ) -> Goal:
     """Make the goal that ``--steps`` and ``--until`` describe. The others are those of :class:`Steady`."""
     if isinstance(until, int):
         return After(until)
-    return Steady(live, waits, size, stops=until is None) if steps == "auto" else After(steps, stops=until is None)
+    if steps == "auto":
+        return Steady(live, waits, size, has_static_graph=has_static_graph, stops=until is None)
+    return After(steps, stops=until is None)
 
 
 #: One key for all optimizers that step inside a backward, one per parameter. They step in any order.
@@ -610,9 +619,12 @@ class Training(GraphObserver):
         self._listener = listener
         self._evaluations, self.loading = Evaluations(), Loading()
         self._generation = Generation()
+        self._static_graphs = StaticGraphs()
         self._samples: dict[int, _Samples] = {}
         self._names: dict[int, str] = {}
-        self.goal = make_goal(steps, until, live_bytes, lambda: self.steps.waits(), self.size_of)
+        self.goal = make_goal(
+            steps, until, live_bytes, lambda: self.steps.waits(), self.size_of, lambda: bool(self._static_graphs)
+        )
         self._stopping = Stopping()
         self.steps = Steps(
             self.goal,
@@ -626,9 +638,10 @@ class Training(GraphObserver):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow DataLoaders and, if saving one ends the run, checkpoints."""
+        """Follow DataLoaders, static graphs and, if saving one ends the run, checkpoints."""
         with ExitStack() as stack:
             stack.enter_context(self.loading.watching())
+            stack.enter_context(self._static_graphs.watching())
             stack.enter_context(self._stopping)
             if self._until == "save":
                 stack.enter_context(saves(self._saved))
