@@ -15,6 +15,7 @@ from fakedist.errors import RunDirectoryError
 from fakedist.report.text.group_sheets import CallsText, RunTopology
 from fakedist.report.text.memory_sheets import UNUSED_NAMES
 from fakedist.report.text.wording import communication_word, relative_time, short_line, step_word
+from fakedist.analysis.stack_lines import IN_TORCH, NO_STACK
 from fakedist.results.compare import changed_memory, changed_times, layer_matching, reasons
 from fakedist.results.opening import open_run, open_run_directory
 from fakedist.results.run import Run
@@ -490,7 +491,7 @@ class SnapshotComparison:
         return f"only {'A' if uses[0] else 'B'} has expandable segments (PYTORCH_CUDA_ALLOC_CONF)"
 
     def _without_line(self) -> str:
-        untold = self.lines[self.lines["line"].isin((changed_memory.IN_TORCH, changed_memory.NO_STACK))]
+        untold = self.lines[self.lines["line"].isin((IN_TORCH, NO_STACK))]
         change = int(untold["change_bytes"].sum())
         if abs(change) < max(_MIN_SHARE * max(summary.peak_allocated_bytes for summary in self.summaries), 1):
             return ""
