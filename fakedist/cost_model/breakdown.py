@@ -25,6 +25,7 @@ from fakedist.cost_model.host_times import (
 from fakedist.cost_model.overlap import union, union_us
 from fakedist.cost_model.step import PricedStep
 from fakedist.cost_model.timeline import IDLE, ON_GPU, ON_HOST
+from fakedist.rundir.families import kernel_family
 from fakedist.rundir.launch_records import RangeRow
 from fakedist.rundir.schema import BOUNDS, FAMILIES, KINDS, RANGES, TABLES
 from fakedist.rundir.step_time import (
@@ -630,8 +631,14 @@ def break_down(
         layers=layer_times(made["layer_times"], layers, folds),
         ranges=by_range(made["ranges"]),
         step_flops_utilisation=model_flops / (busy.step_us * 1e-6 * peak) if peak and ready["is_known"].all() else None,
+        has_real_collectives=not isinstance(step, PricedStep) and _are_real(ready.loc[~ready["is_compute"], "name"]),
     )
     return made, _with_placed(summary, made, step, tables, folds) if isinstance(step, PricedStep) else summary
+
+
+def _are_real(names: pd.Series) -> bool:
+    """Return whether kernels of these names communicate, and there are any. A copy that stands for a call does not."""
+    return len(names) > 0 and all(kernel_family(str(name)) == "communication" for name in names.unique())
 
 
 def _with_placed(
