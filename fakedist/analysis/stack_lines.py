@@ -57,7 +57,11 @@ def frame_lines(frames: Sequence[FrameRow]) -> list[str]:
     """
     return [
         ""
-        if not line or _NATIVE.search(filename) or _TORCHS.search(filename) or filename.endswith(WRAPPERS) or function in PASSES_ON
+        if not line
+        or _NATIVE.search(filename)
+        or _TORCHS.search(filename)
+        or filename.endswith(WRAPPERS)
+        or function in PASSES_ON
         else f"{filename}:{line} ({function})"
         for filename, line, function in frames
     ]
