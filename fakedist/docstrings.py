@@ -1,4 +1,7 @@
-"""Docstrings that the program itself reads. With ``PYTHONOPTIMIZE=2`` Python leaves them out, so they come from the source."""
+"""Docstrings that the program itself reads.
+
+With ``PYTHONOPTIMIZE=2`` Python leaves them out. Then they come from the source.
+"""
 
 from __future__ import annotations
 

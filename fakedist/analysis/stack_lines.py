@@ -4,7 +4,7 @@ Autograd's threads run no code of the script. But the recording knows which node
 where the forward made that node. Such a block's stack gets the forward's frames below its own.
 
 A snapshot that torch itself made has the frames of C and C++ too, the allocator's first and the interpreter's between
-those of Python. They are no lines of a script.
+those of Python. None of them is a line of a script.
 """
 
 from __future__ import annotations

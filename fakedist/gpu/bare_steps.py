@@ -217,7 +217,7 @@ class BareGpu:
 
     @contextmanager
     def reads_itself(self) -> Iterator[None]:
-        """What this thread reads meanwhile is what the device's memory holds, not what it read before."""
+        """Let this thread read what the device's memory holds, not what it read before."""
         self._library.fakedist_leave_reads(1)
         try:
             yield

@@ -83,8 +83,8 @@ def refuse_rank(job: Job, run_directory: Path, function: str, *, is_fork: bool =
     """
     if function or is_fork:
         hint = (
-            f"start {function or 'the ranks'} by torch.multiprocessing.spawn, in as many processes as the job has ranks,"
-            " or run one in the script's own process, which has the variables that torchrun sets"
+            f"start {function or 'the ranks'} by torch.multiprocessing.spawn, in as many processes as the job has"
+            " ranks, or run one in the script's own process, which has the variables that torchrun sets"
         )
     else:
         is_module = sys.orig_argv[1:2] == ["-m"]

@@ -1,7 +1,7 @@
 """DistributedDataParallel's buckets of gradients, which its C++ builds anew once it has seen the gradients' order.
 
 It does so at the beginning of the second step, but with a static graph at that of the third (``Reducer::
-should_rebuild_buckets``). Until then all gradients are in one bucket, so no all-reduce runs beside the backward.
+should_rebuild_buckets``). Until then all gradients are in one bucket, so no all-reduce overlaps the backward.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class ClockedGpu(Protocol):
         """Launches of this thread have no key meanwhile."""
 
     def reads_itself(self) -> AbstractContextManager[None]:
-        """What this thread reads meanwhile is what the device's memory holds, not what it read before."""
+        """Let this thread read what the device's memory holds, not what it read before."""
 
     def end(self) -> tuple[list[Key | None], list[float]]:
         """End the log. Returns the keys of its launches, None for those of no script's, and the clock at each."""

@@ -409,9 +409,9 @@ def _sets_rank(code: types.CodeType) -> bool:
             return True
         # The names of keyword arguments, or the keys of a dictionary.
         names = instruction.argval if instruction.opname == "KW_NAMES" else before
-        if instruction.opname in ("KW_NAMES", "CALL_KW", "BUILD_CONST_KEY_MAP") and isinstance(names, tuple):
-            if set(_RANK_VARIABLES) & set(names):
-                return True
+        is_mapping = instruction.opname in ("KW_NAMES", "CALL_KW", "BUILD_CONST_KEY_MAP") and isinstance(names, tuple)
+        if is_mapping and set(_RANK_VARIABLES) & set(names):
+            return True
         before = instruction.argval
     return False
 
