@@ -603,7 +603,6 @@ def break_down(
     kind, bound = compute["kind"].to_numpy(), compute["bound"].astype(str).to_numpy()
     model_flops = float(flops[kind != KINDS.index("recompute")].sum())
     peak = peaks.flops.get(PEAK_DTYPE) if peaks else None
-    top = made["kernel_names"][made["kernel_names"]["family"] != "communication"]
     summary = StepTime(
         generation_us=generation_us(ready),
         step_us=busy.step_us,
@@ -627,7 +626,7 @@ def break_down(
         peaks=peaks,
         model_flops_utilisation=model_flops / (busy.busy_us * 1e-6 * peak) if peak and busy.busy_us else None,
         by_family=_families(ready),
-        top_kernels=rows_of(KernelTime, top.head(NUM_TOP)),
+        top_kernels=rows_of(KernelTime, made["kernel_names"].query("family != 'communication'").head(NUM_TOP)),
         layers=layer_times(made["layer_times"], layers, folds),
         ranges=by_range(made["ranges"]),
         step_flops_utilisation=model_flops / (busy.step_us * 1e-6 * peak) if peak and ready["is_known"].all() else None,

@@ -174,6 +174,7 @@ def make_goal(
     live: Callable[[], Live],
     waits: Callable[[], bool],
     size: Callable[[int], StepSize],
+    *,
     has_static_graph: Callable[[], bool],
 ) -> Goal:
     """Make the goal that ``--steps`` and ``--until`` describe. The others are those of :class:`Steady`."""
@@ -623,7 +624,12 @@ class Training(GraphObserver):
         self._samples: dict[int, _Samples] = {}
         self._names: dict[int, str] = {}
         self.goal = make_goal(
-            steps, until, live_bytes, lambda: self.steps.waits(), self.size_of, lambda: bool(self._static_graphs)
+            steps,
+            until,
+            live_bytes,
+            lambda: self.steps.waits(),
+            self.size_of,
+            has_static_graph=lambda: bool(self._static_graphs),
         )
         self._stopping = Stopping()
         self.steps = Steps(

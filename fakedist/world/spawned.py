@@ -206,20 +206,17 @@ class OwnRanks:
             yield
 
     def _together(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
         @functools.wraps(original)
-        def start_processes(
-            fn: Callable[..., object],
-            args: tuple[object, ...] = (),
-            nprocs: int = 1,
-            join: bool = True,
-            daemon: bool = False,
-            start_method: str = "spawn",
-        ) -> object:
-            before, self._num_together = self._num_together, nprocs
-            if self._are_ranks() and start_method == "forkserver":
-                start_method = "spawn"  # a server's processes may be started in threads
+        def start_processes(*args: object, **kwargs: object) -> object:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            before, self._num_together = self._num_together, bound.arguments["nprocs"]
+            if self._are_ranks() and bound.arguments["start_method"] == "forkserver":
+                bound.arguments["start_method"] = "spawn"  # a server's processes may be started in threads
             try:
-                return original(fn, args, nprocs, join, daemon, start_method)
+                return original(*bound.args, **bound.kwargs)
             finally:
                 self._num_together = before
 
