@@ -406,8 +406,8 @@ def _sets_rank(code: types.CodeType) -> bool:
             return True
         # The names of keyword arguments, or the keys of a dictionary.
         names = instruction.argval if instruction.opname == "KW_NAMES" else before
-        is_mapping = instruction.opname in ("KW_NAMES", "CALL_KW", "BUILD_CONST_KEY_MAP") and isinstance(names, tuple)
-        if is_mapping and set(_RANK_VARIABLES) & set(names):
+        is_mapping = instruction.opname in ("KW_NAMES", "CALL_KW", "BUILD_CONST_KEY_MAP")
+        if is_mapping and isinstance(names, tuple) and not {*names}.isdisjoint(_RANK_VARIABLES):
             return True
         before = instruction.argval
     return False
