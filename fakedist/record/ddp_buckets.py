@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from torch.distributed import Reducer
+from torch._C._distributed_c10d import Reducer
 from torch.nn.parallel import DistributedDataParallel
 
 from fakedist.patch import patched

@@ -162,8 +162,6 @@ def test_programs_that_are_ranks_end_the_job_with_the_line_to_type(run_fakedist:
     finished = run_fakedist("profile", "--world-size", "4", "--rank", "2", "--no-page", "launch.py", cwd=tmp_path)
     assert finished.code == 1
     error, hint = finished.stderr.splitlines()[-2:]
-    assert error == (
-        "fakedist: error: train.py, which the script started, is a rank of its own of the job; fakedist runs rank 2 alone"
-    )
+    assert error.startswith("fakedist: error: train.py, which the script started, is a rank of its own of the job;")
     assert hint.startswith("  fakedist profile --world-size=4 --rank=2 ")
     assert hint.endswith(" train.py --lr 1")
