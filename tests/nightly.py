@@ -67,6 +67,8 @@ def parts(torches: Sequence[str], pythons: Sequence[str]) -> list[Part]:
         Part("cold starts", (*pytest, "tests/integration"), {"FAKEDIST_COLD": "1"}),
         Part("clients", ("make", "clients-fast")),
         Part("recipes", ("make", "clients-recipes")),
+        # Most jobs end before the steps in which the host is timed.
+        Part("longer jobs", ("make", "clients-longer")),
         Part("hostile files", (*pytest, "tests/hostile"), {"FAKEDIST_FUZZ": str(_FUZZ_CASES)}),
         Part(
             "random schedules",

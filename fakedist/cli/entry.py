@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 
 import click
 from click.shell_completion import get_completion_class
@@ -31,6 +32,7 @@ from fakedist.cli.sweep import sweep
 from fakedist.cli.time import time
 from fakedist.cli.topology import topology
 from fakedist.cli.view import view
+from fakedist.docstrings import docstring_of
 from fakedist.errors import ExitCode, FakedistError
 from fakedist.launcher.checked_script import ScriptSyntaxError
 from fakedist.temporary import remove_left_over
@@ -122,6 +124,9 @@ for _command in (
     completion,
 ):
     cli.add_command(_command)
+for _documented in (cli, *cli.commands.values()):
+    assert isinstance(_documented.callback, FunctionType)
+    _documented.help = _documented.help or docstring_of(_documented.callback)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -26,6 +26,7 @@ from fakedist.cost_model.model_flops import COUNTED, ModelFlops, flops_of_kernel
 from fakedist.cost_model.overlap import union, union_us
 from fakedist.cost_model.step import PricedStep
 from fakedist.cost_model.timeline import IDLE, ON_GPU, ON_HOST
+from fakedist.rundir.families import kernel_family
 from fakedist.rundir.launch_records import RangeRow
 from fakedist.rundir.schema import BOUNDS, FAMILIES, KINDS, RANGES, TABLES
 from fakedist.rundir.step_time import (
@@ -602,7 +603,6 @@ def break_down(
     models = _model_flops(step, kernels, tables)
     peak = peaks.flops.get(PEAK_DTYPE) if peaks else None
     most = busy.step_us * 1e-6 * peak if peak and ready["is_known"].all() else None
-    top = made["kernel_names"][made["kernel_names"]["family"] != "communication"]
     summary = StepTime(
         generation_us=generation_us(ready),
         step_us=busy.step_us,
@@ -626,10 +626,11 @@ def break_down(
         peaks=peaks,
         model_flops_utilisation=models.flops / (busy.busy_us * 1e-6 * peak) if peak and busy.busy_us else None,
         by_family=_families(ready),
-        top_kernels=rows_of(KernelTime, top.head(NUM_TOP)),
+        top_kernels=rows_of(KernelTime, made["kernel_names"].query("family != 'communication'").head(NUM_TOP)),
         layers=layer_times(made["layer_times"], layers, folds),
         ranges=by_range(made["ranges"]),
         step_flops_utilisation=None if most is None else models.flops / most,
+        has_real_collectives=not isinstance(step, PricedStep) and _are_real(ready.loc[~ready["is_compute"], "name"]),
     )
     return made, _with_placed(summary, made, step, tables, folds) if isinstance(step, PricedStep) else summary
 
@@ -640,6 +641,11 @@ def _model_flops(
     if isinstance(step, PricedStep):
         return flops_of_launches(step.launches, tables["work"])
     return flops_of_kernels(kernels)
+
+
+def _are_real(names: pd.Series) -> bool:
+    """Return whether kernels of these names communicate, and there are any. A copy that stands for a call does not."""
+    return len(names) > 0 and all(kernel_family(str(name)) == "communication" for name in names.unique())
 
 
 def _with_placed(

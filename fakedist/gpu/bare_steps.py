@@ -215,6 +215,15 @@ class BareGpu:
         finally:
             self._log.tag_call(-1)
 
+    @contextmanager
+    def reads_itself(self) -> Iterator[None]:
+        """Let this thread read what the device's memory holds, not what it read before."""
+        self._library.fakedist_leave_reads(1)
+        try:
+            yield
+        finally:
+            self._library.fakedist_leave_reads(0)
+
     def end(self) -> tuple[list[object], list[float]]:
         """Stop the clock. Returns the key of each launch since it was started, and the time on the host's clock."""
         self._library.fakedist_answer_reads(None, 0)

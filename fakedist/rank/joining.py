@@ -13,6 +13,7 @@ import functools
 import json
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,9 +25,9 @@ from typing import Any
 from fakedist.errors import FakedistError, SetupError
 from fakedist.gpu.driver.build import torch_build
 from fakedist.gpu.models.catalogue import find_gpu
-from fakedist.gpu.virtual import VirtualGpu, virtual_gpu
+from fakedist.gpu.virtual import LEDGER_VARIABLE, VirtualGpu, virtual_gpu
 from fakedist.importing import when_imported
-from fakedist.options import Job
+from fakedist.options import Job, profile_command
 from fakedist.patch import patched, present
 from fakedist.rank.reporter import Reporter
 from fakedist.rundir.encoding import RECORDS, Record, decode, encode
@@ -34,6 +35,7 @@ from fakedist.rundir.manifest import load_job
 from fakedist.rundir.memory_records import FailedRequestRecord
 from fakedist.rundir.notes import Note, engine_made_up, started_out_of_memory
 from fakedist.rundir.records import EngineCacheRecord, EngineRecord, EngineSleepRecord, NoteRecord
+from fakedist.temporary import FRESH_PREFIX
 from fakedist.world.spawned import OwnRanks, engines_known, is_for_hosts
 
 #: Where a started process finds the job: the rank's run directory.
@@ -43,13 +45,16 @@ _STARTED = os.fspath(Path(__file__).with_name("started"))
 _GROUPS = "torch.distributed.distributed_c10d"
 _NO_STEP = 1 << 30
 #: In the rank's directory until the rank ends: a record of a started process a line.
-_TOLD = "started.jsonl"
+TOLD = f"{FRESH_PREFIX}started.jsonl"
+#: Likewise: why a started process ended the rank.
+_REFUSED = f"{FRESH_PREFIX}refused.json"
 
 
 def offer(run_directory: Path) -> None:
     """Let the processes that this one starts from here on join its GPU, which it shares already."""
     os.environ[RUN_VARIABLE] = os.fspath(run_directory.resolve())
-    (run_directory / _TOLD).unlink(missing_ok=True)
+    for name in (TOLD, _REFUSED):
+        (run_directory / name).unlink(missing_ok=True)
     further = [path for path in os.environ.get(_PATH, "").split(os.pathsep) if path and path != _STARTED]
     os.environ[_PATH] = os.pathsep.join([_STARTED, *further])
 
@@ -71,9 +76,39 @@ def _own_name() -> str:
     return Path(sys.argv[0]).name if sys.argv[0] not in ("-c", "") else f"python {sys.argv[0]}".strip()
 
 
+def refuse_rank(job: Job, run_directory: Path, function: str, *, is_fork: bool = False) -> None:
+    """End the rank's process: this process, which the script started, is a rank itself. ``function``: what it runs.
+
+    Without a function, it is a program, which ``fakedist profile`` can run in the rank's place, or a fork of the rank.
+    """
+    if function or is_fork:
+        hint = (
+            f"start {function or 'the ranks'} by torch.multiprocessing.spawn, in as many processes as the job has"
+            " ranks, or run one in the script's own process, which has the variables that torchrun sets"
+        )
+    else:
+        is_module = sys.orig_argv[1:2] == ["-m"]
+        target, *arguments = sys.orig_argv[2 if is_module else 1 :]
+        hint = profile_command(replace(job, target=target, is_module=is_module, arguments=tuple(arguments)))
+    who = "a fork of the script" if is_fork and not function else f"{_own_name()}, which the script started,"
+    text = f"{who} is a rank of its own of the job; fakedist runs rank {job.rank} alone"
+    (run_directory / _REFUSED).write_text(json.dumps([text, hint]))
+    os.kill(int(os.environ[LEDGER_VARIABLE].split("/")[2]), signal.SIGTERM)
+
+
+def take_refused(run_directory: Path) -> tuple[str, str] | None:
+    """Take why a started process ended this one, and what to type; None if none did."""
+    path = run_directory / _REFUSED
+    if not path.exists():
+        return None
+    text, hint = json.loads(path.read_text())
+    path.unlink()
+    return text, hint
+
+
 def take_told(run_directory: Path) -> list[Record]:
     """Take what started processes told: that they were out of memory, and facts of engines."""
-    path = run_directory / _TOLD
+    path = run_directory / TOLD
     if not path.exists():
         return []
     records = [decode(json.loads(line), RECORDS) for line in path.read_text().splitlines()]
@@ -147,7 +182,8 @@ class _Started:
     """A process that the script started."""
 
     def __init__(self, job: Job, run_directory: Path) -> None:
-        self._told = run_directory / _TOLD
+        self._told = run_directory / TOLD
+        self._own = OwnRanks(job, is_started=True, refuse=functools.partial(refuse_rank, job, run_directory))
         self._device = job.device_index
         self._job = replace(
             job,
@@ -169,6 +205,7 @@ class _Started:
 
     def enter(self) -> None:
         """Load the driver, and wait for torch."""
+        self._refuse_rank()
         job = self._job
         gpu = virtual_gpu(find_gpu(job.gpu), devices=job.gpus_per_node, memory_bytes=job.gpu_memory_bytes)
         self._gpu = self._before.enter_context(gpu)
@@ -189,8 +226,13 @@ class _Started:
             made = present(groups, "_new_process_group_helper")
             self._before.enter_context(patched(groups, "_new_process_group_helper", self._new_group(groups, made)))
 
+    def _refuse_rank(self) -> None:
+        if self._own.sets_rank():
+            self._own.refuse_rank()
+
     def _first(self, begins: Callable[[], None]) -> Callable[[], None]:
         def lazy_init() -> None:
+            self._refuse_rank()
             self._surround()
             begins()
 
@@ -201,6 +243,7 @@ class _Started:
 
         @functools.wraps(original)  # the rest asks for its signature
         def new_group(size: int, rank: int, ranks: list[int], backend: Any, *args: Any, **kwargs: Any) -> Any:
+            self._refuse_rank()
             if is_for_hosts(backend):  # once surrounded, those that come here
                 return original(size, rank, ranks, backend, *args, **kwargs)
             self._surround()
@@ -224,7 +267,7 @@ class _Started:
             tape=journal,
             reporter=Reporter(-1),
             gpu=self._gpu,
-            own_ranks=OwnRanks(self._job, is_started=True),
+            own_ranks=self._own,
             cuda_begins=lambda: None,
         )
         surroundings = Surroundings(process, lambda work: work())

@@ -16,6 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
@@ -37,7 +38,7 @@ from fakedist.rank.ending import (
     watched_exit,
     watched_signals,
 )
-from fakedist.rank.joining import name_in_use, offer, take_told
+from fakedist.rank.joining import name_in_use, offer, refuse_rank, take_refused, take_told
 from fakedist.rank.leaving import leave_at_once
 from fakedist.rank.preloading import Start, start_of_rank
 from fakedist.rank.read_files import ListedSources, listed_sources
@@ -121,7 +122,7 @@ class Rank:
         self._tape_file = OwnJournal(run_directory / TAPE_NAME)
         self._before_torch = ExitStack()
         self._gpu: VirtualGpu | None = None
-        self._own_ranks = OwnRanks(job)
+        self._own_ranks = OwnRanks(job, refuse=partial(refuse_rank, job, run_directory, is_fork=True))
         self._run_directory = run_directory
         self._sources: ListedSources | None = None
         self._surroundings: Surroundings | None = None
@@ -145,7 +146,7 @@ class Rank:
             self._gpu.share(CONTEXT_BYTES.get(find_gpu(job.gpu).product, (0, ""))[0])
             name_in_use(self._gpu, "")
             offer(self._run_directory)
-        self._own_ranks = enter(own_ranks(job))
+        enter(own_ranks(self._own_ranks))
         self._sources = enter(listed_sources(self._run_directory / SOURCES_NAME))
         enter(watched_exit(self._exits_at_once))
         enter(watched_signals(lambda number: self._reporter.send(Signals(number))))
@@ -163,6 +164,9 @@ class Rank:
         steps, unless the user interrupted those after them.
         """
         if self._closed or os.getpid() != self._pid or self.lacks_memory():
+            return ending
+        if refused := take_refused(self._run_directory):
+            self.give_up(*refused)
             return ending
         self._closed = True
         of_script, is_recorded = ending, self._surroundings is not None and self._surroundings.is_recorded

@@ -260,6 +260,8 @@ class Surroundings:
             self._journal.is_over = True
         if self._tapes is not None:
             self._tapes.end()
+        if self._values is not None:
+            self._values.end()
         self._until_bare.close()
         self._until_bare.enter_context(still_calls(self._bare_gpu.stop, self._bare_gpu.go))
 

@@ -36,6 +36,7 @@ from torch._ops import OpOverload
 from torch.utils import _python_dispatch
 
 from fakedist.patch import patched
+from fakedist.record.ddp_buckets import new_buckets_within
 from fakedist.record.dispatch import no_operation
 from fakedist.record.ledger import Ledger
 from fakedist.record.loading import Loading
@@ -101,6 +102,9 @@ class ClockedGpu(Protocol):
 
     def left_out(self) -> AbstractContextManager[None]:
         """Launches of this thread have no key meanwhile."""
+
+    def reads_itself(self) -> AbstractContextManager[None]:
+        """Let this thread read what the device's memory holds, not what it read before."""
 
     def end(self) -> tuple[list[Key | None], list[float]]:
         """End the log. Returns the keys of its launches, None for those of no script's, and the clock at each."""
@@ -335,6 +339,8 @@ class HostClock:
         self._launch_bound_us = gpu.begin()
         self._inside.enter_context(no_operation(gpu.operators()))
         self._inside.enter_context(_no_saves(stop))
+        # C++ goes by what it reads there without a check: the indices of buckets that it has just uploaded.
+        self._inside.enter_context(new_buckets_within(gpu.reads_itself))
         self._inside.callback(gc.callbacks.remove, self._collects)
         gc.callbacks.append(self._collects)
         ledger.around = self._around

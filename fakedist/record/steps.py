@@ -24,6 +24,7 @@ from fakedist.options import Until
 from fakedist.patch import patched, present
 from fakedist.record.alive import alive
 from fakedist.record.cuda_graphs import Graphs
+from fakedist.record.ddp_buckets import FIRST_WITH_LAST_BUCKETS, StaticGraphs
 from fakedist.record.generation import Generation
 from fakedist.record.hooks import keyword_arguments
 from fakedist.record.loading import Loading
@@ -93,8 +94,8 @@ class Steady:
     Live memory is what the caching allocator holds for requests. On each device, requests for large blocks must match
     to the byte; those for small ones (up to 1 MiB) may differ by less than 1 MiB in total. If only the large blocks
     themselves differ, one more step must request the same: the allocator may still reserve more. No optimizer may wait
-    for its first step, and the batch must be whole. If an evaluation ran in it, one must have run in the step
-    before, too. Each step from step 2 on is timed until then.
+    for its first step, the batch must be whole, and no static graph may still get new buckets (``has_static_graph``). If
+    an evaluation ran in it, one must have run in the step before, too. Each step from step 2 on is timed until then.
     """
 
     def __init__(
@@ -102,12 +103,14 @@ class Steady:
         live: Callable[[], Live],
         waits: Callable[[], bool],
         size: Callable[[int], StepSize] = lambda step: StepSize(0, 0),
-        evaluates: Callable[[int], bool] = lambda step: False,
         *,
+        evaluates: Callable[[int], bool] = lambda step: False,
+        has_static_graph: Callable[[], bool] = lambda: False,
         stops: bool = True,
     ) -> None:
         self.is_steady = False
-        self._live, self._waits, self._size, self._evaluates, self._stops = live, waits, size, evaluates, stops
+        self._live, self._waits, self._size, self._stops = live, waits, size, stops
+        self._evaluates, self._has_static_graph = evaluates, has_static_graph
         self._most_rows = self._most = 0
         self._now: Live = {}
         self._before: Live | None = None
@@ -154,6 +157,8 @@ class Steady:
             return f"step {step} had a smaller batch than a step before"
         if self._evaluates(step) and not self._evaluates(step - 1):
             return f"step {step} has an evaluation, and the step before has none"
+        if step < FIRST_WITH_LAST_BUCKETS and self._has_static_graph():
+            return f"DistributedDataParallel builds the buckets of a static graph in step {FIRST_WITH_LAST_BUCKETS}"
         return f"an optimizer has not stepped in {step} steps" if self._waits() else ""
 
 
@@ -172,16 +177,17 @@ def make_goal(
     live: Callable[[], Live],
     waits: Callable[[], bool],
     size: Callable[[int], StepSize],
+    *,
     evaluates: Callable[[int], bool] = lambda step: False,
+    has_static_graph: Callable[[], bool],
 ) -> Goal:
     """Make the goal that ``--steps`` and ``--until`` describe. The others are those of :class:`Steady`."""
     if isinstance(until, int):
         return After(until)
-    return (
-        Steady(live, waits, size, evaluates, stops=until is None)
-        if steps == "auto"
-        else After(steps, stops=until is None)
-    )
+    stops = until is None
+    if steps == "auto":
+        return Steady(live, waits, size, evaluates=evaluates, has_static_graph=has_static_graph, stops=stops)
+    return After(steps, stops=stops)
 
 
 #: The name of a step in which one ran.
@@ -621,9 +627,18 @@ class Training(GraphObserver):
         self._listener = listener
         self._evaluations, self.loading = Evaluations(), Loading()
         self._generation = Generation()
+        self._static_graphs = StaticGraphs()
         self._samples: dict[int, _Samples] = {}
         self._names: dict[int, str] = {}
-        self.goal = make_goal(steps, until, live_bytes, lambda: self.steps.waits(), self.size_of, self._evaluates_in)
+        self.goal = make_goal(
+            steps,
+            until,
+            live_bytes,
+            lambda: self.steps.waits(),
+            self.size_of,
+            evaluates=self._evaluates_in,
+            has_static_graph=lambda: bool(self._static_graphs),
+        )
         self._stopping = Stopping()
         self.steps = Steps(
             self.goal,
@@ -637,9 +652,10 @@ class Training(GraphObserver):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow DataLoaders and, if saving one ends the run, checkpoints."""
+        """Follow DataLoaders, static graphs and, if saving one ends the run, checkpoints."""
         with ExitStack() as stack:
             stack.enter_context(self.loading.watching())
+            stack.enter_context(self._static_graphs.watching())
             stack.enter_context(self._stopping)
             if self._until == "save":
                 stack.enter_context(saves(self._saved))

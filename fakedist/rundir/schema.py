@@ -5,11 +5,11 @@ docs/run-directory is made from it (:mod:`fakedist.rundir.schema_page`).
 
 from __future__ import annotations
 
-import inspect
 import re
 import typing
 from dataclasses import KW_ONLY, dataclass
 
+from fakedist.docstrings import docstring_of
 from fakedist.rundir.host_memory import HostPhase, Save
 from fakedist.rundir.launch_records import LAUNCH_KINDS, WorkRow
 from fakedist.rundir.step_time import KernelTime
@@ -62,7 +62,7 @@ class Table:
 
 def attributes(kind: type) -> dict[str, str]:
     """The meaning of each attribute of a class, on one line, from its docstring."""
-    text = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2]
+    text = docstring_of(kind).partition("Attributes:\n")[2]
     meanings: dict[str, str] = {}
     for line in text.splitlines():
         if line and not line.startswith(" "):  # the next section, such as "Raises:"

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import inspect
 import sys
 import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
 
+from fakedist.docstrings import docstring_of
 from fakedist.options.option import options_of
 from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.schema import SCHEMA_VERSION, TABLES, attributes
@@ -114,7 +114,7 @@ def _as_json(text: str) -> str:
 
 
 def _sentence(kind: type) -> str:
-    return " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
+    return " ".join(docstring_of(kind).split("\n\n")[0].split())
 
 
 def meanings_of(kind: type) -> dict[str, str]:

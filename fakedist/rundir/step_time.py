@@ -540,6 +540,8 @@ class StepTime:
         loading_us: How long the main thread is in DataLoaders' iterators, measured and scaled as the rest of the host's
             time, of which it is a part. 0 if that was not measured.
         collector_us: How long Python's garbage collector pauses a step, likewise; no part of any other time.
+        has_real_collectives: Whether communication is that of kernels that move data between GPUs, such as NCCL's, and
+            not of copies that stand for collectives.
     """
 
     step_us: float
@@ -578,3 +580,4 @@ class StepTime:
     loading_us: float = 0.0
     collector_us: float = 0.0
     sample_throughput: SampleThroughput | None = None
+    has_real_collectives: bool = False

@@ -68,7 +68,10 @@ def fake_world(
     world = _World(job, ledger or NullLedger(), arrivals)
     hook = sys.excepthook  # init_process_group replaces it
     with ExitStack() as stack:
-        world.own_ranks = stack.enter_context(own_ranks(job)) if own is None else own
+        if own is None:
+            stack.enter_context(own_ranks(world.own_ranks))
+        else:
+            world.own_ranks = own
         stack.enter_context(patched(c10d, "_new_process_group_helper", world.new_process_group))
         for owner in (c10d, dist, device_mesh):
             stack.enter_context(patched(owner, "split_group", world.split_group(present(owner, "split_group"))))
@@ -76,6 +79,7 @@ def fake_world(
             for owner in (c10d, dist):
                 stack.enter_context(patched(owner, name, lambda: True))
         stack.enter_context(operations_of_groups(("CUDA",) if world.own_ranks.has_peers else ("CPU", "CUDA")))
+        stack.enter_context(world.own_ranks.watching_torch())
         if not world.own_ranks.has_peers:
             stack.enter_context(_absent_ranks(world, job, arrivals.tapes))
         stack.enter_context(watched_files(arrivals.tapes.moved))

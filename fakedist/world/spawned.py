@@ -1,13 +1,17 @@
 """Scripts that start their own ranks: only the chosen rank runs, in this process, at the point where it would start.
 
 ``torch.multiprocessing.spawn``, ``start_processes`` and loops of ``Process(target=...)`` all call
-``BaseProcess.start``. A process whose target leads to ``init_process_group`` is not started: the chosen rank's target
-runs here, and the other ranks end at once with exit code 0. Other processes (DataLoader workers, managers) start as
-usual, and so does every process of a script that has joined a group or holds memory of a GPU: it is a rank itself.
-A script may import torch only in its ranks, so nothing here needs torch.
+``BaseProcess.start``. Where torch starts as many processes as the job or its node has ranks, each is a rank. Of other
+processes, one is a rank if its target leads to ``init_process_group`` or sets RANK. A rank is not started: the chosen
+rank's target runs here, and the other ranks end at once with exit code 0. Other processes (DataLoader workers,
+managers) start as usual, and so does every process of a script that has joined a group or holds memory of a GPU: it is
+a rank itself. A script may import torch only in its ranks, so nothing here needs torch.
 
-A process's rank, in the job or on its node, is its parameter ``rank``, else its first integer, else its position in the
-order of starting. If ``init_process_group`` then names another rank of this job, the process was not the chosen one.
+A process's rank, in the job or on its node, is its parameter ``rank``, else its first integer that can be one, else its
+position in the order of starting. If ``init_process_group`` then names another rank of this job, the process was not
+the chosen one. A process that was started and turns out to be a rank ends the job: it is one of many, on one GPU.
+
+``elastic_launch`` is torchrun as a function, whose place fakedist takes: it calls the function here.
 
 A process that the script started may join others for GPUs only if it is an inference engine's: multiprocessing runs a
 function of vLLM's or SGLang's in it. The engine's other ranks are such processes too. It has a
@@ -16,19 +20,26 @@ variable of its environment for that, because it may initialise CUDA while it im
 
 from __future__ import annotations
 
+import dis
+import functools
 import inspect
+import multiprocessing
 import os
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
-from typing import Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard, cast
 
+from fakedist.errors import JobError
+from fakedist.importing import now_and_when_imported
 from fakedist.options import Job
 from fakedist.patch import patched, present
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
+from fakedist.world.environ import rank_environment
 
 #: A process that calls one of these becomes a rank.
 _JOINING = {"init_process_group", "init_device_mesh", "init_distributed", "PartialState"}
@@ -38,7 +49,10 @@ _ENGINES = {"vllm", "sglang"}
 _ENGINE_VARIABLE = "FAKEDIST_ENGINE"
 #: Packages whose functions make no ranks of the job. The groups that an engine's processes join are the engine's own.
 _NOT_THE_USERS = {"torch", *_ENGINES, *sys.stdlib_module_names} - {"__main__"}
-_RANK_NAMES = ("rank", "global_rank", "world_rank")
+_RANK_NAMES = ("rank", "global_rank", "world_rank", "local_rank")
+#: Variables that a process sets if it is a rank.
+_RANK_VARIABLES = ("RANK", "LOCAL_RANK")
+_SPAWN, _LAUNCHER = "torch.multiprocessing.spawn", "torch.distributed.launcher.api"
 _MAX_DEPTH = 8
 _MAX_SEEN = 500
 
@@ -53,6 +67,10 @@ class _Process(Protocol):
     _sentinel: int
 
     def run(self) -> None: ...
+
+
+#: Ends the job because a process that the script started is a rank: takes the function or program that it runs.
+Refuse = Callable[[str], None]
 
 
 class AnotherRank(BaseException):
@@ -83,15 +101,18 @@ class _Over:
 class OwnRanks:
     """The ranks that the script starts by itself; with ``is_started``, in a process that the script started.
 
-    ``has_peers``: it is one of an engine's, and the other ranks of its groups are processes that run.
+    ``refuse`` is called in a started process that is a rank of the job. ``has_peers``: the process is one of an
+    engine's, and the other ranks of its groups are processes that run.
     """
 
-    def __init__(self, job: Job, *, is_started: bool = False) -> None:
+    def __init__(self, job: Job, *, is_started: bool = False, refuse: Refuse = lambda what: None) -> None:
         self._job = job
+        self._refuse = refuse
         self.is_started = is_started
         self.has_peers = is_started and os.environ.get(_ENGINE_VARIABLE) == "1"
         self._pid = os.getpid()
         self._num_started = 0
+        self._num_together = 0
         self._has_run = False
         self._running_candidate = False
         self._over: _Over | None = None
@@ -102,14 +123,31 @@ class OwnRanks:
         Raises:
             RuntimeError: A process besides the rank's joins others of the script's.
         """
-        is_besides = self.is_started or os.getpid() != self._pid
-        if is_besides and not self.has_peers and num_ranks not in (1, self._job.world_size):
+        is_besides = (self.is_started or os.getpid() != self._pid) and not self.has_peers and num_ranks != 1
+        if is_besides and num_ranks == self._job.world_size:
+            self.refuse_rank()
+        if is_besides:
             raise RuntimeError(
                 f"fakedist: a process that the script started joins a group of {num_ranks} ranks for GPUs; only those "
                 "that vLLM or SGLang spawn may (with VLLM_WORKER_MULTIPROC_METHOD=spawn), or give it a group of its own"
             )
         if self._running_candidate and num_ranks == self._job.world_size and rank != self._job.rank:
             raise AnotherRank
+
+    def refuse_rank(self) -> None:
+        """End the job: this process, which the script started, is one of its ranks."""
+        process, function = multiprocessing.current_process(), ""
+        if getattr(process, "_target", None) is not None:  # else a program's own process
+            target, _ = _called(cast("_Process", process))
+            target = inspect.unwrap(getattr(target, "func", target))
+            function = getattr(target, "__qualname__", type(target).__qualname__)
+        self._refuse(function)
+        raise RuntimeError("fakedist: this process, which the script started, is a rank of its own of the job")
+
+    def sets_rank(self) -> bool:
+        """Return whether this process, which the script started, was given a rank among others, not the chosen one."""
+        is_another = os.environ.get("RANK") not in (None, "", str(self._job.rank))
+        return is_another and not self.has_peers and os.environ.get("WORLD_SIZE") != "1"
 
     def notes(self) -> Iterator[Note]:
         """Notes for the report."""
@@ -135,10 +173,71 @@ class OwnRanks:
 
     def _is_rank(self, process: _Process) -> bool:
         run: object = type(process).run
-        if os.getpid() != self._pid or _has_joined() or _holds_memory() or run is not BaseProcess.run:
+        if self._is_a_rank_itself() or run is not BaseProcess.run:
             return False
         target, _ = _called(process)
+        if self._are_ranks() and target is not process._target:
+            return True
         return _joins_a_group(target, set(), 0)
+
+    def _are_ranks(self) -> bool:
+        """Return whether torch starts as many processes together as the job or its node has ranks."""
+        return self._num_together in (self._job.world_size, self._job.local_world_size)
+
+    def _is_a_rank_itself(self) -> bool:
+        return os.getpid() != self._pid or _has_joined() or _holds_memory()
+
+    @contextmanager
+    def watching_torch(self) -> Iterator[None]:
+        """Note how many processes torch starts together, and take the place of its elastic launcher.
+
+        RecordingError if this torch starts them in another way.
+        """
+        with ExitStack() as stack:
+
+            def launcher_is_imported(module: types.ModuleType) -> None:
+                stack.enter_context(patched(module, "launch_agent", self._launch(present(module, "launch_agent"))))
+
+            package, module = sys.modules["torch.multiprocessing"], sys.modules[_SPAWN]
+            together = self._together(present(module, "start_processes"))
+            for owner in (module, package):
+                stack.enter_context(patched(owner, "start_processes", together))
+            stack.enter_context(now_and_when_imported({_LAUNCHER}, launcher_is_imported))
+            yield
+
+    def _together(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def start_processes(*args: object, **kwargs: object) -> object:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            before, self._num_together = self._num_together, bound.arguments["nprocs"]
+            if self._are_ranks() and bound.arguments["start_method"] == "forkserver":
+                bound.arguments["start_method"] = "spawn"  # a server's processes may be started in threads
+            try:
+                return original(*bound.args, **bound.kwargs)
+            finally:
+                self._num_together = before
+
+        return start_processes
+
+    def _launch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def launch_agent(config: Any, entrypoint: object, args: list[object], **settings: object) -> object:
+            if not callable(entrypoint) or self._is_a_rank_itself():
+                return original(config, entrypoint, args, **settings)
+            num_ranks = config.max_nodes * config.nproc_per_node
+            if num_ranks != self._job.world_size:
+                raise JobError(
+                    f"the script launches {num_ranks} ranks, and the job has {self._job.world_size}",
+                    f"fakedist profile --world-size {num_ranks}",
+                )
+            with _as_torchrun_would(self._job):
+                returned = entrypoint(*args)
+            return dict.fromkeys(range(config.nproc_per_node), returned)  # by the local rank: each is like this one
+
+        return launch_agent
 
     def _index(self, process: _Process) -> int:
         target, arguments = _called(process)
@@ -146,34 +245,49 @@ class OwnRanks:
             named = inspect.signature(target).bind(*arguments, **process._kwargs).arguments
         except (TypeError, ValueError):
             named = {}
-        numbers = [value for value in (*arguments, *process._kwargs.values()) if type(value) is int]
+        values = [value for value in (*arguments, *process._kwargs.values()) if type(value) is int]
+        numbers = [value for value in values if 0 <= value < self._job.world_size]
         by_name = [named[name] for name in _RANK_NAMES if type(named.get(name)) is int]
         return next(iter(by_name + numbers), self._num_started)
 
     def _run_here(self, process: _Process) -> None:
         target, arguments = _called(process)
-        self._running_candidate = True
+        num_together = self._num_together
+        # Until it turns out to be another: its report may be written while it runs.
+        self._running_candidate = self._has_run = True
+        self._num_together = 0
         try:
             target(*arguments, **process._kwargs)
         except AnotherRank:
+            self._has_run = False
             return
-        except BaseException as error:  # the run stopped after its steps, or the target failed
-            self._has_run = True
-            if not isinstance(error, SystemExit) or error.code:
+        except SystemExit as error:
+            if error.code:
                 raise
         finally:
-            self._running_candidate = False
-        self._has_run = True
+            self._running_candidate, self._num_together = False, num_together
         if _has_joined():  # the group would have ended with its process
             sys.modules["torch.distributed"].destroy_process_group()
 
 
 @contextmanager
-def own_ranks(job: Job) -> Iterator[OwnRanks]:
+def own_ranks(own: OwnRanks) -> Iterator[None]:
     """Start no process that would be a rank; run the chosen one here. RecordingError if they cannot be intercepted."""
-    own = OwnRanks(job)
     with patched(BaseProcess, "start", own.start(present(BaseProcess, "start"))):
-        yield own
+        yield
+
+
+@contextmanager
+def _as_torchrun_would(job: Job) -> Iterator[None]:
+    """Add the variables that torchrun sets, where another launcher has set others."""
+    missing = {} if "RANK" in os.environ else rank_environment(replace(job, launcher="torchrun"))
+    missing = {name: value for name, value in missing.items() if name not in os.environ}
+    os.environ.update(missing)
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
 
 
 def is_for_hosts(backend: object) -> bool:
@@ -218,7 +332,7 @@ def _called(process: _Process) -> tuple[Callable[..., object], tuple[object, ...
     """The function that a process would call, and its arguments; for ``spawn``, the one passed to it."""
     target, arguments = process._target or _nothing, tuple(process._args)
     # Look the module up here: torch.multiprocessing's own attribute of this name is a function.
-    spawn = sys.modules.get("torch.multiprocessing.spawn")
+    spawn = sys.modules.get(_SPAWN)
     if spawn is not None and target is present(spawn, "_wrap"):
         function, index, rest, _ = arguments
         assert callable(function)
@@ -244,7 +358,7 @@ def _joins_a_group(target: Callable[..., object], seen: set[int], depth: int) ->
     functions = [target] if isinstance(target, types.FunctionType) else _methods(target)
     for function in functions:
         names = _names(function.__code__)
-        if names & _JOINING:
+        if names & _JOINING or _sets_rank(function.__code__):
             return True
         reached = [function.__globals__[name] for name in names if name in function.__globals__]
         reached += [
@@ -276,3 +390,28 @@ def _names(code: types.CodeType) -> set[str]:
         if isinstance(constant, types.CodeType):
             names |= _names(constant)
     return names
+
+
+def _sets_rank(code: types.CodeType) -> bool:
+    """Return whether code sets RANK in ``os.environ``, by itself or together with other variables."""
+    if any(isinstance(constant, types.CodeType) and _sets_rank(constant) for constant in code.co_consts):
+        return True
+    if "environ" not in code.co_names:
+        return False
+    if "setdefault" in code.co_names and set(_RANK_VARIABLES) & set(filter(_is_text, code.co_consts)):
+        return True
+    before: object = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "STORE_SUBSCR" and before in _RANK_VARIABLES:
+            return True
+        # The names of keyword arguments, or the keys of a dictionary.
+        names = instruction.argval if instruction.opname == "KW_NAMES" else before
+        is_mapping = instruction.opname in ("KW_NAMES", "CALL_KW", "BUILD_CONST_KEY_MAP")
+        if is_mapping and isinstance(names, tuple) and not {*names}.isdisjoint(_RANK_VARIABLES):
+            return True
+        before = instruction.argval
+    return False
+
+
+def _is_text(constant: object) -> bool:
+    return isinstance(constant, str)

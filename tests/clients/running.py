@@ -17,6 +17,7 @@ import pandas as pd
 
 from tests.clients.agreement import Phases, disagreement, found_by
 from tests.clients.catalogue import Entry
+from tests.clients.longer import lengthened
 from tests.conftest import ROOT, clean_environment
 
 #: Nothing is fetched: models have random weights, data is made by the job.
@@ -26,6 +27,8 @@ OFFLINE = {
     "TOKENIZERS_PARALLELISM": "false",
     "WANDB_MODE": "offline",
 }
+#: Set to run the longer program of each script (:mod:`tests.clients.longer`). The results are not kept.
+LONGER = "FAKEDIST_LONGER"
 #: Load beyond the machine's cores from which on a wall time is called disturbed.
 _LOAD_BEYOND_CORES = 0.5
 #: The row of a whole model.
@@ -111,8 +114,14 @@ def _finished(entry: Entry, directory: Path, options: Sequence[str]) -> subproce
         "--force",
         "--no-page",
     ]
-    command = [sys.executable, "-m", "fakedist", "profile", *where, *entry.options, *options, *_target(entry)]
+    target = _target(entry)
     own = {name: value.format(directory=directory) for name, value in entry.environment.items()}
+    if os.environ.get(LONGER) and target[0] != "-m":
+        script = Path(target[0])
+        target[0] = str(directory / script.name)
+        Path(target[0]).write_text(lengthened(script.read_text()))
+        own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(script.parent), own.get("PYTHONPATH", str(ROOT)))))
+    command = [sys.executable, "-m", "fakedist", "profile", *where, *entry.options, *options, *target]
     try:
         return subprocess.run(
             command,

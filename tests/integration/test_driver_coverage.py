@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.gpu.driver import build
+from tests.unit.gpu.driver import on_driver
 
 #: What is refused on purpose. A function of a newer torch that is in none of these fails the test: it wants an answer.
 REFUSED = {
@@ -119,3 +120,18 @@ def test_every_function_of_every_library_is_answered_or_refused_by_name() -> Non
 def test_no_reason_to_refuse_is_left_over() -> None:
     _, refused = _answers()
     assert [pattern for pattern in REFUSED if not any(re.fullmatch(pattern, name) for name in refused)] == []
+
+
+def test_every_function_of_nvml_is_answered_or_not_supported() -> None:
+    names = build.nvml_names()
+    assert len(names) > 430
+    assert sorted(set(names) - _answers()[0]) == []
+    found = on_driver(
+        """
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+found["links"] = nvml.nvmlDeviceGetNvLinkState(c_void_p(1), 0, byref(c_uint()))
+found["events"] = nvml.nvmlEventSetCreate(byref(c_void_p()))
+found["refused"] = gpu.refused()
+"""
+    )
+    assert found == {"links": 3, "events": 3, "refused": []}, "NVML_ERROR_NOT_SUPPORTED"

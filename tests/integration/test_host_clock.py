@@ -17,6 +17,7 @@ from tests.support.virtual import on_virtual_gpu
 
 JOB = Path(__file__).parent / "jobs" / "host_clock.py"
 WAITS = JOB.with_name("host_waits.py")
+STATIC_GRAPH = JOB.with_name("static_graph.py")
 RECORDED, BARE = 2, 9
 
 
@@ -159,3 +160,16 @@ def test_a_launch_takes_no_known_value_away_while_the_clock_runs() -> None:
         """
     )
     assert found == {"1": 0, "0": 1}
+
+
+def test_ddp_reads_back_the_buckets_that_it_builds_in_a_bare_step(profile_once: ProfileOnce) -> None:
+    # Its C++ takes the indices that it reads without a check. A loss has as many bytes as the size of the one bucket.
+    run = profile_once(STATIC_GRAPH, "5", rank=3, options=("--json", "--steps", "2"))
+    assert run.finished.code == 0
+    assert run.note("host_not_measured") == ""
+    assert read_recording(run.path).host_clock is not None
+
+
+def test_a_static_graph_is_recorded_with_its_last_buckets(profile_once: ProfileOnce) -> None:
+    run = profile_once(STATIC_GRAPH, "3", rank=3)
+    assert read_recording(run.path).steps[-1].step == 3

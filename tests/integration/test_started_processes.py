@@ -148,3 +148,20 @@ def test_an_engines_processes_hold_memory_of_their_own_gpus_and_none_by_mapping(
 def test_an_engines_group_for_hosts_and_gpus_at_once_is_refused(engine: dict[str, Any]) -> None:
     for found in engine["ranks"]:
         assert found["both"].startswith("fakedist: an engine's processes join a group of backend cpu:gloo,cuda:nccl")
+
+
+@pytest.mark.long
+def test_programs_that_are_ranks_end_the_job_with_the_line_to_type(run_fakedist: RunFakedist, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\n")
+    (tmp_path / "launch.py").write_text(
+        "import os, subprocess, sys\n"
+        "for rank in range(4):\n"
+        "    own = {**os.environ, 'RANK': str(rank), 'WORLD_SIZE': '4'}\n"
+        "    subprocess.run([sys.executable, 'train.py', '--lr', '1'], env=own)\n"
+    )
+    finished = run_fakedist("profile", "--world-size", "4", "--rank", "2", "--no-page", "launch.py", cwd=tmp_path)
+    assert finished.code == 1
+    error, hint = finished.stderr.splitlines()[-2:]
+    assert error.startswith("fakedist: error: train.py, which the script started, is a rank of its own of the job;")
+    assert hint.startswith("  fakedist profile --world-size=4 --rank=2 ")
+    assert hint.endswith(" train.py --lr 1")

@@ -22,6 +22,8 @@ from fakedist.gpu.native import build_directory, cache_directory, compile_native
 from fakedist.torch_releases import OLDEST, release_of
 
 SOURCE_DIRECTORY = Path(__file__).parent
+#: The functions of nvml.h, of which no installed library has a list: those of nvidia-nvml-dev 13.5.37.
+_NVML_NAMES = "nvml_names.txt"
 #: Only the interface is exported: what the sources mark API. Assertions stay on, because a broken invariant would give
 #: wrong numbers. Of the warnings only those are errors that are always mistakes: a newer compiler's other warnings must
 #: not stop a user's run, and the tests hold the sources to all of them.
@@ -145,7 +147,7 @@ def driver_path() -> Path:
     """Path of the driver, by a hash of all that it is built from. SetupError as :func:`find_cuda`."""
     cuda = find_cuda()
     digest = hashlib.sha256()
-    for part in (*sources(), *sorted(SOURCE_DIRECTORY.rglob("*.h")), Path(__file__)):
+    for part in (*sources(), *sorted(SOURCE_DIRECTORY.rglob("*.h")), SOURCE_DIRECTORY / _NVML_NAMES, Path(__file__)):
         digest.update(part.name.encode() + part.read_bytes())
     digest.update(
         repr((cuda.torch_version, cuda.cuda_version, cuda.include, cuda.cupti_include, platform.machine())).encode()
@@ -233,6 +235,11 @@ def driver_api_names(include: Path) -> list[str]:
     return sorted(declared | versioned | {"cuGetExportTable"})
 
 
+def nvml_names() -> list[str]:
+    """Functions of NVML, old names and versioned."""
+    return (SOURCE_DIRECTORY / _NVML_NAMES).read_text().split()
+
+
 def interface_versions(include: Path) -> list[tuple[str, int, int]]:
     """Driver functions whose interface changed: name, suffix (2 is ``_v2``), the first CUDA version that means it."""
     text = (include / "cudaTypedefs.h").read_text(errors="replace")
@@ -291,12 +298,15 @@ def is_interface(name: str) -> bool:
 
 
 def generated_source(cuda: CudaInstallation) -> str:
-    """C source of everything the hand-written sources do not answer: routines counted, all else refused by name."""
+    """C source of everything the hand-written sources do not answer: routines counted, all else refused by name.
+
+    NVML's functions are not supported without a word, as on many a GPU: monitors try all of them.
+    """
     names = {library: exported_names(path) for library, path in cuda.libraries.items()}
     names["cuda"] = driver_api_names(cuda.include)
     answered = answered_names(cuda.include)
     cudnn = str(cuda.libraries.get("cudnn", ""))
-    headers = ("blas.h", "cudnn.h", "cupti.h", "entry_points.h", "refuse.h")
+    headers = ("blas.h", "cudnn.h", "cupti.h", "entry_points.h", "nvml.h", "refuse.h")
     lines = [*(f'#include "{header}"' for header in headers), "const struct interface_version interface_versions[] = {"]
     lines += [f'    {{"{name}", {suffix}, {since}}},' for name, suffix, since in interface_versions(cuda.include)]
     lines += ["    {0, 0, 0},", "};", f"const char cudnn_library[] = {json.dumps(cudnn)};"]  # quoted as in C
@@ -315,4 +325,6 @@ def generated_source(cuda: CudaInstallation) -> str:
                 lines.append(f'API int {name}(void *handle) {{ return blas_launch(handle, "{name}"); }}')
             else:
                 lines.append(f'API int {name}(void) {{ return refuse_call("{name}", {REFUSALS[library]}); }}')
+    others = (name for name in nvml_names() if name not in answered)
+    lines += [f"API int {name}(void) {{ return NVML_NOT_SUPPORTED; }}" for name in others]
     return "\n".join(lines) + "\n"

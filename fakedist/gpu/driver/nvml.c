@@ -1,6 +1,7 @@
 /* NVML (libnvidia-ml): the part that PyTorch uses. It is found through a library of that name that depends on this one.
+ * What neither this file nor nvml_sensors.c answers is not supported (build.py).
  *
- * A device's handle is its number plus one. Numbers and structs are those of nvml.h, which no wheel contains. */
+ * A device's handle is its number plus one. Numbers and structs are those of nvml.h, which does not come with torch. */
 #include "nvml.h"
 
 #include "capacity.h"

@@ -1,4 +1,4 @@
-/* NVML's handles. Numbers are those of NVIDIA's nvml.h, which no wheel contains. */
+/* NVML's handles. Numbers are those of NVIDIA's nvml.h, which does not come with torch. */
 #ifndef FAKEDIST_NVML_H
 #define FAKEDIST_NVML_H
 #include "ledger.h"

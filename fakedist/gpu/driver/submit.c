@@ -134,9 +134,14 @@ API void fakedist_answer_reads(const struct answer *all, size_t count) {
     pthread_mutex_unlock(&answers_lock);
 }
 
+/* This thread's reads are left to the memory. */
+static __thread int are_left;
+API void fakedist_leave_reads(int left) { are_left = left; }
+
 /* The next read of this size. Those that the script left out are skipped. */
 static int answer(void *to, size_t size) {
     int is_answered = 0;
+    if (are_left) return 0;
     pthread_mutex_lock(&answers_lock);
     for (size_t i = 0; i < num_answers && !is_answered; i++) {
         size_t at = (next_answer + i) % num_answers;

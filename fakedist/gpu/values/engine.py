@@ -73,6 +73,7 @@ class ValueEngine:
         self._runs: dict[OpOverload, Run] = {}
         self._cover = find_cover()
         self._tape: ReadTape | None = None
+        self._is_over = False
         self._not_computed_before = 0
         self.host = Host(seed, strict=strict)
         self._randoms = Randoms(seed)
@@ -107,6 +108,10 @@ class ValueEngine:
         if tape is not None:
             self._not_computed_before = self._no_data.operations
 
+    def end(self) -> None:
+        """Answer no question about device memory any more: it changes from now on without the engine."""
+        self._is_over = True
+
     @contextmanager
     def below_dispatch(self) -> Iterator[None]:
         """Print tensors with their values, restore those of CUDA graphs in replays, compute folded constants.
@@ -137,8 +142,8 @@ class ValueEngine:
         return False
 
     def is_undefined(self, tensor: torch.Tensor) -> bool:
-        """Return whether a device tensor lacks values: it is large, or no kernel computed it."""
-        return tensor.is_cuda and not self.host.holds(tensor)
+        """Return whether a device tensor is known to lack values: it is large, or no kernel computed it."""
+        return tensor.is_cuda and not self._is_over and not self.host.holds(tensor)
 
     def not_sent(self, tensor: torch.Tensor, when_read: Callable[[], object]) -> bool:
         """Mark a tensor's values, which another rank should have sent, as made up. Returns whether reads are seen.
@@ -195,7 +200,7 @@ class ValueEngine:
 
     def of_ranks(self, mine: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor] | None:
         """Each rank's values for this tensor's if these follow from a router's choices, on the host; else None."""
-        if self._routing.load.is_even or not mine.numel():
+        if self._is_over or self._routing.load.is_even or not mine.numel():
             return None
         values = (
             host_view(mine.detach()) if self.host.holds(mine) else self._large.value(mine) if mine.is_cuda else mine
@@ -204,7 +209,7 @@ class ValueEngine:
 
     def experts_of_ranks(self, experts: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor] | None:
         """The experts of each rank's tokens, if this rank's are these ([tokens, top-k] on the host)."""
-        return self._routing.experts_of_ranks(experts, ranks)
+        return None if self._is_over else self._routing.experts_of_ranks(experts, ranks)
 
     def router_facts(self) -> RouterLoadFacts | None:
         """The routers that picked experts by made-up values, and what their load sent to whom; None without any."""

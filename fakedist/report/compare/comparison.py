@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from fakedist.analysis.stack_lines import IN_TORCH, NO_STACK
 from fakedist.errors import RunDirectoryError
 from fakedist.report.text.group_sheets import CallsText, RunTopology
 from fakedist.report.text.memory_sheets import UNUSED_NAMES
@@ -514,7 +515,7 @@ class SnapshotComparison:
         return f"only {'A' if uses[0] else 'B'} has expandable segments (PYTORCH_CUDA_ALLOC_CONF)"
 
     def _without_line(self) -> str:
-        untold = self.lines[self.lines["line"].isin((changed_memory.IN_TORCH, changed_memory.NO_STACK))]
+        untold = self.lines[self.lines["line"].isin((IN_TORCH, NO_STACK))]
         change = int(untold["change_bytes"].sum())
         if abs(change) < max(_MIN_SHARE * max(summary.peak_allocated_bytes for summary in self.summaries), 1):
             return ""

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
-from fakedist.analysis.stack_lines import forward_line, script_lines
+from fakedist.analysis.stack_lines import IN_TORCH, NO_STACK, forward_line, in_engine, script_lines
 from fakedist.report.text.sheet import EMPTY_RANK, KEY, Sheet, SheetColumn, us_column
 from fakedist.report.text.wording import (
     LAYER_COLUMNS,
@@ -499,20 +499,23 @@ def _largest(lines: Iterable[HeldLine]) -> list[HeldLine]:
 def _blocks_by_line(run: Run) -> pd.DataFrame:
     """Blocks at the peak: line, script (the script's line that called it), category, bytes, backward, num (1 each).
 
-    ``backward`` are the bytes of blocks that a backward allocated. A block without a line has its operation's name.
+    ``backward`` are the bytes of blocks that a backward allocated. A block without a line has its operation's name, if
+    that is known.
     """
     blocks = run.table("blocks", ["bytes", "operation", "category", "phase", "stack", "at_peak"])
     blocks = blocks[blocks["at_peak"]]
     frames = [FrameRow(*row) for row in run.table("frames").itertuples(index=False)]
     stacks = run.table("stacks")
-    own = script_lines(frames, stacks["frames"])
+    own, is_engine = script_lines(frames, stacks["frames"]), in_engine(frames, stacks["frames"])
+    stack = blocks["stack"].to_numpy()  # -1 (none) is the last
     held = pd.DataFrame({"bytes": blocks["bytes"].to_numpy(), "category": blocks["category"].astype(str).to_numpy()})
     for name, texts in (("line", stacks["line"]), ("script", own)):
-        held[name] = np.array([*texts, ""], dtype=object)[blocks["stack"].to_numpy()]  # stack -1 (none) is the last
+        held[name] = np.array([*texts, ""], dtype=object)[stack]
     operations = blocks["operation"].astype(str).map(short_operation).to_numpy()
     held["line"] = held["line"].where(held["line"] != "", operations)
+    held["line"] = held["line"].where(held["line"] != "", np.where(stack < 0, NO_STACK, IN_TORCH))
     held["script"] = held["script"].where(held["script"] != "", held["line"])
-    is_backward = (blocks["phase"] == "backward").to_numpy()
+    is_backward = (blocks["phase"] == "backward").to_numpy() | np.array([*is_engine, False])[stack]
     held = held.assign(line=held["line"].map(forward_line), script=held["script"].map(forward_line), num=1)
     return held.assign(backward=held["bytes"].where(is_backward, 0))
 

@@ -38,7 +38,7 @@ from fakedist.report.text.sheet import (
     print_words,
     sheet_markdown,
 )
-from fakedist.report.text.time_sheets import print_time, time_markdown, time_sheets
+from fakedist.report.text.time_sheets import family_sheet, print_time, time_markdown, time_sheets, top_sheet
 from fakedist.report.text.wording import (
     advice_line,
     advice_text,
@@ -58,6 +58,7 @@ from fakedist.report.text.wording import (
     short_time_figures,
     source_word,
     step_verdict,
+    time_figures,
     timed_step_name,
     top_advice,
     verdict,
@@ -161,9 +162,14 @@ def _print_figures(console: Console, run: Run) -> None:
     if summary.timed:
         time, source = summary.timed
         print_heading(console, f"Time of {timed_step_name(summary, source.step)}, {source_word(source)}")
-        print_figures(console, short_time_figures(time), is_right=True)
+        figures = short_time_figures if run.memory is not None else time_figures
+        print_figures(console, figures(time), is_right=True)
         if limit := limit_text(time):
             print_words(console, Text(limit), 2)
+        if run.memory is None:  # another program's report
+            print_items(console, [note.text for note in source.notes])
+            print_short_table(console, replace(family_sheet(time, source.source), title="family of kernels"))
+            print_short_table(console, replace(top_sheet(time, source.source), title="kernel"))
     if summary.peak_allocated_bytes and run.by_category is not None:
         layers = run.table("layers")
         sheet = most_layers(layer_sheet(layers, summary, False), layers, _NUM_LAYERS)

@@ -136,7 +136,7 @@ def family_sheet(time: StepTime, word: str) -> Sheet:
         remarks.append(
             f"of peak: of dense {PEAK_DTYPE}, whatever dtype the kernels use; rates: of kernels whose work is known"
         )
-    if not time.by_group and any(row.family == "communication" and row.time_us for row in rows):
+    if communication_word(time) == "simulated" and any(row.family == "communication" and row.time_us for row in rows):
         remarks.append(
             "communication: local copies that stand for collectives, simulated; not the time of the real job"
         )

@@ -634,8 +634,8 @@ def _gpu(name: str) -> str:
 
 
 def communication_word(time: StepTime) -> str:
-    """Source of the time of collectives: the model, or the copies that stand for them."""
-    return "estimated" if time.by_group else "simulated"
+    """Source of the time of collectives: the model, NCCL's own kernels, or the copies that stand for them."""
+    return "estimated" if time.by_group else "measured" if time.has_real_collectives else "simulated"
 
 
 def without_communication(time: StepTime) -> str:

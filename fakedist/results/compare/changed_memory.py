@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.replay import Ints
-from fakedist.analysis.stack_lines import is_of_backward
+from fakedist.analysis.stack_lines import IN_TORCH, NO_STACK, is_of_backward
 from fakedist.results.compare.layer_matching import OUTSIDE, layer_patterns, paths_of_matches
 from fakedist.rundir.schema import CATEGORIES, MOMENTS, SEGMENT_STATES
 from fakedist.rundir.summary import Summary
@@ -312,8 +312,6 @@ def _by_end(files: Iterable[str], length: int) -> dict[tuple[str, ...], list[str
     return by_end
 
 
-#: Blocks without a line of the script.
-IN_TORCH, NO_STACK = "(no line outside of torch)", "(no stack recorded)"
 #: What a line can have become, in the order of tables.
 _CHANGES = ("appeared", "grew", "shrank", "gone", "same")
 #: The parts of what is reserved and not allocated.

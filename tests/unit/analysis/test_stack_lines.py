@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fakedist.analysis.recording import Recording
-from fakedist.analysis.stack_lines import BACKWARD, forward_line, forward_of, script_lines, stack_lines
+from fakedist.analysis.stack_lines import BACKWARD, forward_line, forward_of, in_engine, script_lines, stack_lines
+from fakedist.rundir.rows import FrameRow
 from tests.unit.analysis.recorded import MIB, HandMade
 
 LINEAR = ("/site-packages/torch/nn/modules/linear.py", 134, "forward")
@@ -142,3 +143,28 @@ def test_nodes_that_a_backward_made_by_functions_alone_belong_to_the_node_that_r
     assert forward_of(made, ran, in_backward)["forward"].tolist() == [7, 4, 4]
     made["op"][1] = 10  # an operation that the backward repeats made a node in the function
     assert forward_of(made, ran, in_backward)["forward"].tolist() == [10, 4, 10]
+
+
+def test_frames_of_c_and_cpp_are_no_lines() -> None:
+    """Torch's default stacks begin with them, and have the interpreter's between those of Python."""
+    native = [
+        ("??", 0, "torch::unwind::unwind()"),
+        ("", 0, "c10::cuda::CUDACachingAllocator::Native::NativeCachingAllocator::allocate(unsigned long)"),
+        ("RegisterCUDA_0.cpp", 0, "at::(anonymous namespace)::wrapper_CUDA_index_Tensor()"),
+        ("/pytorch/aten/src/ATen/native/cuda/Loops.cuh", 12, "at::native::gpu_kernel()"),  # with debug symbols
+        ("/usr/local/src/Python/ceval.c", 5381, "_PyEval_EvalFrameDefault"),
+        ("/usr/lib/libc.so.6", 0, "__libc_start_main"),
+        ("/usr/bin/python3.12", 0, "_start"),
+    ]
+    frames = [FrameRow(*frame) for frame in (*native, LINEAR, MODEL)]
+    stack = (*range(len(native)), 7, 3, 4, 8)
+    assert stack_lines(frames, [stack, stack[:7]]) == ["/job/model.py:12 (forward)", ""]
+    assert script_lines(frames, [stack, stack[:7]]) == ["/job/model.py:12 (forward)", ""]
+
+
+def test_autograds_engine_is_found_in_stacks_of_cpp() -> None:
+    frames = [
+        FrameRow("??", 0, "torch::autograd::Engine::evaluate_function(std::shared_ptr<torch::autograd::GraphTask>&)"),
+        FrameRow("??", 0, "torch::autograd::VariableType::mul(at::Tensor const&)"),
+    ]
+    assert in_engine(frames, [(1, 0), (1,), ()]) == [True, False, False]

@@ -85,7 +85,7 @@ def test_the_compilers_and_linkers_own_words_are_shown(
     assert left == ["build.lock"], "nothing but the lock is left in the cache"
 
 
-@pytest.mark.parametrize("changed", ["memory.c", "virtual_gpu.h", "crt/host_defines.h"])
+@pytest.mark.parametrize("changed", ["memory.c", "virtual_gpu.h", "crt/host_defines.h", "nvml_names.txt"])
 def test_every_source_and_header_has_a_driver_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changed: str
 ) -> None:

@@ -104,7 +104,16 @@ def test_an_optimizer_that_waits_may_still_make_its_state_and_until_something_el
     [(3, None, 3, 3), ("auto", 4, 4, 4), (3, "end", None, 3), (3, "validation", None, 3)],
 )
 def test_until_wins_over_steps(steps: int, until: int, last: int | None, timed: int) -> None:
-    goal = make_goal(steps, until, dict, lambda: False, lambda step: StepSize(0, 0))
+    goal = make_goal(steps, until, dict, lambda: False, lambda step: StepSize(0, 0), has_static_graph=lambda: False)
     assert isinstance(goal, After)
     assert [step for step in range(1, 9) if goal.is_last(step)][:1] == ([] if last is None else [last])
     assert [step for step in range(1, 9) if goal.is_timed(step)] == [timed]
+
+
+def test_a_static_graph_is_not_steady_before_its_last_buckets() -> None:
+    goal = Steady(lambda: {0: LiveBytes(MIB, 5, MIB)}, lambda: False, has_static_graph=lambda: True)
+    goal.may_end()
+    assert [goal.is_last(step) for step in (1, 2)] == [False, False]
+    assert "static graph in step 3" in goal.notes()[0].text
+    assert goal.is_last(3)
+    assert goal.notes() == []

@@ -1,5 +1,7 @@
 """Scripts that start their own ranks: the chosen one runs here, the others do not, and all else starts as ever."""
 
+import functools
+import importlib
 import multiprocessing
 import os
 import sys
@@ -12,8 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.utils.data import DataLoader
 
+from fakedist.errors import JobError
 from fakedist.options import Job
 from fakedist.world.reroute import fake_world
 from fakedist.world.spawned import OwnRanks, engines_known
@@ -150,6 +154,142 @@ def test_a_note_tells_if_the_chosen_rank_is_not_started_or_of_another_world(
     assert [each[1:3] for each in ran_here] == ran
 
 
+class Factory:
+    """Builds a trainer by a name, as hydra does."""
+
+    def __call__(self, local_rank: int, num_ranks: int, name: str = "train") -> None:
+        getattr(importlib.import_module(__name__), name)(local_rank, num_ranks, "")
+
+
+@pytest.mark.parametrize(
+    "function", [Factory(), functools.partial(Factory(), name="train"), lambda *args: Factory()(*args)]
+)
+def test_a_function_of_as_many_processes_as_ranks_is_a_rank_whatever_it_leads_to(
+    function: Callable[[int, int], None],
+) -> None:
+    with chosen(2) as notes:
+        mp.start_processes(function, (4,), nprocs=4, start_method="fork")  # type: ignore[no-untyped-call]
+        assert notes() == []
+    assert ran_here == [(os.getpid(), 2, 4, "")]
+
+
+def build_on_node(local_rank: int, name: str) -> None:
+    getattr(importlib.import_module(__name__), name)(local_rank, 1, 16)
+
+
+def test_a_function_of_as_many_processes_as_ranks_of_a_node_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_MP_PARALLEL_START", "1")
+    with chosen(9, 16):
+        mp.start_processes(build_on_node, ("train_on_node",), nprocs=8, start_method="forkserver")  # type: ignore[no-untyped-call]
+    assert ran_here == [(os.getpid(), 9, 16, 1)]
+
+
+def rank_that_starts_a_worker(rank: int, answers: Any) -> None:
+    worker = multiprocessing.get_context("fork").Process(target=work, args=(7, answers))
+    worker.start()
+    worker.join()
+
+
+def test_a_process_that_a_rank_starts_before_it_joins_is_no_rank() -> None:
+    answers = multiprocessing.get_context("fork").SimpleQueue()
+    with chosen(2):
+        mp.start_processes(rank_that_starts_a_worker, (answers,), nprocs=4)  # type: ignore[no-untyped-call]
+    pid, number = answers.get()
+    assert number == 7
+    assert pid != os.getpid()
+
+
+def set_one_by_one(name: str, rank: int) -> None:
+    os.environ["RANK"] = str(rank)
+    getattr(importlib.import_module(__name__), name)()
+
+
+def set_together(name: str, rank: int) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    getattr(importlib.import_module(__name__), name)()
+
+
+def set_a_mapping(name: str, rank: int) -> None:
+    os.environ.update({"RANK": str(rank), "WORLD_SIZE": "4"})
+    getattr(importlib.import_module(__name__), name)()
+
+
+def set_by_default(name: str, rank: int) -> None:
+    os.environ.setdefault("RANK", str(rank))
+    getattr(importlib.import_module(__name__), name)()
+
+
+@pytest.mark.parametrize("target", [set_one_by_one, set_together, set_a_mapping, set_by_default])
+def test_a_process_that_sets_its_rank_is_one(monkeypatch: pytest.MonkeyPatch, target: Callable[..., None]) -> None:
+    monkeypatch.setenv("RANK", "")
+    monkeypatch.delenv("RANK")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with chosen(1):
+        for rank in range(4):
+            mp.Process(target=target, args=("train_from_environment", rank)).start()
+    assert [ran[1:3] for ran in ran_here] == [(1, 4)]
+
+
+def read_rank(answers: Any) -> None:
+    """Not a rank, although it asks which one started it."""
+    answers.put([os.environ.get(name) for name in ("RANK", "LOCAL_RANK")] + [os.environ["RANK"]])
+
+
+def test_a_process_that_reads_the_rank_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    answers = multiprocessing.get_context("fork").SimpleQueue()
+    with chosen(0):
+        process = multiprocessing.get_context("fork").Process(target=read_rank, args=(answers,))
+        process.start()
+        process.join()
+    assert answers.get()[0] == "0"
+
+
+def train_at_port(port: int, rank: int) -> None:
+    train(rank, 4, str(port))
+
+
+def test_an_integer_that_is_no_rank_is_passed_over() -> None:
+    with chosen(1):
+        for number in range(4):
+            mp.Process(target=lambda *args: train_at_port(*args), args=(29500, number)).start()
+    assert ran_here == [(os.getpid(), 1, 4, "29500")]
+
+
+def test_a_rank_has_run_as_soon_as_it_runs() -> None:
+    # Its report is written while it still runs, if it is stopped after its steps.
+    seen = []
+    with chosen(2) as notes:
+        mp.start_processes(lambda rank: seen.append(notes()), nprocs=4, start_method="fork")  # type: ignore[no-untyped-call]
+    assert seen == [[]]
+
+
+def launched(word: str) -> str:
+    train_from_environment()
+    return word
+
+
+def elastic(num_nodes: int, per_node: int) -> Any:
+    config = LaunchConfig(num_nodes, num_nodes, per_node, run_id="x", rdzv_backend="c10d", start_method="spawn")
+    return elastic_launch(config, launched)("hello")
+
+
+def test_elastic_launch_calls_its_function_here_as_torchrun_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "")
+    monkeypatch.delenv("RANK")  # another launcher's environment: the function finds torchrun's
+    with chosen(2, launcher="slurm"):
+        assert elastic(1, 4) == dict.fromkeys(range(4), "hello")
+    assert ran_here == [(os.getpid(), 2, 4, None)]
+
+
+def test_elastic_launch_of_another_number_of_ranks_is_refused() -> None:
+    with chosen(2), pytest.raises(JobError, match="launches 6 ranks, and the job has 4") as refused:
+        elastic(2, 3)
+    assert refused.value.hint == "fakedist profile --world-size 6"
+    assert ran_here == []
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_that_are_no_ranks_start(method: str) -> None:
     with chosen(0):
@@ -223,11 +363,26 @@ def test_a_script_that_holds_gpu_memory_is_no_launcher(monkeypatch: pytest.Monke
         process.join()
 
 
-@pytest.mark.parametrize(("num_ranks", "is_refused"), [(1, False), (2, True), (4, False)])
-def test_a_started_process_joins_a_group_of_its_own_or_the_job(num_ranks: int, is_refused: bool) -> None:
-    own = OwnRanks(Job(world_size=4, rank=0, target="x"), is_started=True)
-    with pytest.raises(RuntimeError, match="a group of 2 ranks") if is_refused else nullcontext():
+@pytest.mark.parametrize(
+    ("num_ranks", "error"), [(1, ""), (2, "a group of 2 ranks for GPUs"), (4, "is a rank of its own of the job")]
+)
+def test_a_started_process_joins_a_group_of_its_own_or_none(num_ranks: int, error: str) -> None:
+    refused: list[str] = []
+    own = OwnRanks(Job(world_size=4, rank=0, target="x"), is_started=True, refuse=refused.append)
+    with pytest.raises(RuntimeError, match=error) if error else nullcontext():
         own.joins(0, num_ranks)
+    assert refused == ([""] if num_ranks == 4 else []), "it ends the job"
+
+
+@pytest.mark.parametrize(
+    ("rank", "num_ranks", "is_rank"), [("1", "4", True), ("0", "4", False), ("1", "1", False), ("", "4", False)]
+)
+def test_a_started_process_with_another_rank_among_others_is_a_rank(
+    monkeypatch: pytest.MonkeyPatch, rank: str, num_ranks: str, *, is_rank: bool
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", num_ranks)
+    assert OwnRanks(Job(world_size=4, rank=0, target="x"), is_started=True).sets_rank() == is_rank
 
 
 def say(answers: Any) -> None:

@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 
+from fakedist.analysis.stack_lines import IN_TORCH
 from fakedist.results.compare.changed_memory import (
-    IN_TORCH,
     blocks_by_line,
     line_changes,
     most_changes,

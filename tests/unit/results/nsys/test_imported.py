@@ -1,9 +1,12 @@
+import io
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from fakedist.errors import ReportError
+from fakedist.report.text.run_report import render, render_short
 from fakedist.results.nsys.imported import StepChoice, read_report, write_run
 from fakedist.results.opening import open_run
 from fakedist.rundir.plain import to_plain
@@ -122,6 +125,44 @@ def test_a_librarys_ranges_are_no_layers(tmp_path: Path) -> None:
     report.kernel(100, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL")
     found = kernels(report, tmp_path, StepChoice())
     assert rows(found, "layer", "operation", "family") == [("mlp", "ncclAllReduce", "communication")]
+
+
+def said(run_directory: Path, *, full: bool) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    if full:
+        render(run_directory, all_layers=False, console=console)
+    else:
+        render_short(run_directory, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_nccls_own_kernels_are_measured_and_the_first_screen_says_where_the_time_goes(tmp_path: Path) -> None:
+    report = MadeUp()
+    report.range(0, 1000, "step 1")
+    report.kernel(100, "gemm")
+    report.kernel(300, "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)")
+    kernels(report, tmp_path, StepChoice())
+    step, _ = open_run(tmp_path / "run").summary.timed or pytest.fail("no step")
+    assert step.has_real_collectives
+    full, first = said(tmp_path / "run", full=True), said(tmp_path / "run", full=False)
+    for text in (full, first):
+        assert "while nothing computes; measured" in text
+        assert "simulated" not in text
+    for line in ("computes ", "family of kernels ", "gemm ", "communication ", "no range of the trace names forward"):
+        assert line in first
+
+
+def test_copies_in_fakedists_ranges_stand_for_collectives(tmp_path: Path) -> None:
+    report = MadeUp()
+    report.range(0, 1000, "step 1")
+    report.kernel(100, "gemm")
+    report.range(250, 400, "fakedist::all_reduce #1")
+    report.kernel(300, "vectorized_elementwise_kernel")
+    kernels(report, tmp_path, StepChoice())
+    step, _ = open_run(tmp_path / "run").summary.timed or pytest.fail("no step")
+    assert not step.has_real_collectives
+    assert "local copies that stand for collectives, simulated" in said(tmp_path / "run", full=True)
 
 
 def test_a_kernel_whose_launch_was_not_traced_is_counted(tmp_path: Path) -> None:
