@@ -149,19 +149,18 @@ class CodePaths:
 
     @functools.cached_property
     def loops(self) -> list[Loop]:
-        """All loops, from the innermost outwards."""
-        dominators = self._dominators()
+        """All loops, from the innermost outwards. Jumps that lead back from what handles an exception make none."""
         before = self._before()
         bodies: dict[int, set[int]] = {}
         for index, afters in enumerate(self.after):
             for header in afters:
-                if index in dominators and header in dominators[index]:
+                if header <= index and index in (inside := self.reached((header,), frozenset())):
                     body = bodies.setdefault(header, {header})
                     waiting = [index]
                     while waiting:
-                        if (inside := waiting.pop()) not in body:
-                            body.add(inside)
-                            waiting += before[inside]
+                        if (earlier := waiting.pop()) in inside and earlier not in body:
+                            body.add(earlier)
+                            waiting += before[earlier]
         return sorted((Loop(header, frozenset(body)) for header, body in bodies.items()), key=lambda loop: len(loop.body))
 
     def _before(self) -> list[list[int]]:
@@ -170,20 +169,6 @@ class CodePaths:
             for after in afters:
                 before[after].append(index)
         return before
-
-    def _dominators(self) -> dict[int, frozenset[int]]:
-        """For each instruction that is reached, those that every way to it passes."""
-        before, order = self._before(), self.reached((0,), frozenset())
-        dominators = {0: frozenset((0,))}
-        is_changed = True
-        while is_changed:
-            is_changed = False
-            for index in sorted(order - {0}):
-                known = [dominators[earlier] for earlier in before[index] if earlier in dominators]
-                if known and (found := frozenset.intersection(*known) | {index}) != dominators.get(index):
-                    dominators[index] = found
-                    is_changed = True
-        return dominators
 
     def reached(self, start: Sequence[int], barred: frozenset[int]) -> set[int]:
         """All instructions that ways from ``start`` reach without passing a barred one."""

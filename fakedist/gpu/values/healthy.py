@@ -34,6 +34,8 @@ _MOST_KEPT = 4_096
 _PURE: frozenset[object] = frozenset(
     (bool, int, float, abs, round, min, max, sum, len, math.isnan, math.isfinite, math.isinf, operator.not_)
 )
+#: The truth values that these read are not what they give.
+_OTHERWISE = (min, max, sum, sorted, filter, map, len)
 _ENDS = frozenset((sys.exit, os._exit, os.abort))
 _COMPARISONS: dict[str, Callable[[object, object], object]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
@@ -204,9 +206,9 @@ class _Walk:
     @staticmethod
     def _through(callee: object, value: object) -> object:
         """What a function of Python gives that reads or is given a value on the way."""
-        if callee in (all, any):
+        if callee is all or callee is any:
             return _reduced(callee, _Listed((value, None)))
-        return None if callee in (min, max, sum, sorted, filter, map, len) else value
+        return None if any(callee is other for other in _OTHERWISE) else value
 
     def _way(self, point: _Point | None, decided: _Decision | None) -> Verdict | None:
         """How healthy a way is; None where another has been followed from here."""
@@ -232,7 +234,7 @@ class _Walk:
                 if point is None:
                     return _failed(decided)
                 continue
-            condition = point.stack[-1] if point.stack else None
+            condition = _top(point.stack)
             if (way := _chosen(paths, point.index, condition)) is None:
                 return self._fork(point, paths, decided)
             if isinstance(condition, _Given):
@@ -274,7 +276,7 @@ class _Walk:
         is_generator = bool(point.frame.f_code.co_flags & inspect.CO_GENERATOR)
         if is_generator != (instruction.opname == "YIELD_VALUE"):
             return None  # a generator that ends, or a coroutine that waits
-        value = Constant(instruction.argval) if instruction.opname == "RETURN_CONST" else point.stack[-1]
+        value = Constant(instruction.argval) if instruction.opname == "RETURN_CONST" else _top(point.stack)
         if is_decided and isinstance(value, Constant):
             value = _Given(value.value)  # another answer may have returned another
         return self._resumed(point.frame.f_back, value if isinstance(value, (_Given, Constant, _Listed)) else None)
@@ -291,7 +293,7 @@ class _Walk:
             loaded = [variables.get(each, old) for each, old in zip(names, after[len(stack) :], strict=False)]
             after = (*stack, *loaded, *after[len(stack) + len(loaded) :])
         elif name == "LIST_APPEND":
-            after = _appended(after, instruction.arg or 1, stack[-1])
+            after = _appended(after, instruction.arg or 1, _top(stack))
         elif name.startswith("CALL"):
             callee = self._callee(paths, point.index, stack, point.frame)
             if _never_returns(callee):
@@ -326,10 +328,16 @@ def _failed(decided: _Decision | None) -> Verdict | None:
     return None if decided is None else Verdict.FAILS
 
 
+def _top(stack: Stack) -> object:
+    return stack[-1] if stack else None
+
+
 def _chosen(paths: CodePaths, index: int, condition: object) -> int | None:
     """The way that a branch takes; None if its condition is not known."""
     name = paths.instructions[index].opname
-    if not name.startswith(("POP_JUMP", "JUMP_IF")) or not isinstance(condition, (_Given, Constant, _Listed)):
+    if len(paths.after[index]) != 2 or not name.startswith(("POP_JUMP", "JUMP_IF")):
+        return None
+    if not isinstance(condition, (_Given, Constant, _Listed)):
         return None
     value = True if isinstance(condition, _Listed) else condition.value
     if name.endswith("NONE"):
@@ -346,7 +354,7 @@ def _stored(
     """The stack and the variables after values were stored."""
     names = argval if isinstance(argval, tuple) else (argval,)
     if name == "STORE_FAST_LOAD_FAST":
-        changed = {**variables, str(names[0]): stack[-1]}
+        changed = {**variables, str(names[0]): _top(stack)}
         return (*stack[:-1], changed.get(str(names[1]), Name((str(names[1]),), is_local=True))), changed
     return after, {**variables, **{str(each): value for each, value in zip(names, stack[::-1], strict=False)}}
 
@@ -387,7 +395,7 @@ def _result(name: str, sign: str, arg: int | None, stack: Stack, otherwise: obje
 
 def _called(callee: object, arguments: Sequence[object]) -> object:
     """What a call gives; None if it is not known."""
-    if len(arguments) == 1 and isinstance(arguments[0], _Listed) and callee in (all, any):
+    if len(arguments) == 1 and isinstance(arguments[0], _Listed) and (callee is all or callee is any):
         return _reduced(callee, arguments[0])
     try:
         return _applied(callee, arguments) if arguments and callee in _PURE else None
