@@ -164,6 +164,7 @@ class Recording:
     groups: list[GroupRow] = field(default_factory=list)
     other_groups: list[OtherGroupRow] = field(default_factory=list)
     invented: list[InventedRow] = field(default_factory=list)
+    idle_reads: set[int] = field(default_factory=set)
     not_sent: list[NotSentRecord] = field(default_factory=list)
     generated: list[GeneratedRecord] = field(default_factory=list)
     placings: list[PlacingRow] = field(default_factory=list)
@@ -310,7 +311,6 @@ _ROWS: dict[type[Record], str] = {
     OtherGroupsRecord: "other_groups",
     CallsRecord: "calls",
     CallTermsRecord: "call_terms",
-    InventedRecord: "invented",
     PlacingsRecord: "placings",
     GraphsRecord: "graphs",
     HeldRecord: "held",
@@ -393,6 +393,9 @@ class JournalReading:
                         recording.layers.append(row)
             case OperationsRecord():
                 self._ops.append(record)
+            case InventedRecord():
+                recording.idle_reads |= {len(recording.invented) + index for index in record.idle}
+                recording.invented += record.rows
             case CallLinesRecord():
                 recording.call_lines.append(record.lines)
             case BoundRecord():

@@ -216,11 +216,11 @@ class ValueEngine:
 
     def invented(self) -> list[InventedRow]:
         """Values made up since the last call."""
-        return self.host.inventions.take()
+        return self.host.inventions.take()[0]
 
-    def branches(self) -> Note | None:
-        """The report's note on decisions of the script that depend on made-up values; None without any."""
-        return self.host.inventions.branches()
+    def decisions(self) -> list[Note]:
+        """The report's notes on decisions of the script that depend on made-up values."""
+        return list(self.host.inventions.decisions())
 
     def not_computed_on_host(self) -> tuple[int, str]:
         """Number of operations on large host floats not computed, and ``file:line`` of the first ("": a backward)."""
