@@ -276,10 +276,10 @@ def values_made_up(num_values: int, line: str) -> str:
 @note
 def values_unused(num_values: int, line: str) -> str:
     """The script read values that no kernel computed, and decides nothing by them."""
-    read, them = ("value that the script read was", "it") if num_values == 1 else ("values that the script read were", "them")
+    were, them = ("was", "it") if num_values == 1 else ("were", "them")
     return (
-        f"{num_values:,} {read} made up, first at {line or 'a backward'}, and no figure depends on {them}: the script "
-        f"logs, keeps or asserts {them} (table invented)"
+        f"{counted(num_values, 'value')} that the script read {were} made up, first at {line or 'a backward'}, and no "
+        f"figure depends on {them}: the script logs, keeps or asserts {them} (table invented)"
     )
 
 

@@ -26,7 +26,17 @@ _LOADS += ("LOAD_ASSERTION_ERROR", "LOAD_BUILD_CLASS", "LOAD_CLASSDEREF")
 
 
 #: These take values and leave the rest of the stack as it is.
-_POPS = ("POP_", "END_FOR", "JUMP_IF_", "LIST_APPEND", "STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF", "FOR_ITER")
+_POPS = (
+    "POP_",
+    "END_FOR",
+    "JUMP_IF_",
+    "LIST_APPEND",
+    "STORE_FAST",
+    "STORE_NAME",
+    "STORE_GLOBAL",
+    "STORE_DEREF",
+    "FOR_ITER",
+)
 
 #: These leave the stack as it is. What PRECALL of Python 3.11 is said to take, its CALL takes.
 _KEEPS = frozenset({"PRECALL", "KW_NAMES", "NOP", "CACHE", "RESUME", "EXTENDED_ARG", "MAKE_CELL", "COPY_FREE_VARS"})
@@ -161,7 +171,9 @@ class CodePaths:
                         if (earlier := waiting.pop()) in inside and earlier not in body:
                             body.add(earlier)
                             waiting += before[earlier]
-        return sorted((Loop(header, frozenset(body)) for header, body in bodies.items()), key=lambda loop: len(loop.body))
+        return sorted(
+            (Loop(header, frozenset(body)) for header, body in bodies.items()), key=lambda loop: len(loop.body)
+        )
 
     def _before(self) -> list[list[int]]:
         before: list[list[int]] = [[] for _ in self.instructions]

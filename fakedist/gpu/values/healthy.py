@@ -20,12 +20,14 @@ from types import CodeType, FrameType, FunctionType, ModuleType
 
 from fakedist.gpu.values.code_paths import RAISES, RETURNS, CodePaths, Constant, Name, Stack, paths_of
 
-#: The instructions that a walk follows, those of them after a test of the value, and the branches whose ways it follows.
+#: The instructions that a walk follows, those of them after a test of the value, and the branches with both ways.
 _MOST_STEPS = 2_000
 _MOST_STEPS_AFTER = 200
 _MOST_BRANCHES = 48
 #: The functions around a read that make it another read.
 _MOST_CALLERS = 8
+#: Numbers that are tried where none of those passes.
+_EVEN_LARGER = (-1, 100, -100, 1e4, -1e4, 1e6, -1e6, 1e-3, 1e-6)
 #: Numbers in the code next to which others are tried.
 _MOST_NUMBERS = 8
 _MOST_KEPT = 4_096
@@ -143,7 +145,7 @@ def _others(frame: FrameType, answer: Number) -> list[Number]:
         caller = caller.f_back
     near = [value for number in numbers[:_MOST_NUMBERS] for value in (number, number - 1, number + 1, number / 2)]
     kind = type(answer)
-    found = [kind(value) for value in (-answer, 0, 1, *near) if math.isfinite(value)]
+    found = [kind(value) for value in (-answer, 0, 1, *near, *_EVEN_LARGER) if math.isfinite(value)]
     return list(dict.fromkeys(value for value in found if value != answer))
 
 
@@ -200,6 +202,8 @@ class _Walk:
             value = _Given(not value.value)
         if name.startswith("CALL"):
             value = self._through(self._callee(paths, index, stack, frame), value)
+        if paths.instructions[index + 1].opname == "POP_TOP":
+            return None  # nothing uses it
         after = paths.step(index, stack, is_jump=False)
         return _Point(frame, index + 1, (*after[:-1], value), {})
 
@@ -224,11 +228,11 @@ class _Walk:
             name = paths.instructions[point.index].opname
             if name in RAISES:
                 return _failed(decided)
-            if name in RETURNS or name == "YIELD_VALUE":
+            if name in RETURNS or (name == "YIELD_VALUE" and isinstance(_top(point.stack), _Given)):
                 point = self._returned(point, paths, is_decided=decided is not None)
                 continue
             if len(paths.after[point.index]) < 2:
-                if decided is not None and name.startswith("STORE_"):
+                if decided is not None and name.startswith(("STORE_", "POP_TOP")):
                     decided = replace(decided, is_same_statement=False)
                 point = self._next(point, paths)
                 if point is None:
@@ -340,12 +344,10 @@ def _chosen(paths: CodePaths, index: int, condition: object) -> int | None:
     if not isinstance(condition, (_Given, Constant, _Listed)):
         return None
     value = True if isinstance(condition, _Listed) else condition.value
+    jumps = bool(value) == ("TRUE" in name)
     if name.endswith("NONE"):
         jumps = (value is None) != name.endswith("NOT_NONE")
-    else:
-        jumps = bool(value) == ("TRUE" in name)
-    following, target = paths.after[index]
-    return target if jumps else following
+    return paths.after[index][int(jumps)]
 
 
 def _stored(

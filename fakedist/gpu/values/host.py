@@ -159,6 +159,8 @@ class Host:
             is_loss = once.numel() == 1 and once.requires_grad
             non_negative = is_loss or self.means.is_non_negative(once)
             self.inventions.draw_missing(host, missing, non_negative=non_negative)
+            if missing is None:
+                self.means.confine(once, host)
         self.defined.define(once)
         self.taints.mark(once, Taint(), missing)
         return whole
@@ -312,7 +314,9 @@ class HostReads:
         mean = host.means.of(tensor)
         if mean is not None and mean in (0.0, 1.0):
             return full(tensor.shape, mean).to(tensor.dtype)
-        return host.inventions.element(tensor, operation, non_negative=host.means.is_non_negative(tensor))
+        drawn = host.inventions.element(tensor, operation, non_negative=host.means.is_non_negative(tensor))
+        host.means.confine(tensor, drawn)
+        return drawn
 
     def _on_host(self, operator: Operator, args: list[object], kwargs: Keywords, tensors: list[torch.Tensor]) -> object:
         device = tensors[0].device
