@@ -21,7 +21,7 @@ from types import CodeType, FrameType, FunctionType, ModuleType
 from fakedist.gpu.values.code_paths import RAISES, RETURNS, CodePaths, Constant, Name, Stack, paths_of
 
 #: The instructions that a walk follows, those of them after a test of the value, and the branches with both ways.
-_MOST_STEPS = 2_000
+_MOST_STEPS = 3_000
 _MOST_STEPS_AFTER = 200
 _MOST_BRANCHES = 48
 #: The functions around a read that make it another read.
@@ -67,7 +67,7 @@ class Outlook:
     Attributes:
         answer: The healthy one: what was asked about, unless that fails or stays in a loop.
         avoids: What another answer would lead to.
-        is_tested: Whether a branch that the code shows depends on the value.
+        is_tested: Whether a branch that the code shows depends on the value: not that of ``isfinite``.
     """
 
     answer: Number
@@ -117,15 +117,17 @@ class Healthy:
     def _found(self, frame: FrameType, answer: Number) -> Outlook:
         first = _Walk(frame, answer, self._find_local)
         verdict = first.verdict()
-        if not first.is_tested:
+        if not first.ways:
             return Outlook(answer, Verdict.FINE, is_tested=False)
-        best, avoided = answer, verdict
+        best, avoided, is_tested = answer, verdict, False
         for other in [not answer] if isinstance(answer, bool) else _others(frame, answer):
-            of_other = _Walk(frame, other, self._find_local).verdict()
+            walk = _Walk(frame, other, self._find_local)
+            of_other = walk.verdict()
+            is_tested |= walk.ways != first.ways
             avoided = max(avoided, of_other)
             if of_other < verdict:
                 best, verdict = other, of_other
-        return Outlook(best, avoided if avoided > verdict else Verdict.FINE, is_tested=True)
+        return Outlook(best, avoided if avoided > verdict else Verdict.FINE, is_tested=is_tested)
 
 
 def _whereabouts(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
@@ -172,11 +174,12 @@ class _Walk:
     """Follows the code after a read that gives ``answer``."""
 
     def __init__(self, frame: FrameType, answer: Number, find_local: FindLocal) -> None:
-        self.is_tested = False
+        #: Where the value was tested, and the ways that followed.
+        self.ways: list[tuple[CodeType, int, int]] = []
         self._frame, self._answer = frame, answer
         self._find_local = find_local
         self._steps = self._branches = 0
-        self._seen: set[tuple[int, int, bool]] = set()
+        self._seen: set[tuple[object, ...]] = set()
 
     def verdict(self) -> Verdict:
         """How healthy the job is with this answer."""
@@ -214,16 +217,17 @@ class _Walk:
             return _reduced(callee, _Listed((value, None)))
         return None if any(callee is other for other in _OTHERWISE) else value
 
-    def _way(self, point: _Point | None, decided: _Decision | None) -> Verdict | None:
+    def _way(self, point: _Point | None, decided: _Decision | None, left: int = _MOST_STEPS) -> Verdict | None:
         """How healthy a way is; None where another has been followed from here."""
         while point is not None:
             paths = paths_of(point.frame.f_code)
-            here = (id(point.frame), point.index, decided is not None)
+            here = (id(point.frame), point.index, decided is not None, point.stack, *point.variables.items())
             if here in self._seen:
                 return None
             self._seen.add(here)
-            self._steps += 1 if decided is None else _MOST_STEPS // _MOST_STEPS_AFTER
-            if self._steps > _MOST_STEPS:
+            self._steps += 1
+            left -= 1
+            if self._steps > _MOST_STEPS or not left:
                 break
             name = paths.instructions[point.index].opname
             if name in RAISES:
@@ -240,10 +244,10 @@ class _Walk:
                 continue
             condition = _top(point.stack)
             if (way := _chosen(paths, point.index, condition)) is None:
-                return self._fork(point, paths, decided)
+                return self._fork(point, paths, decided, left)
             if isinstance(condition, _Given):
-                self.is_tested = True
-                decided = _Decision(point.frame, point.index)
+                self.ways.append((point.frame.f_code, point.index, way))
+                decided, left = _Decision(point.frame, point.index), _MOST_STEPS_AFTER
                 if paths.stays(point.index, way):
                     return Verdict.STAYS
             elif decided is not None and decided.frame is point.frame and paths.stays(point.index, way, decided.index):
@@ -251,7 +255,7 @@ class _Walk:
             point = self._at(point, paths, way)
         return Verdict.FINE
 
-    def _fork(self, point: _Point, paths: CodePaths, decided: _Decision | None) -> Verdict | None:
+    def _fork(self, point: _Point, paths: CodePaths, decided: _Decision | None, left: int) -> Verdict | None:
         """Both ways of a branch that does not depend on the value.
 
         Once the value has been tested, one healthy way is enough, but in the test's own statement: ``bad and strict``.
@@ -262,7 +266,7 @@ class _Walk:
         one_is_enough = decided is not None and not decided.is_same_statement
         verdicts: list[Verdict] = []
         for way in paths.after[point.index]:
-            verdict = self._way(self._at(point, paths, way), decided)
+            verdict = self._way(self._at(point, paths, way), decided, left)
             if one_is_enough and verdict is Verdict.FINE:
                 return verdict
             verdicts += [] if verdict is None else [verdict]

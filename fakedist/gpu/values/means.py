@@ -94,8 +94,8 @@ class Means:
             return None
         if isinstance(known.spread, (Spread, Odds)):
             return known.spread
-        if known.mean is not None and tensor.dtype == torch.bool and not known.is_assumed:
-            return Odds(known.mean, is_known=True)
+        if known.mean in (0.0, 1.0) and tensor.dtype == torch.bool and not known.is_assumed:
+            return Odds(float(known.mean or 0.0), is_known=True)
         return None if known.is_positive is None else Spread(low=0.0)
 
     def confine(self, tensor: torch.Tensor, values: torch.Tensor) -> None:

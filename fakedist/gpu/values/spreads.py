@@ -78,7 +78,7 @@ class Spread:
             share = max(share - _normal_below((-limit - self.mean) / self.std), 0.0)
         if self.fraction == 1.0:
             return share
-        of_rest = 0.0 if limit <= self.rest[0] else 1.0 if limit > self.rest[1] else share
+        of_rest = 0.0 if limit <= self.rest[0] else 1.0 if limit >= self.rest[1] else share
         return self.fraction * share + (1 - self.fraction) * of_rest
 
 

@@ -417,6 +417,10 @@ def _later_assertion(x: Any) -> None:
         assert sizes < 1_000
 
 
+def _compares_with_either(x: Any) -> None:
+    assert x.any().item() is (True if x.value is True else False)  # noqa: SIM210
+
+
 def _another_loop(x: Any) -> None:
     if x.any():
         return
@@ -432,7 +436,8 @@ def _always_raises(x: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "run", [_first_of_a_list, _early_stop, _two_ways, _later_assertion, _another_loop, _always_raises]
+    "run",
+    [_first_of_a_list, _early_stop, _two_ways, _later_assertion, _compares_with_either, _another_loop, _always_raises],
 )
 def test_where_both_ways_are_healthy_the_answer_stays(run: Callable[[Any], object]) -> None:
     for made_up in (True, False):
@@ -440,7 +445,7 @@ def test_where_both_ways_are_healthy_the_answer_stays(run: Callable[[Any], objec
         with contextlib.suppress(KeyError):
             run(x)
         assert x.outlooks
-        assert all(outlook == Outlook(made_up, Verdict.FINE, is_tested=True) for outlook in x.outlooks)
+        assert all(outlook.answer is made_up and outlook.avoids is Verdict.FINE for outlook in x.outlooks)
 
 
 def test_a_number_that_is_logged_is_not_tested() -> None:
