@@ -469,7 +469,7 @@ class ValueEngine:
         if constant or (operator.name in _COUNTED and result.dtype != torch.bool):
             whole = not result.is_floating_point()
             means, mask = self.host.means, tensor_at(args, 0)
-            is_assumed = not constant and means.is_assumed(mask)
+            is_assumed = means.is_assumed(result) or (not constant and means.is_assumed(mask))
             if not constant and not is_assumed and means.of(mask) not in (0.0, 1.0):
                 self.host.inventions.count(operator.full_name, result.numel())
             self.host.write(result, new_tensor(round(mean) if whole else mean))

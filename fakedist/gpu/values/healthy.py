@@ -117,9 +117,9 @@ class Healthy:
     def _found(self, frame: FrameType, answer: Number) -> Outlook:
         first = _Walk(frame, answer, self._find_local)
         verdict = first.verdict()
-        if not first.ways:
+        if not first.ways and not first.is_compared:
             return Outlook(answer, Verdict.FINE, is_tested=False)
-        best, avoided, is_tested = answer, verdict, False
+        best, avoided, is_tested = answer, verdict, first.is_compared
         for other in [not answer] if isinstance(answer, bool) else _others(frame, answer):
             walk = _Walk(frame, other, self._find_local)
             of_other = walk.verdict()
@@ -176,6 +176,8 @@ class _Walk:
     def __init__(self, frame: FrameType, answer: Number, find_local: FindLocal) -> None:
         #: Where the value was tested, and the ways that followed.
         self.ways: list[tuple[CodeType, int, int]] = []
+        #: Whether it was compared with something that is not known.
+        self.is_compared = False
         self._frame, self._answer = frame, answer
         self._find_local = find_local
         self._steps = self._branches = 0
@@ -308,6 +310,8 @@ class _Walk:
                 return None
             after = (*after[:-1], _called(callee, stack[len(after) + 1 :] if name == "CALL" else ()))
         elif after and name in _RESULTS:
+            is_given = any(isinstance(value, _Given) for value in stack[-2:])
+            self.is_compared |= name == "COMPARE_OP" and is_given and None in map(_known, stack[-2:])
             after = (*after[:-1], _result(instruction.opname, instruction.argrepr, instruction.arg, stack, after[-1]))
         return _Point(point.frame, paths.after[point.index][0], after, variables)
 
@@ -334,6 +338,10 @@ class _Walk:
 def _failed(decided: _Decision | None) -> Verdict | None:
     """The verdict on a way that raises, or ends the process. Without a test of the value it fails with any answer."""
     return None if decided is None else Verdict.FAILS
+
+
+def _known(value: object) -> object:
+    return value if isinstance(value, (_Given, Constant)) else None
 
 
 def _top(stack: Stack) -> object:

@@ -275,7 +275,8 @@ class HostReads:
     def _is_sure(self, tensor: torch.Tensor) -> bool:
         if is_small(tensor):
             return self._host.taints.of(tensor) is None
-        return self._host.means.of(tensor) in (0.0, 1.0)
+        means = self._host.means
+        return means.of(tensor) in (0.0, 1.0) and not means.is_assumed(tensor)
 
     def _answer(self, operator: Operator, args: Arguments, kwargs: Keywords, tensors: list[torch.Tensor]) -> object:
         if operator.name in ("_local_scalar_dense", "item"):
