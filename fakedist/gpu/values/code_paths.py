@@ -92,7 +92,7 @@ class CodePaths:
         return following if target is None else (*following, target)
 
     def target(self, index: int) -> int | None:
-        """The index of the instruction that a jump leads to; None if the instruction is no jump."""
+        """The index of the instruction that a jump leads to; None if it does not jump."""
         instruction = self.instructions[index]
         is_jump = instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs
         return self.index_at.get(instruction.argval) if is_jump else None

@@ -51,7 +51,7 @@ _OPERATORS: dict[str, Callable[[object, object], object]] = {
 Number = bool | int | float
 
 
-class Verdict(enum.IntEnum):
+class Health(enum.IntEnum):
     """How healthy a job is that goes a way."""
 
     FINE = 0
@@ -62,7 +62,7 @@ class Verdict(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a read should give.
+    """The answer that a read should give.
 
     Attributes:
         answer: The healthy one: what was asked about, unless that fails or stays in a loop.
@@ -71,7 +71,7 @@ class Outlook:
     """
 
     answer: Number
-    avoids: Verdict
+    avoids: Health
     is_tested: bool
 
 
@@ -118,7 +118,7 @@ class Healthy:
         first = _Walk(frame, answer, self._find_local)
         verdict = first.verdict()
         if not first.ways and not first.is_compared:
-            return Outlook(answer, Verdict.FINE, is_tested=False)
+            return Outlook(answer, Health.FINE, is_tested=False)
         best, avoided, is_tested = answer, verdict, first.is_compared
         for other in [not answer] if isinstance(answer, bool) else _others(frame, answer):
             walk = _Walk(frame, other, self._find_local)
@@ -127,7 +127,7 @@ class Healthy:
             avoided = max(avoided, of_other)
             if of_other < verdict:
                 best, verdict = other, of_other
-        return Outlook(best, avoided if avoided > verdict else Verdict.FINE, is_tested=is_tested)
+        return Outlook(best, avoided if avoided > verdict else Health.FINE, is_tested=is_tested)
 
 
 def _whereabouts(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
@@ -183,11 +183,11 @@ class _Walk:
         self._steps = self._branches = 0
         self._seen: set[tuple[object, ...]] = set()
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Health:
         """How healthy the job is with this answer."""
         point = self._resumed(self._frame, _Given(self._answer))
         found = None if point is None else self._way(point, None)
-        return Verdict.FINE if found is None else found
+        return Health.FINE if found is None else found
 
     def _resumed(self, frame: FrameType | None, value: object) -> _Point | None:
         """Go on in a function whose current instruction gets a value, as its result or as what it tests."""
@@ -214,12 +214,12 @@ class _Walk:
 
     @staticmethod
     def _through(callee: object, value: object) -> object:
-        """What a function of Python gives that reads or is given a value on the way."""
+        """The value that a function of Python gives that reads or is given a value on the way."""
         if callee is all or callee is any:
             return _reduced(callee, _Listed((value, None)))
         return None if any(callee is other for other in _OTHERWISE) else value
 
-    def _way(self, point: _Point | None, decided: _Decision | None, left: int = _MOST_STEPS) -> Verdict | None:
+    def _way(self, point: _Point | None, decided: _Decision | None, left: int = _MOST_STEPS) -> Health | None:
         """How healthy a way is; None where another has been followed from here."""
         while point is not None:
             paths = paths_of(point.frame.f_code)
@@ -251,29 +251,29 @@ class _Walk:
                 self.ways.append((point.frame.f_code, point.index, way))
                 decided, left = _Decision(point.frame, point.index), _MOST_STEPS_AFTER
                 if paths.stays(point.index, way):
-                    return Verdict.STAYS
+                    return Health.STAYS
             elif decided is not None and decided.frame is point.frame and paths.stays(point.index, way, decided.index):
-                return Verdict.STAYS
+                return Health.STAYS
             point = self._at(point, paths, way)
-        return Verdict.FINE
+        return Health.FINE
 
-    def _fork(self, point: _Point, paths: CodePaths, decided: _Decision | None, left: int) -> Verdict | None:
+    def _fork(self, point: _Point, paths: CodePaths, decided: _Decision | None, left: int) -> Health | None:
         """Both ways of a branch that does not depend on the value.
 
         Once the value has been tested, one healthy way is enough, but in the test's own statement: ``bad and strict``.
         """
         self._branches += 1
         if self._branches > _MOST_BRANCHES:
-            return Verdict.FINE
+            return Health.FINE
         one_is_enough = decided is not None and not decided.is_same_statement
-        verdicts: list[Verdict] = []
+        verdicts: list[Health] = []
         for way in paths.after[point.index]:
             verdict = self._way(self._at(point, paths, way), decided, left)
-            if one_is_enough and verdict is Verdict.FINE:
+            if one_is_enough and verdict is Health.FINE:
                 return verdict
             verdicts += [] if verdict is None else [verdict]
-        if decided is not None and not one_is_enough and Verdict.FAILS in verdicts and len(set(verdicts)) > 1:
-            return Verdict.MAY_FAIL
+        if decided is not None and not one_is_enough and Health.FAILS in verdicts and len(set(verdicts)) > 1:
+            return Health.MAY_FAIL
         return (min if one_is_enough else max)(verdicts, default=None)
 
     def _at(self, point: _Point, paths: CodePaths, way: int) -> _Point:
@@ -335,9 +335,9 @@ class _Walk:
         return getattr(value, "__func__", value) if isinstance(value, (staticmethod, classmethod)) else value
 
 
-def _failed(decided: _Decision | None) -> Verdict | None:
+def _failed(decided: _Decision | None) -> Health | None:
     """The verdict on a way that raises, or ends the process. Without a test of the value it fails with any answer."""
-    return None if decided is None else Verdict.FAILS
+    return None if decided is None else Health.FAILS
 
 
 def _known(value: object) -> object:
@@ -388,7 +388,7 @@ _RESULTS = frozenset(
 
 
 def _result(name: str, sign: str, arg: int | None, stack: Stack, otherwise: object) -> object:
-    """What an instruction of those leaves on top of the stack."""
+    """The value that an instruction of those leaves on top of the stack."""
     if name in ("BUILD_LIST", "BUILD_TUPLE") and arg:
         return _Listed(stack[-arg:])
     if name in ("TO_BOOL", "UNARY_NOT", "UNARY_NEGATIVE"):
@@ -408,7 +408,7 @@ def _result(name: str, sign: str, arg: int | None, stack: Stack, otherwise: obje
 
 
 def _called(callee: object, arguments: Sequence[object]) -> object:
-    """What a call gives; None if it is not known."""
+    """The result of a call; None if it is not known."""
     if len(arguments) == 1 and isinstance(arguments[0], _Listed) and (callee is all or callee is any):
         return _reduced(callee, arguments[0])
     try:
@@ -418,7 +418,7 @@ def _called(callee: object, arguments: Sequence[object]) -> object:
 
 
 def _reduced(callee: object, listed: _Listed) -> object:
-    """What ``any`` or ``all`` of a list gives if the elements that are not known decide nothing."""
+    """The result of ``any`` or ``all`` of a list if the elements that are not known decide nothing."""
     known = [item for item in listed.items if isinstance(item, (_Given, Constant))]
     return _Given(callee(item.value for item in known)) if known and callable(callee) else None
 

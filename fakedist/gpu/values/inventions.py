@@ -20,7 +20,7 @@ from torch import randn, zeros
 
 from fakedist.errors import InventedValueError
 from fakedist.frames import calling_frame, is_the_scripts, local_value, script_frame, torch_files
-from fakedist.gpu.values.healthy import Healthy, Number, Verdict
+from fakedist.gpu.values.healthy import Healthy, Number, Health
 from fakedist.rundir.notes import Note, assertions_hold, branches_made_up
 from fakedist.rundir.rows import InventedRow
 
@@ -104,13 +104,13 @@ class Inventions:
             if self._last is not None:
                 self._last.matter -= 1
             return answer
-        if outlook is not None and outlook.avoids in (Verdict.FAILS, Verdict.MAY_FAIL):
+        if outlook is not None and outlook.avoids in (Health.FAILS, Health.MAY_FAIL):
             held = self._assertions[line] = self._assertions.get(line, 0) + 1
             if self._last is not None:
                 self._last.matter -= 1
             if held <= _MOST_ASSERTIONS:
                 return outlook.answer
-        if outlook is not None and outlook.avoids is Verdict.STAYS:
+        if outlook is not None and outlook.avoids is Health.STAYS:
             self._count_branch(line, outlook.answer)
             return outlook.answer
         self._count_branch(line, answer)

@@ -161,7 +161,7 @@ class Means:
         return mean
 
     def _reduced(self, name: str, mask: torch.Tensor, result: torch.Tensor) -> tuple[float | None, bool]:
-        """What ``any`` or ``all`` of a mask gives, and whether that is assumed."""
+        """The result of ``any`` or ``all`` of a mask, and whether that is assumed."""
         odds = self._facts_of(mask)
         if not isinstance(odds, Odds):
             return None, False

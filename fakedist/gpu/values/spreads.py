@@ -232,7 +232,7 @@ class Spreads:
 
 
 def reduced(name: str, odds: Odds, num_elements: float) -> tuple[bool, bool] | None:
-    """What ``any`` or ``all`` of so many elements of a mask gives, and whether that is certain; None if not known."""
+    """The result of ``any`` or ``all`` of so many elements of a mask, and whether it is certain; None if not known."""
     is_any = "any" in name
     fraction = odds.fraction if is_any else 1 - odds.fraction
     expected = fraction * num_elements

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fakedist.gpu.values.healthy import Healthy, Outlook, Verdict
+from fakedist.gpu.values.healthy import Healthy, Outlook, Health
 
 # The functions below are what a script may write: what they are called with is a Tensor.
 # ruff: noqa: PT018, SIM103
@@ -254,7 +254,7 @@ def test_a_check_passes_whatever_was_made_up(run: Callable[..., None], answer: b
         x = Tensor(made_up)
         run(x)
         assert all(outlook.answer is answer for outlook in x.outlooks)
-        assert any(outlook.avoids in (Verdict.FAILS, Verdict.MAY_FAIL) for outlook in x.outlooks)
+        assert any(outlook.avoids in (Health.FAILS, Health.MAY_FAIL) for outlook in x.outlooks)
 
 
 def _at_least_ten(x: Any) -> None:
@@ -390,7 +390,7 @@ def test_a_loop_is_left(run: Callable[[Any], Iterator[None]], made_up: Any, most
         x = Tensor(made_up)
         for rounds, _ in enumerate(run(x)):
             assert rounds < most
-        assert x.outlooks[0].avoids is Verdict.STAYS
+        assert x.outlooks[0].avoids is Health.STAYS
 
 
 def _first_of_a_list(x: Any) -> None:
@@ -445,7 +445,7 @@ def test_where_both_ways_are_healthy_the_answer_stays(run: Callable[[Any], objec
         with contextlib.suppress(KeyError):
             run(x)
         assert x.outlooks
-        assert all(outlook.answer is made_up and outlook.avoids is Verdict.FINE for outlook in x.outlooks)
+        assert all(outlook.answer is made_up and outlook.avoids is Health.FINE for outlook in x.outlooks)
 
 
 def test_a_number_that_is_logged_is_not_tested() -> None:

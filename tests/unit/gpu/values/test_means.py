@@ -192,7 +192,7 @@ def test_marking_elements_one_by_one_raises_the_mean() -> None:
 
 
 def _reduced(means: Means, name: str, mask: torch.Tensor) -> tuple[float | None, bool]:
-    """What any or all of a mask gives, and whether that is assumed."""
+    """Result of any or all of a mask, and whether that is assumed."""
     result = torch.empty((), dtype=torch.bool)
     return means.follow(name, (mask,), result), means.is_assumed(result)
 
