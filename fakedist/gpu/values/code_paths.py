@@ -21,12 +21,20 @@ _JUMPS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT
 #: Loops that end by themselves, whatever their body does.
 _ENDING = frozenset({"FOR_ITER", "SEND", "END_ASYNC_FOR", "GET_ANEXT"})
 #: These load one or two values and leave the rest of the stack as it is.
-_LOADS = ("LOAD_FAST", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLOSURE", "PUSH_NULL")
+_LOADS: tuple[str, ...] = (
+    "LOAD_FAST",
+    "LOAD_CONST",
+    "LOAD_GLOBAL",
+    "LOAD_NAME",
+    "LOAD_DEREF",
+    "LOAD_CLOSURE",
+    "PUSH_NULL",
+)
 _LOADS += ("LOAD_ASSERTION_ERROR", "LOAD_BUILD_CLASS", "LOAD_CLASSDEREF")
 
 
 #: These take values and leave the rest of the stack as it is.
-_POPS = (
+_POPS: tuple[str, ...] = (
     "POP_",
     "END_FOR",
     "JUMP_IF_",

@@ -39,10 +39,10 @@ _PURE: frozenset[object] = frozenset(
 #: The truth values that these read are not what they give.
 _OTHERWISE = (min, max, sum, sorted, filter, map, len)
 _ENDS = frozenset((sys.exit, os._exit, os.abort))
-_COMPARISONS: dict[str, Callable[[object, object], object]] = {
+_COMPARISONS: dict[str, Callable[..., object]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
-_OPERATORS: dict[str, Callable[[object, object], object]] = {
+_OPERATORS: dict[str, Callable[..., object]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
     "%": operator.mod, "&": operator.and_, "|": operator.or_, "^": operator.xor,
 }  # fmt: skip

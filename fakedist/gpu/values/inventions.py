@@ -20,7 +20,7 @@ from torch import randn, zeros
 
 from fakedist.errors import InventedValueError
 from fakedist.frames import calling_frame, is_the_scripts, local_value, script_frame, torch_files
-from fakedist.gpu.values.healthy import Healthy, Number, Health
+from fakedist.gpu.values.healthy import Health, Healthy, Number
 from fakedist.rundir.notes import Note, assertions_hold, branches_made_up
 from fakedist.rundir.rows import InventedRow
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fakedist.gpu.values.healthy import Healthy, Outlook, Health
+from fakedist.gpu.values.healthy import Health, Healthy, Outlook
 
 # The functions below are what a script may write: what they are called with is a Tensor.
 # ruff: noqa: PT018, SIM103
