@@ -69,12 +69,20 @@ def script_lines(frame: FrameType | None) -> list[str]:
     return [f"{code.co_filename}:{line} ({code.co_name})" for code, line in running_script(frame)]
 
 
-def calling_file() -> str:
-    """The file of this thread's innermost frame outside this package; empty if there is none."""
+def calling_frame() -> FrameType | None:
+    """This thread's innermost frame outside this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(OURS):
         frame = frame.f_back
-    return "" if frame is None else frame.f_code.co_filename
+    return frame
+
+
+def torch_files() -> Iterator[str]:
+    """The files of torch through which the script's running line came here, the innermost first."""
+    frame = calling_frame()
+    while frame is not None and not is_the_scripts(frame.f_code.co_filename):
+        yield frame.f_code.co_filename
+        frame = frame.f_back
 
 
 def local_addresses(frame: FrameType) -> Iterator[tuple[str, int]]:
@@ -129,4 +137,5 @@ def _first_local() -> int:
     index = frame.f_code.co_varnames.index("marker")
     address = id(marker)
     words = read_words(_inside(frame), _FAR)
+    del frame  # it would keep itself and, through its callers, their tensors
     return words.index(address) - index if address in words else -1

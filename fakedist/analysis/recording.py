@@ -168,6 +168,7 @@ class Recording:
     groups: list[GroupRow] = field(default_factory=list)
     other_groups: list[OtherGroupRow] = field(default_factory=list)
     invented: list[InventedRow] = field(default_factory=list)
+    idle_reads: set[int] = field(default_factory=set)
     not_sent: list[NotSentRecord] = field(default_factory=list)
     generated: list[GeneratedRecord] = field(default_factory=list)
     placings: list[PlacingRow] = field(default_factory=list)
@@ -315,7 +316,6 @@ _ROWS: dict[type[Record], str] = {
     CallsRecord: "calls",
     CallTermsRecord: "call_terms",
     CallWaitsRecord: "call_waits",
-    InventedRecord: "invented",
     PlacingsRecord: "placings",
     GraphsRecord: "graphs",
     HeldRecord: "held",
@@ -398,6 +398,9 @@ class JournalReading:
                         recording.layers.append(row)
             case OperationsRecord():
                 self._ops.append(record)
+            case InventedRecord():
+                recording.idle_reads |= {len(recording.invented) + index for index in record.idle}
+                recording.invented += record.rows
             case CallLinesRecord():
                 recording.call_lines.append(record.lines)
             case BoundRecord():

@@ -274,7 +274,7 @@ class Surroundings:
             torch.cuda.init()  # C++ may have initialised CUDA without Python's knowledge
             self._write_gpu()
         self._write_facts()
-        self._write_branches()
+        self._write_decisions()
         self._write_routers()
         self._write_not_computed()
         self._write_about_the_world()
@@ -441,16 +441,17 @@ class Surroundings:
 
     def _write_facts(self) -> None:
         self._facts_at = time.monotonic()
-        if invented := self._inventions.take():
-            self._journal.append(InventedRecord(invented))
+        invented, idle = self._inventions.take()
+        if invented:
+            self._journal.append(InventedRecord(invented, idle))
         if self._gpu is not None:
             refused = self._gpu.refused()
             if (calls := sum(count for _, count in refused)) != self._refused:
                 self._refused = calls
                 self._journal.append(UnansweredRecord([UnansweredRow(*row) for row in refused]))
 
-    def _write_branches(self) -> None:
-        if self._values is not None and (note := self._values.branches()):
+    def _write_decisions(self) -> None:
+        for note in [] if self._values is None else self._values.decisions():
             self._journal.append(NoteRecord(note))
 
     def _write_routers(self) -> None:

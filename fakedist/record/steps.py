@@ -94,8 +94,8 @@ class Steady:
     Live memory is what the caching allocator holds for requests. On each device, requests for large blocks must match
     to the byte; those for small ones (up to 1 MiB) may differ by less than 1 MiB in total. If only the large blocks
     themselves differ, one more step must request the same: the allocator may still reserve more. No optimizer may wait
-    for its first step, the batch must be whole, and no static graph may still get new buckets (``has_static_graph``). If
-    an evaluation ran in it, one must have run in the step before, too. Each step from step 2 on is timed until then.
+    for its first step, the batch must be whole, and no static graph may still get new buckets (``has_static_graph``).
+    If an evaluation ran in it, one must have run in the step before, too. Each step from step 2 on is timed until then.
     """
 
     def __init__(

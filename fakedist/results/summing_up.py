@@ -480,10 +480,8 @@ def _invention_notes(rows: list[InventedRow], load: str) -> list[Note]:
     )
     routed = [row for row in rows if row.operation == ROUTED]
     rows = [row for row in rows if row.operation not in (EVENT_TIME, ROUTED)]
-    invented = sum(row.num_values for row in rows)
-    if not invented:
-        return notes_made
-    notes_made.append(run_note.values_made_up(invented, _first_line(rows)))
+    if invented := sum(row.num_values for row in rows):
+        notes_made.append(run_note.values_made_up(invented, _first_line(rows)))
     chosen = [row for row in rows if _CHOOSES.search(row.operation)]
     if chosen:
         operation, line = chosen[0].operation, _first_line(chosen)
@@ -522,7 +520,11 @@ def run_notes(
     elif recording.events and recording.gpu is not None and recording.device != recording.gpu.device_index:
         all_notes.append(run_note.used_another_device(recording.device))
     all_notes += _failure_notes(recording)
-    all_notes += _invention_notes(recording.invented, EVEN if job is None else job.router_load)
+    idle = [row for index, row in enumerate(recording.invented) if index in recording.idle_reads]
+    read = [row for index, row in enumerate(recording.invented) if index not in recording.idle_reads]
+    all_notes += _invention_notes(read, EVEN if job is None else job.router_load)
+    if idle:
+        all_notes.append(run_note.values_unused(sum(row.num_values for row in idle), _first_line(idle)))
     if recording.routers is not None and job is not None:
         all_notes += _router_notes(recording.routers.facts, job.rank)
     all_notes += _not_sent_notes(recording, is_cause=left is not None)

@@ -274,6 +274,16 @@ def values_made_up(num_values: int, line: str) -> str:
 
 
 @note
+def values_unused(num_values: int, line: str) -> str:
+    """The script read values that no kernel computed, and decides nothing by them."""
+    were, them = ("was", "it") if num_values == 1 else ("were", "them")
+    return (
+        f"{counted(num_values, 'value')} that the script read {were} made up, first at {line or 'a backward'}, and no "
+        f"figure depends on {them}: the script logs, keeps or asserts {them} (table invented)"
+    )
+
+
+@note
 def event_times_made_up(num_times: int, line: str) -> str:
     """The script read times between CUDA events, which the virtual GPU does not have."""
     return (
@@ -346,9 +356,21 @@ def branches_made_up(lines: Sequence[str], num_more: int, loops: Sequence[str], 
     more = f" and {num_more} more lines" if num_more else ""
     ended = f"; a loop did not end after {loop_limit:,} made-up values and was ended ({', '.join(loops)})"
     return (
-        f"the script read truth values or integers computed from made-up values at {', '.join(lines)}{more}: "
+        f"the script read truth values or numbers computed from made-up values at {', '.join(lines)}{more}: "
         f"on a real GPU it may take another branch{ended if loops else ''}"
     )
+
+
+@note
+def assertions_hold(lines: Sequence[str], num_more: int) -> str:
+    """The script tested made-up values where another answer would have ended it.
+
+    Args:
+        lines: Lines where it did, each with how often.
+        num_more: Number of other such lines.
+    """
+    more = f" and {num_more} more lines" if num_more else ""
+    return f"assertions on made-up values hold, as in a healthy job: {', '.join(lines)}{more}"
 
 
 @note

@@ -8,7 +8,7 @@ a tool saw it, :mod:`fakedist.rundir.launch_records` those of its launches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.rundir import launch_records, memory_records, trace_records  # noqa: F401 (they declare records, too)
@@ -163,9 +163,15 @@ class NoteRecord(Record):
 
 @record_kind("invented")
 class InventedRecord(Record):
-    """Values that were made up since the last such record."""
+    """Values that were made up since the last such record.
+
+    Attributes:
+        rows: By operation and line.
+        idle: Indices of the rows whose values change nothing: the script logs, keeps or asserts them.
+    """
 
     rows: list[InventedRow]
+    idle: list[int] = field(default_factory=list)
 
 
 @record_kind("not_sent")

@@ -32,7 +32,7 @@ from torch import empty, randn
 from torch import tensor as new_tensor
 
 from fakedist.errors import WorldError
-from fakedist.frames import calling_file
+from fakedist.frames import torch_files
 from fakedist.world.checks import reduction_name
 from fakedist.world.tapes import Tapes, Where
 
@@ -89,6 +89,8 @@ OfRanks = Callable[[torch.Tensor, Sequence[int]], list[torch.Tensor] | None]
 _FEW = 64
 #: From here, C++ of DDP compares shapes and buckets with rank 0's. They are this rank's own, and right.
 _DDP_FILES = ("torch/nn/parallel/distributed.py", "torch/distributed/utils.py")
+#: Here torch gives all ranks rank 0's seed or state of random numbers. This rank's own is as good.
+_SEED_FILES = ("torch/distributed/tensor/_random.py", "torch/utils/data/dataloader.py")
 
 _KEEP = {"AVG", "MIN", "MAX", "BAND", "BOR"}
 
@@ -275,7 +277,7 @@ class Arrivals:
         if is_invented:
             self.tapes.made_up.tensors(called, len(tensors), _is_float(tensors[0].dtype))
         wanted = [tensor for tensor in tensors if not _is_float(tensor.dtype) and tensor.numel()]
-        if not wanted or calling_file().endswith(_DDP_FILES):
+        if not wanted or _is_torchs_own():
             return
         held = "zeros" if is_invented else "this rank's own values"
         name = f"{str(wanted[0].dtype).removeprefix('torch.')} {list(wanted[0].shape)}"
@@ -344,6 +346,12 @@ def premultiplier(op: object) -> float | torch.Tensor:
     assert isinstance(state, tuple), "pybind11's state of a ReduceOp is a tuple"
     factor: float | torch.Tensor = state[1]
     return factor
+
+
+def _is_torchs_own() -> bool:
+    """Return whether torch compares or shares values of its own, of which this rank's are as good as another's."""
+    files = list(torch_files())
+    return any(file.endswith(_SEED_FILES) for file in files) or any(file.endswith(_DDP_FILES) for file in files[:1])
 
 
 def _is_float(dtype: torch.dtype) -> bool:

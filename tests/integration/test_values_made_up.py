@@ -385,3 +385,82 @@ def test_a_saved_tensor_counts_its_values_and_not_its_bytes(engine: ValueEngine)
     assert invented_values(engine) == bits.numel()
     torch.empty(4096, 512, dtype=torch.uint8).copy_((product.T < 0).to(torch.uint8))
     assert invented_values(engine) == bits.numel()
+
+
+@on_virtual_gpu
+def test_assertions_on_values_that_no_kernel_computed_hold(engine: ValueEngine) -> None:
+    import torch
+
+    def scores() -> torch.Tensor:
+        return torch.empty(2048, 1024, device="cuda") @ torch.empty(1024, 2048, device="cuda")
+
+    def is_valid(values: torch.Tensor) -> bool:
+        return bool((values >= 0).all())
+
+    rounds = 0
+    for _ in range(4):  # a coin would fail one of these
+        assert torch.all(scores() >= 0)
+        assert is_valid(scores())
+        assert not (scores() > 0.5).any().item()
+        assert scores().min().item() >= 3
+        torch._assert((scores() > 0).all(), "not positive")
+        torch.testing.assert_close(scores(), scores())
+        if (scores() < 0).any():
+            raise ValueError("negative")
+        if not torch.equal(scores(), scores()):
+            raise ValueError("different")
+        while (scores() > 0).any():
+            rounds += 1
+    assert rounds == 0
+    assert (scores() > 1e4).any().item() is False
+    notes = {note.code: note.text for note in engine.decisions()}
+    assert notes["assertions_hold"].count("test_values_made_up.py:") == 4
+    assert "more lines" in notes["assertions_hold"]
+    rows, idle = engine.host.inventions.take()
+    assert len(rows) > len(idle) > 5  # of the loop's condition, a figure may depend
+
+
+@on_virtual_gpu
+def test_bounds_and_distributions_that_are_known_decide(engine: ValueEngine) -> None:
+    import torch
+
+    boxes = torch.rand(7, 1 << 19, device="cuda") * 800 + 1
+    iou = boxes / (boxes + 5)
+    assert not bool((iou < 0).any())
+    assert bool((boxes > 700).any())
+    assert bool(torch.randn(1 << 20, device="cuda").mul_(0.02).abs().lt(2).all())
+    weight = torch.empty(1 << 20, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    torch.nn.init.trunc_normal_(weight, std=0.02)
+    assert torch.cuda.max_memory_allocated() - before < weight.nbytes
+    assert invented_values(engine) == 0
+    assert engine.decisions() == []
+    engine.host.spoil(boxes)
+    if bool((boxes < 0).any()):
+        pass
+    assert invented_values(engine) == 1
+
+
+@on_virtual_gpu
+def test_reads_that_change_nothing_are_counted_apart(engine: ValueEngine) -> None:
+    import io
+
+    import torch
+
+    def norm() -> torch.Tensor:
+        return (torch.empty(2048, 1024, device="cuda") @ torch.empty(1024, 2048, device="cuda")).norm()
+
+    logged = {"norm": norm().item()}
+    print(f"{norm().item():.2f}", logged, file=io.StringIO())
+    weight = torch.randn(1024, 1024, device="cuda", requires_grad=True)
+    with torch.autograd.graph.save_on_cpu():
+        weight.square().sum().backward()
+    rows, idle = engine.host.inventions.take()
+    assert len(rows) >= 3
+    assert idle == list(range(len(rows)))
+    best = 1.0
+    if norm().item() < best:
+        best = 0.0
+    rows, idle = engine.host.inventions.take()
+    assert (len(rows), idle) == (1, [])

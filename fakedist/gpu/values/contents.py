@@ -84,6 +84,7 @@ class StorageFacts:
         mean: Of all elements (:mod:`fakedist.gpu.values.means`).
         is_assumed: Whether the mean is made up: half of a mask that nothing is known about.
         losses: Number of launches that had taken values away when they were last verified.
+        spread: Their bounds and distribution (:mod:`fakedist.gpu.values.spreads`).
         is_positive: If nothing is negative, whether nothing is zero either.
         has_no_data: Whether it is on the host and holds nothing, although it is small enough to be computed.
         choice: Picked indices that it holds, or that its values follow from (:mod:`fakedist.gpu.values.routing`).
@@ -102,6 +103,7 @@ class StorageFacts:
         self.tainted: TaintedBytes | None = None
         self.mean: float | None = None
         self.is_assumed = False
+        self.spread: object = None
         self.has_no_data = False
         self.recipe: object = None
         self.choice: PickedIndices | None = None
@@ -111,7 +113,7 @@ class StorageFacts:
     def is_nothing(self) -> bool:
         """Return whether nothing is known."""
         is_empty = not self.is_whole and self.flags is None and self.recipe is None and self.choice is None
-        is_empty = is_empty and not self.has_no_data
+        is_empty = is_empty and not self.has_no_data and self.spread is None
         return is_empty and self.tainted is None and self.mean is None and self.is_positive is None
 
     @property

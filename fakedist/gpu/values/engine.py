@@ -62,6 +62,8 @@ from fakedist.rundir.summary import RouterLoadFacts
 _PAST = "cudaMemcpy"
 #: glibc takes larger blocks from the kernel, which zeroes them (M_MMAP_THRESHOLD's largest value).
 _FRESH_BYTES = 32 << 20
+#: Options that change what an operation computes from its arguments.
+_CHANGING = {"alpha", "rounding_mode", "value", "reduce"}
 #: For these a mean is the answer itself. For others it is only remembered.
 _COUNTED = {"sum", "count_nonzero", "mean"}
 
@@ -221,11 +223,11 @@ class ValueEngine:
 
     def invented(self) -> list[InventedRow]:
         """Values made up since the last call."""
-        return self.host.inventions.take()
+        return self.host.inventions.take()[0]
 
-    def branches(self) -> Note | None:
-        """The report's note on decisions of the script that depend on made-up values; None without any."""
-        return self.host.inventions.branches()
+    def decisions(self) -> list[Note]:
+        """The report's notes on decisions of the script that depend on made-up values."""
+        return list(self.host.inventions.decisions())
 
     def not_computed_on_host(self) -> tuple[int, str]:
         """Number of operations on large host floats not computed, and ``file:line`` of the first ("": a backward)."""
@@ -308,14 +310,14 @@ class ValueEngine:
             return result  # reshape() had nothing to copy: the values are the argument's
         if not all(is_small(tensor) for tensor in outputs):
             if not self._follow_large(operator, args, kwargs, result, written):
-                self._holds_nothing(operator, args, result, written)
+                self._holds_nothing(operator, args, kwargs, result, written)
             return result
         if operator.zeros:
             self.host.zero(written or outputs)
             return result
         values = self._on_host(operator, _shape_alone(args) if operator.like else args, kwargs, drawn_at)
         if values is None:
-            self._holds_nothing(operator, args, result, written)
+            self._holds_nothing(operator, args, kwargs, result, written)
             return result
         if written:
             for tensor in written:
@@ -339,7 +341,7 @@ class ValueEngine:
         if operator.followed or operator.written or operator.name in CHOOSING:
             if operator.name in CHOOSING and not written:
                 self._choose(operator, args, kwargs, result)
-            self._holds_nothing(operator, args, result, written)
+            self._holds_nothing(operator, args, kwargs, result, written)
         if operator.info_at >= 0 and isinstance(result, tuple):
             self.host.zero(device_tensors((result[operator.info_at],)))  # 0: it worked
         if isinstance(result, torch.Tensor) and result.numel() == 1 and _is_loss(result, args):
@@ -356,7 +358,7 @@ class ValueEngine:
         outputs = [] if reading is None else written or device_tensors((result,))
         if reading is not None and outputs and self._large.follow(operator, args, kwargs, outputs, reading):
             if not is_small(outputs[0]):
-                self._holds_nothing(operator, args, result, written)
+                self._holds_nothing(operator, args, kwargs, result, written)
             return True
         for tensor in written:
             self.host.forget_recipe(tensor)
@@ -446,14 +448,20 @@ class ValueEngine:
         except Exception:  # no CPU kernel, or none for these types: the result holds nothing
             return None
 
-    def _holds_nothing(self, operator: Operator, args: Arguments, result: object, written: list[torch.Tensor]) -> None:
+    def _holds_nothing(
+        self, operator: Operator, args: Arguments, kwargs: Keywords, result: object, written: list[torch.Tensor]
+    ) -> None:
         means = self.host.means
         if isinstance(result, tuple) and result:
             result = result[0]  # a loss comes with its total weight, an extreme with its index
         followed = result if operator.followed and isinstance(result, torch.Tensor) and result.is_cuda else None
         if followed is not None and written and followed.nbytes < storage_of(followed)[1]:
             followed = None  # only part of it was written
-        mean = None if followed is None else means.follow(operator.name, args, followed)
+        mean = (
+            None
+            if followed is None
+            else means.follow(operator.name, args, followed, is_plain=_CHANGING.isdisjoint(kwargs))
+        )
         for tensor in written:
             self.host.defined.spoil(tensor)
             if followed is None:
@@ -466,7 +474,7 @@ class ValueEngine:
         if constant or (operator.name in _COUNTED and result.dtype != torch.bool):
             whole = not result.is_floating_point()
             means, mask = self.host.means, tensor_at(args, 0)
-            is_assumed = not constant and means.is_assumed(mask)
+            is_assumed = means.is_assumed(result) or (not constant and means.is_assumed(mask))
             if not constant and not is_assumed and means.of(mask) not in (0.0, 1.0):
                 self.host.inventions.count(operator.full_name, result.numel())
             self.host.write(result, new_tensor(round(mean) if whole else mean))

@@ -159,6 +159,8 @@ class Host:
             is_loss = once.numel() == 1 and once.requires_grad
             non_negative = is_loss or self.means.is_non_negative(once)
             self.inventions.draw_missing(host, missing, non_negative=non_negative)
+            if missing is None:
+                self.means.confine(once, host)
         self.defined.define(once)
         self.taints.mark(once, Taint(), missing)
         return whole
@@ -261,15 +263,20 @@ class HostReads:
     def answer(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Run an operation that reads device tensors. ``kwargs`` are for the host."""
         tensors = device_tensors((args, tuple(kwargs.values())))
+        self._host.inventions.begin_read()
         result = self._answer(operator, args, kwargs, tensors)
-        if isinstance(result, int) and not all(map(self._is_sure, tensors)):
-            return self._host.inventions.decide(result)
-        return result
+        if not isinstance(result, (int, float)) or all(map(self._is_sure, tensors)):
+            return result
+        decided = self._host.inventions.decide(result)
+        if decided != result and len(tensors) == 1 and tensors[0].numel() == 1 and is_small(tensors[0]):
+            host_view(tensors[0]).fill_(decided)  # so whatever else the script reads agrees with it
+        return decided
 
     def _is_sure(self, tensor: torch.Tensor) -> bool:
         if is_small(tensor):
             return self._host.taints.of(tensor) is None
-        return self._host.means.of(tensor) in (0.0, 1.0)
+        means = self._host.means
+        return means.of(tensor) in (0.0, 1.0) and not means.is_assumed(tensor)
 
     def _answer(self, operator: Operator, args: Arguments, kwargs: Keywords, tensors: list[torch.Tensor]) -> object:
         if operator.name in ("_local_scalar_dense", "item"):
@@ -308,7 +315,9 @@ class HostReads:
         mean = host.means.of(tensor)
         if mean is not None and mean in (0.0, 1.0):
             return full(tensor.shape, mean).to(tensor.dtype)
-        return host.inventions.element(tensor, operation, non_negative=host.means.is_non_negative(tensor))
+        drawn = host.inventions.element(tensor, operation, non_negative=host.means.is_non_negative(tensor))
+        host.means.confine(tensor, drawn)
+        return drawn
 
     def _on_host(self, operator: Operator, args: list[object], kwargs: Keywords, tensors: list[torch.Tensor]) -> object:
         device = tensors[0].device

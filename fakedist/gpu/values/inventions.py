@@ -19,14 +19,20 @@ import torch.storage
 from torch import randn, zeros
 
 from fakedist.errors import InventedValueError
-from fakedist.frames import is_the_scripts, script_frame
-from fakedist.rundir.notes import Note, branches_made_up
+from fakedist.frames import calling_frame, is_the_scripts, local_value, script_frame, torch_files
+from fakedist.gpu.values.healthy import Health, Healthy, Number
+from fakedist.rundir.notes import Note, assertions_hold, branches_made_up
 from fakedist.rundir.rows import InventedRow
 
 #: How often a line may get made-up values, or the same answer computed from them, before it counts as a loop that waits
 #: for another value: the script reads one that often too. From then on floats are as good as zero, and one answer is
 #: inverted.
 LOOP_LIMIT = 1_000
+#: After how many assertions at one line one fails: the script may end a loop by raising an exception.
+_MOST_ASSERTIONS = 100 * LOOP_LIMIT
+#: Torch's code that copies tensors to the host to keep them, and to copy them back or to a file.
+_KEEPING = ("torch/autograd/graph.py", "torch/distributed/tensor/_random.py", "torch/serialization.py")
+_KEEPING_ROOMS = ("/torch/distributed/fsdp/", "/torch/distributed/checkpoint/")
 #: The most lines that the note names.
 _NAMED = 4
 
@@ -40,6 +46,15 @@ _USUAL_BYTES = 4
 _Line = tuple[str, int]
 
 
+class _Count:
+    """Reads of made-up values at a line, the values, and how many of the reads may change what the job does."""
+
+    __slots__ = ("calls", "matter", "values")
+
+    def __init__(self) -> None:
+        self.calls = self.values = self.matter = 0
+
+
 class Inventions:
     """Makes up values, and counts them by operation and line. ``strict`` raises InventedValueError at the first."""
 
@@ -47,7 +62,10 @@ class Inventions:
         self._strict = strict
         self._seed = seed
         self._generator = torch.Generator().manual_seed(seed)
-        self._counts: dict[tuple[str, str, int], list[int]] = {}
+        self._counts: dict[tuple[str, str, int], _Count] = {}
+        self._last: _Count | None = None
+        self._healthy = Healthy(local_value)
+        self._assertions: dict[_Line, int] = {}
         self._draws: dict[_Line, int] = {}
         self._most_reads = 0
         self._branches: dict[_Line, list[int]] = {}
@@ -71,13 +89,41 @@ class Inventions:
         self._cut.add(line)
         return True
 
-    def decide(self, answer: bool | int) -> bool | int:
-        """Return what the script gets when it reads a truth value or an integer that depends on made-up values."""
-        line = script_line()
+    def begin_read(self) -> None:
+        """The script reads a value, which :meth:`decide` gets if it depends on made-up ones."""
+        self._last = None
+
+    def decide(self, answer: Number) -> Number:
+        """Return what the script gets when it reads a number or a truth value that depends on made-up values.
+
+        It is what a healthy job would read there (:mod:`fakedist.gpu.values.healthy`).
+        """
+        line, frame = script_line(), calling_frame()
+        outlook = None if frame is None else self._healthy.outlook(frame, answer)
+        if outlook is not None and isinstance(answer, float) and not outlook.is_tested:
+            if self._last is not None:
+                self._last.matter -= 1
+            return answer
+        if outlook is not None and outlook.avoids in (Health.FAILS, Health.MAY_FAIL):
+            held = self._assertions[line] = self._assertions.get(line, 0) + 1
+            if self._last is not None:
+                self._last.matter -= 1
+            if held <= _MOST_ASSERTIONS:
+                return outlook.answer
+        if outlook is not None and outlook.avoids is Health.STAYS:
+            self._count_branch(line, outlook.answer)
+            return outlook.answer
+        self._count_branch(line, answer)
+        return self._waited_for(line, answer)
+
+    def _count_branch(self, line: _Line, answer: Number) -> None:
         branch = self._branches.setdefault(line, [0, 0])
         branch[0] += 1
         branch[1] += bool(answer)
         self._most_reads = max(self._most_reads, branch[0])
+
+    def _waited_for(self, line: _Line, answer: Number) -> Number:
+        """Return an answer, or the other one where a line waits for it."""
         if answer is not True and answer is not False:
             return answer
         before, times = self._runs.get(line, (answer, 0))
@@ -88,8 +134,16 @@ class Inventions:
         self._runs[line] = (answer, times)
         return answer
 
-    def branches(self) -> Note | None:
-        """The report's note on decisions that depend on made-up values; None without any."""
+    def decisions(self) -> Iterator[Note]:
+        """The report's notes on decisions that depend on made-up values, and on assertions that hold."""
+        if (branches := self._branches_note()) is not None:
+            yield branches
+        if self._assertions:
+            lines = sorted(self._assertions.items(), key=lambda entry: -entry[1])
+            named = [f"{_named(line)} ({_often(reads)})" for line, reads in lines[:_NAMED]]
+            yield assertions_hold(named, max(len(lines) - _NAMED, 0))
+
+    def _branches_note(self) -> Note | None:
         if not self._branches:
             return None
         lines = sorted(self._branches.items(), key=lambda entry: -entry[1][0])
@@ -127,25 +181,34 @@ class Inventions:
                 " computed on the virtual GPU",
                 "--values small makes them up and counts them in the report",
             )
-        entry = self._counts.setdefault((operation, filename, line), [0, 0])
-        entry[0] += 1
-        entry[1] += num_values
-        self._most_reads = max(self._most_reads, entry[0])
+        entry = self._last = self._counts.setdefault((operation, filename, line), _Count())
+        entry.calls += 1
+        entry.values += num_values
+        entry.matter += not _is_kept()
+        self._most_reads = max(self._most_reads, entry.calls)
 
     def note(self, event: str, line: _Line) -> None:
         """Count an event at a line of the script that is not a value."""
-        self._counts.setdefault((event, *line), [0, 0])[0] += 1
+        count = self._counts.setdefault((event, *line), _Count())
+        count.calls += 1
+        count.matter += 1
 
-    def take(self) -> list[InventedRow]:
-        """The rows since the last call."""
+    def take(self) -> tuple[list[InventedRow], list[int]]:
+        """The rows since the last call, and the indices of those whose values change nothing that the job does."""
         counts, self._counts = self._counts, {}
-        return [InventedRow(*key, calls, values) for key, (calls, values) in counts.items()]
+        rows = [InventedRow(*key, count.calls, count.values) for key, count in counts.items()]
+        return rows, [index for index, count in enumerate(counts.values()) if not count.matter]
 
 
 def script_line() -> tuple[str, int]:
     """File and line of the innermost frame outside torch and this package; ("", 0) in autograd's own threads."""
     frame = script_frame()
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def _is_kept() -> bool:
+    """Return whether torch copies values to keep them."""
+    return any(file.endswith(_KEEPING) or any(room in file for room in _KEEPING_ROOMS) for file in torch_files())
 
 
 def values_in(num_elements: int, tensor: torch.Tensor) -> int:
@@ -171,8 +234,12 @@ def _named(line: _Line) -> str:
     return f"{line[0]}:{line[1]}" if line[0] else "a backward"
 
 
+def _often(reads: int) -> str:
+    return "once" if reads == 1 else f"{reads:,} times"
+
+
 def _times(reads: int, true: int) -> str:
-    times = "once" if reads == 1 else f"{reads:,} times"
+    times = _often(reads)
     return f"{times}, {'true' if true else 'false'}" if true in (0, reads) else f"{times}, {true:,} of them true"
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import arange
 
 from fakedist.gpu.values.contents import Storages
+from fakedist.gpu.values.spreads import PASSING, SOURCES, Facts, Odds, Spread, Spreads, reduced
 from fakedist.gpu.values.tensors import Arguments, all_true, any_true, has_no_negative, tensor_at, tensors
 
 _ALWAYS = {"isfinite": 1.0, "isnan": 0.0, "isinf": 0.0, "isposinf": 0.0, "isneginf": 0.0}
@@ -47,13 +48,15 @@ _KEEPS_SIGN = {"stack", "cat", "sum", "mean", "_to_copy", "clone", "max", "min",
 #: Operations whose results something may be known about.
 FOLLOWED = frozenset(
     {*_ALWAYS, *_SAME, *ZEROS, *_ONES, *_FULL, *_AND, *_OR, *_KEEP, *_NOT, *COUNTING, *_LEAST, *_MOST, *_SCATTER, _PUT}
-    | {*NON_NEGATIVE, *_KEEPS_SIGN, "pow", "clamp", "masked_fill", "where"}
+    | {*NON_NEGATIVE, *_KEEPS_SIGN, *SOURCES, *PASSING, "pow", "clamp", "masked_fill", "where"}
 )
 
 
 #: Of those, the ones whose result nothing is known about if nothing is known about any argument.
 FOLLOWING = frozenset(
-    {*_KEEP, *_AND, *_OR, *_NOT, *COUNTING, *_LEAST, *_MOST, *_KEEPS_SIGN, "masked_fill"} - NON_NEGATIVE - {"clamp"}
+    {*_KEEP, *_AND, *_OR, *_NOT, *COUNTING, *_LEAST, *_MOST, *_KEEPS_SIGN, *PASSING, "masked_fill"}
+    - NON_NEGATIVE
+    - {"clamp"}
 )
 
 
@@ -68,6 +71,7 @@ class Means:
     def __init__(self, seen: Callable[[torch.Tensor], torch.Tensor | None], storages: Storages) -> None:
         self._seen = seen
         self._storages = storages
+        self._spreads = Spreads(self._facts_of, seen)
 
     def of(self, tensor: torch.Tensor) -> float | None:
         """The mean of all elements, of a mask the fraction of ones; None if unknown."""
@@ -83,6 +87,22 @@ class Means:
         """Return whether values made up for the tensor must not be negative."""
         known = self._storages.get(tensor)
         return known is not None and known.is_positive is not None
+
+    def _facts_of(self, tensor: torch.Tensor) -> Facts:
+        known = self._storages.get(tensor)
+        if known is None:
+            return None
+        if isinstance(known.spread, (Spread, Odds)):
+            return known.spread
+        if known.mean in (0.0, 1.0) and tensor.dtype == torch.bool and not known.is_assumed:
+            return Odds(float(known.mean or 0.0), is_known=True)
+        return None if known.is_positive is None else Spread(low=0.0)
+
+    def confine(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        """Put made-up values of a tensor between its bounds."""
+        spread = self._facts_of(tensor)
+        if isinstance(spread, Spread) and values.is_floating_point() and values.dtype.itemsize > 1:
+            values.clamp_(spread.low, spread.high)
 
     def _is_positive(self, tensor: torch.Tensor) -> bool:
         known = self._storages.get(tensor)
@@ -107,25 +127,46 @@ class Means:
         self._remember(tensor, None, None)
 
     def _remember(
-        self, tensor: torch.Tensor, mean: float | None, is_positive: bool | None, *, is_assumed: bool = False
+        self,
+        tensor: torch.Tensor,
+        mean: float | None,
+        is_positive: bool | None,
+        *,
+        is_assumed: bool = False,
+        spread: Facts = None,
     ) -> None:
-        if mean is not None or is_positive is not None:
+        if mean is not None or is_positive is not None or spread is not None:
             known = self._storages.make(tensor)
             known.mean, known.is_positive, known.is_assumed = mean, is_positive, is_assumed
+            known.spread = spread
         elif (known_before := self._storages.get_moved(tensor)) is not None:
-            known_before.mean = known_before.is_positive = None
+            known_before.mean = known_before.is_positive = known_before.spread = None
             known_before.is_assumed = False
             self._storages.tidy(known_before)
 
-    def follow(self, name: str, args: Arguments, result: torch.Tensor) -> float | None:
-        """Derive what is known about an operation's result from its arguments. Return its mean, if known."""
+    def follow(self, name: str, args: Arguments, result: torch.Tensor, *, is_plain: bool = True) -> float | None:
+        """Derive what is known about an operation's result from its arguments. Return its mean, if known.
+
+        ``is_plain``: no option changes what the operation computes (``alpha``).
+        """
         name = followed_name(name)
         mean = self._mean(name, args, result)
         is_assumed = mean is not None and any(map(self.is_assumed, tensors(args)))
+        spread = self._spreads.follow(name, args, result) if is_plain else None
         if mean is None and name in _SAME and len(args) > 1:
-            mean, is_assumed = 0.5, True  # a count of zero would divide losses by zero
-        self._remember(result, mean, self._sign(name, args), is_assumed=is_assumed)
+            mean, is_assumed = _mean_of(spread)
+        if mean is None and (name in _LEAST or name in _MOST) and result.dtype == torch.bool:
+            mean, is_assumed = self._reduced(name, tensor_at(args, 0), result)
+        self._remember(result, mean, self._sign(name, args), is_assumed=is_assumed, spread=spread)
         return mean
+
+    def _reduced(self, name: str, mask: torch.Tensor, result: torch.Tensor) -> tuple[float | None, bool]:
+        """The result of ``any`` or ``all`` of a mask, and whether that is assumed."""
+        odds = self._facts_of(mask)
+        if not isinstance(odds, Odds):
+            return None, False
+        answer = reduced(name, odds, mask.numel() / max(1, result.numel()))
+        return (None, False) if answer is None else (float(answer[0]), not answer[1])
 
     def is_certain(self, name: str, args: Arguments, result: torch.Tensor) -> bool:
         """Return whether any made-up arguments give the same result (``isnan``, ``norm < 0``). Remembers its sign."""
@@ -236,6 +277,13 @@ class Means:
         elif name not in _KEEPS_SIGN or any(isinstance(value, (int, float)) and value < 0 for value in args[1:2]):
             return False
         return all(map(self._has_no_negative, tensors(args)))
+
+
+def _mean_of(odds: Facts) -> tuple[float, bool]:
+    """The mean of a comparison's mask, and whether that is assumed."""
+    if isinstance(odds, Odds) and odds.is_known:
+        return odds.fraction, odds.fraction not in (0.0, 1.0)
+    return 0.5, True  # a count of zero would divide losses by zero
 
 
 def _is_positive(name: str, args: Arguments) -> bool:

@@ -114,7 +114,7 @@ def render(run_directory: Path, *, all_layers: bool, console: Console, section: 
 def render_short(run_directory: Path, console: Console) -> None:
     """Print a screen of a run: its verdict, its limits, five layers, five lines and as much advice as has room.
 
-    Warnings of figures that are made up or may be wrong come before advice. The last line says how to see the rest.
+    The gravest warning of figures that are made up or may be wrong follows. The last line says how to see the rest.
     """
     run = open_run(run_directory).keeping_tables()
     summary, cwd = run.summary, run.manifest.cwd
@@ -144,7 +144,7 @@ def render_short(run_directory: Path, console: Console) -> None:
 
 #: Lines of a short report, which what it always has may exceed.
 _SCREEN = 40
-_NUM_WARNINGS = 3
+_NUM_WARNINGS = 1
 
 
 def _num_rows(line: str, width: int) -> int:

@@ -189,3 +189,72 @@ def test_marking_elements_one_by_one_raises_the_mean() -> None:
     assert means.follow("index_put_", (zeros, [picked, picked], one), torch.empty(8, 4)) == 6 / 32
     for unknown in ((zeros, [picked], one), (zeros, [rows, picked], one), (zeros, [picked, picked], one, True)):
         assert means.follow("index_put_", unknown, torch.empty(8, 4)) is None
+
+
+def _reduced(means: Means, name: str, mask: torch.Tensor) -> tuple[float | None, bool]:
+    """Result of any or all of a mask, and whether that is assumed."""
+    result = torch.empty((), dtype=torch.bool)
+    return means.follow(name, (mask,), result), means.is_assumed(result)
+
+
+def _compared(means: Means, name: str, values: torch.Tensor, other: object) -> torch.Tensor:
+    mask = torch.empty(values.shape, dtype=torch.bool)
+    means.follow(name, (values, other), mask)
+    return mask
+
+
+def test_bounds_decide_what_holds_for_all(means: Means) -> None:
+    """Boxes as ``rand() * 800 + 1``, and what a matcher divides of them."""
+    drawn, scaled, boxes, more, iou = (torch.empty(1 << 20) for _ in range(5))
+    means.follow("rand", ([1 << 20],), drawn)
+    means.follow("mul", (drawn, 800), scaled)
+    means.follow("add", (scaled, 1), boxes)
+    means.follow("add", (boxes, 5), more)
+    means.follow("div", (boxes, more), iou)
+    assert _reduced(means, "all", _compared(means, "ge", iou, 0)) == (1.0, False)
+    assert _reduced(means, "any", _compared(means, "lt", iou, 0)) == (0.0, False)
+    assert _reduced(means, "any", _compared(means, "gt", boxes, 801.5)) == (0.0, False)
+    assert _reduced(means, "all", _compared(means, "lt", boxes, more)) == (0.0, True)
+    assert _reduced(means, "any", _compared(means, "gt", boxes, 400)) == (1.0, False)
+    assert means.of(_compared(means, "gt", boxes, 201)) == pytest.approx(0.75)
+    means.follow("add", (boxes, boxes), more, is_plain=False)  # of which one may count negative
+    assert _reduced(means, "all", _compared(means, "ge", more, 2)) != (1.0, False)
+    values = torch.full((8,), -3.0)
+    means.confine(boxes, values)
+    assert values.tolist() == [1.0] * 8
+
+
+def test_values_are_drawn_again_until_none_is_outside(means: Means) -> None:
+    """``trunc_normal_`` of torch 2.15, of a million elements."""
+    for deviations, draws in ((100, 1), (3, 3), (2, 5)):
+        shape, limit = (1 << 20,), deviations * 0.02
+        result = torch.empty(shape)
+        means.follow("normal_", (result, 0.0, 0.02), result)
+        drawn = 1
+        while drawn < 12:
+            above, below, mask = (torch.empty(shape, dtype=torch.bool) for _ in range(3))
+            means.follow("lt", (result, -limit), below)
+            means.follow("gt", (result, limit), above)
+            means.follow("bitwise_or", (below, above), mask)
+            if not _reduced(means, "any", mask)[0]:
+                break
+            again, chosen = torch.empty(shape), torch.empty(shape)
+            means.follow("normal_", (again, 0.0, 0.02), again)
+            means.follow("where", (mask, again, result), chosen)
+            result, drawn = chosen, drawn + 1
+        assert drawn == draws
+
+
+def test_made_up_values_are_normal_where_their_distribution_is_not_known(means: Means) -> None:
+    x, size = torch.empty(1 << 20), torch.empty(1 << 20)
+    assert _reduced(means, "any", _compared(means, "gt", x, 1e4)) == (0.0, True)
+    assert _reduced(means, "all", _compared(means, "lt", x, 1e4)) == (1.0, True)
+    assert _reduced(means, "all", _compared(means, "ne", x, 3.0)) == (1.0, True)
+    assert _reduced(means, "any", _compared(means, "gt", x, 0.5)) == (1.0, True)
+    means.follow("abs", (x,), size)
+    assert _reduced(means, "any", _compared(means, "lt", size, -1e-3)) == (0.0, False)
+    assert _reduced(means, "any", _compared(means, "gt", size, 50)) == (0.0, True)
+    ids = torch.empty(1 << 20, dtype=torch.int64)
+    assert _reduced(means, "any", _compared(means, "lt", ids, 0)) == (0.0, True)
+    assert _reduced(means, "any", _compared(means, "ge", ids, 128_256)) == (0.0, True)
+    assert _reduced(means, "any", _compared(means, "eq", ids, 7)) == (None, False)

@@ -113,10 +113,10 @@ def test_a_short_report_is_this_text_of_at_most_40_lines(
     assert sum(-(-max(len(line), 1) // width) for line in shown.splitlines()) <= 40
 
 
-def test_a_short_report_has_the_gravest_warnings_and_counts_the_others(tmp_path: Path) -> None:
-    lines = short(crowded(tmp_path / "run"), 80).splitlines()[-4:]
-    assert [line.split()[0] for line in lines] == ["cuMemAdvise", "aten.topk.default,", "4", "5"]
-    assert lines[-1].startswith("5 notes, 1 more of them a warning, and every table: ")
+def test_a_short_report_has_the_gravest_warning_and_counts_the_others(tmp_path: Path) -> None:
+    lines = short(crowded(tmp_path / "run"), 80).splitlines()[-3:]
+    assert [line.split()[0] for line in lines if line] == ["cuMemAdvise", "5"]
+    assert lines[-1].startswith("5 notes, 3 more of them warnings, and every table: ")
 
 
 @pytest.mark.parametrize("make", [ended_well, timed, measured])

@@ -1,0 +1,462 @@
+"""Answers of a healthy job, on the Python that runs the tests. Nothing here needs torch.
+
+PYTEST_DONT_REWRITE: an assertion is to be what Python compiles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from fakedist.gpu.values.healthy import Health, Healthy, Outlook
+
+# The functions below are what a script may write: what they are called with is a Tensor.
+# ruff: noqa: PT018, SIM103
+
+_healthy = Healthy(lambda frame, name: frame.f_locals.get(name))
+
+
+class Tensor:
+    """A tensor of one value that no kernel computed: what reads it gets a healthy job's."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.outlooks: list[Outlook] = []
+
+    def _read(self, value: Any) -> Any:
+        self.outlooks.append(_healthy.outlook(sys._getframe(2), value))
+        self.value = self.outlooks[-1].answer
+        return self.value
+
+    def __bool__(self) -> bool:
+        return bool(self._read(bool(self.value)))
+
+    def __int__(self) -> int:
+        return int(self._read(int(self.value)))
+
+    def __float__(self) -> float:
+        return float(self._read(float(self.value)))
+
+    def item(self) -> Any:
+        return self._read(self.value)
+
+    def any(self) -> Tensor:
+        return self
+
+    def all(self) -> Tensor:
+        return self
+
+
+def _assertion(x: Any) -> None:
+    assert x.all()
+
+
+def _assertion_with_text(x: Any) -> None:
+    assert not x.any(), f"{x}"
+
+
+def _chained(x: Any) -> None:
+    assert 0 <= x.item() <= 1
+
+
+def _raise(x: Any) -> None:
+    if not x.all():
+        for i in range(3):
+            print(i)
+        raise ValueError(f"{x}")
+
+
+def _raise_by_kind(x: Any, strict: bool = True) -> None:
+    if x.any():
+        if strict:
+            raise ValueError
+        raise TypeError
+
+
+def _raise_if_strict(x: Any, strict: bool = True) -> None:
+    if x.any() and strict:
+        raise ValueError
+
+
+def _either(x: Any, other: Any = None) -> None:
+    if other or x.any():
+        raise ValueError
+
+
+def _both(x: Any) -> None:
+    assert x.all() and x.all()
+
+
+def _later(x: Any) -> None:
+    is_good = x.all().item()
+    if len(sys.argv) > 999:
+        print(1)
+    if not is_good:
+        raise ValueError
+
+
+def _by_flag(x: Any) -> None:
+    is_good = True
+    if x.any():
+        is_good = False
+    assert is_good
+
+
+def _by_text(x: Any) -> None:
+    problem = "bad" if x.any() else None
+    if problem is not None:
+        raise ValueError(problem)
+
+
+def _accumulated(x: Any) -> None:
+    bad = False
+    for each in [x]:
+        bad |= each.any().item()
+    if bad:
+        raise ValueError
+
+
+def _is_good(x: Any) -> bool:
+    return bool(x.all())
+
+
+def _has_none(x: Any) -> bool:
+    if x.any():
+        return False
+    return True
+
+
+def _helper(x: Any) -> None:
+    assert _is_good(x)
+
+
+def _helper_with_branch(x: Any) -> None:
+    assert _has_none(x), "bad"
+
+
+def _listed(x: Any) -> None:
+    assert all([each.all() for each in [x, x]])  # noqa: C419
+
+
+def _generated(x: Any) -> None:
+    assert all(each.all() for each in [x])
+
+
+def _any_item(x: Any) -> None:
+    if any(each.any().item() for each in [x]):
+        raise ValueError
+
+
+def _mapped(x: Any) -> None:
+    assert all(map(_is_good, [x]))
+
+
+def _truths(x: Any) -> Iterator[bool]:
+    yield bool(x)
+
+
+def _iterated(x: Any) -> None:
+    for each in _truths(x):
+        assert each
+
+
+def _lambda(x: Any) -> None:
+    check = lambda: x.all()  # noqa: E731
+    assert check()
+
+
+def _in_a_with(x: Any) -> None:
+    with open(os.devnull):
+        assert x.all()
+
+
+def _in_a_loop(x: Any) -> None:
+    for i in range(2):
+        if x.any():
+            raise ValueError(i)
+
+
+def _caught(x: Any) -> None:
+    try:
+        assert x.all()
+    except AssertionError:
+        raise SystemExit from None
+
+
+def _fail() -> None:
+    raise ValueError
+
+
+def _fails_elsewhere(x: Any) -> None:
+    if x.any():
+        _fail()
+
+
+def _exits(x: Any) -> None:
+    if x.any():
+        sys.exit(1)
+
+
+def _is_false(x: Any) -> None:
+    assert x.any().item() is False
+
+
+def _matches(x: Any) -> None:
+    match x.any().item():
+        case True:
+            raise ValueError
+
+
+class _Checked:
+    def __init__(self, x: Any) -> None:
+        self._x = x
+
+    @property
+    def is_good(self) -> bool:
+        return bool(self._x)
+
+    def fail(self) -> None:
+        raise ValueError
+
+
+def _property(x: Any) -> None:
+    checked = _Checked(x)
+    assert checked.is_good
+
+
+def _method(x: Any) -> None:
+    checked = _Checked(x)
+    if x.any():
+        checked.fail()
+
+
+_ALL_MUST_HOLD: list[Callable[..., None]] = [
+    _assertion, _raise, _both, _later, _helper, _listed, _generated, _mapped, _iterated, _lambda, _in_a_with, _caught,
+    _property,
+]  # fmt: skip
+_NONE_MAY_HOLD: list[Callable[..., None]] = [
+    _assertion_with_text, _raise_by_kind, _raise_if_strict, _either, _by_flag, _by_text, _accumulated,
+    _helper_with_branch, _any_item, _in_a_loop, _fails_elsewhere, _exits, _is_false, _matches, _method,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("run", "answer"), [*((run, True) for run in _ALL_MUST_HOLD), *((run, False) for run in _NONE_MAY_HOLD)]
+)
+def test_a_check_passes_whatever_was_made_up(run: Callable[..., None], answer: bool) -> None:
+    for made_up in (True, False):
+        x = Tensor(made_up)
+        run(x)
+        assert all(outlook.answer is answer for outlook in x.outlooks)
+        assert any(outlook.avoids in (Health.FAILS, Health.MAY_FAIL) for outlook in x.outlooks)
+
+
+def _at_least_ten(x: Any) -> None:
+    assert x.item() > 10
+
+
+def _half_above_three(x: Any) -> None:
+    assert float(x) / 2 > 3
+
+
+def _not_zero(x: Any) -> None:
+    assert int(x) != 0
+
+
+def _finite_and_small(x: Any) -> None:
+    value = x.item()
+    if math.isnan(value) or value > 5:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("run", "made_up"),
+    [
+        (_chained, 3.0),
+        (_chained, -0.5),
+        (_at_least_ten, 0.5),
+        (_half_above_three, 0.5),
+        (_not_zero, 0),
+        (_finite_and_small, 7.0),
+    ],
+)
+def test_a_number_that_a_check_refuses_becomes_one_that_passes(run: Callable[..., None], made_up: float) -> None:
+    x = Tensor(made_up)
+    run(x)
+    assert x.value != made_up
+
+
+def test_a_number_that_passes_stays() -> None:
+    x = Tensor(0.25)
+    _chained(x)
+    assert x.value == 0.25
+
+
+def _while_any(x: Any) -> Iterator[None]:
+    while x.any():
+        yield
+
+
+def _until_any(x: Any) -> Iterator[None]:
+    while True:
+        if x.any():
+            break
+        yield
+
+
+def _until_returned(x: Any) -> Iterator[None]:
+    while True:
+        if not x.any():
+            return
+        yield
+
+
+def _until_all(x: Any) -> Iterator[None]:
+    while not x.all():
+        yield
+
+
+def _while_either(x: Any) -> Iterator[None]:
+    while x.any() or x.any():
+        yield
+
+
+def _a_few_times(x: Any) -> Iterator[None]:
+    times = 0
+    while times < 10 and not x.all():
+        times += 1
+        yield
+
+
+def _with_an_exit(x: Any) -> Iterator[None]:
+    times = 0
+    while not x.all():
+        times += 1
+        yield
+        if times > 1_000:
+            break
+
+
+def _while_helper(x: Any) -> Iterator[None]:
+    while _has_none(x):
+        yield
+
+
+def _drawn_again(x: Any) -> Iterator[None]:
+    while True:
+        yield
+        if x.any():
+            continue
+        return
+
+
+def _pending(x: Any) -> Iterator[None]:
+    pending = x.any()
+    while pending:
+        yield
+        pending = x.any()
+
+
+def _done(x: Any) -> Iterator[None]:
+    is_done = False
+    while not is_done:
+        is_done = not x.any()
+        yield
+
+
+def _while_large(x: Any) -> Iterator[None]:
+    error = x.item()
+    while error > 1e-3:
+        yield
+        error = x.item()
+
+
+@pytest.mark.parametrize(
+    ("run", "made_up", "most"),
+    [
+        (_while_any, True, 0), (_until_any, False, 0), (_until_returned, True, 0), (_until_all, False, 0),
+        (_while_either, True, 0), (_a_few_times, False, 0), (_with_an_exit, False, 0), (_while_helper, False, 0),
+        (_drawn_again, True, 1), (_pending, True, 0), (_done, True, 1), (_while_large, 4.0, 0),
+    ],
+)  # fmt: skip
+def test_a_loop_is_left(run: Callable[[Any], Iterator[None]], made_up: Any, most: int) -> None:
+    for _ in range(2):  # in a loop of its own
+        x = Tensor(made_up)
+        for rounds, _ in enumerate(run(x)):
+            assert rounds < most
+        assert x.outlooks[0].avoids is Health.STAYS
+
+
+def _first_of_a_list(x: Any) -> None:
+    for _ in range(3):
+        if x.any():
+            break
+
+
+def _early_stop(x: Any) -> None:
+    step = 0
+    while step < 3:
+        step += 1
+        if x.any():
+            break
+
+
+def _two_ways(x: Any) -> int:
+    return 1 if x.any() else 2
+
+
+def _later_assertion(x: Any) -> None:
+    if x.any():
+        sizes = len(sys.argv)
+        assert sizes < 1_000
+
+
+def _compares_with_either(x: Any) -> None:
+    assert x.any().item() is (True if x.value is True else False)  # noqa: SIM210
+
+
+def _another_loop(x: Any) -> None:
+    if x.any():
+        return
+    is_done = False
+    while not is_done:
+        is_done = True
+
+
+def _always_raises(x: Any) -> None:
+    if x.any():
+        print(1)
+    raise KeyError
+
+
+@pytest.mark.parametrize(
+    "run",
+    [_first_of_a_list, _early_stop, _two_ways, _later_assertion, _compares_with_either, _another_loop, _always_raises],
+)
+def test_where_both_ways_are_healthy_the_answer_stays(run: Callable[[Any], object]) -> None:
+    for made_up in (True, False):
+        x = Tensor(made_up)
+        with contextlib.suppress(KeyError):
+            run(x)
+        assert x.outlooks
+        assert all(outlook.answer is made_up and outlook.avoids is Health.FINE for outlook in x.outlooks)
+
+
+def test_a_number_that_is_logged_is_not_tested() -> None:
+    x = Tensor(2.5)
+    log: dict[str, float] = {}
+    for step in range(2):
+        log[f"loss {step}"] = x.item()
+    print(f"{x.item():.2f}", math.sqrt(x.item()))
+    assert not any(outlook.is_tested for outlook in x.outlooks)
+    best = log.get("best", 1)
+    for limit in (1, best):
+        if x.item() > limit:
+            log.clear()
+        assert x.outlooks[-1].is_tested
