@@ -38,7 +38,6 @@ from fakedist.gpu.values.routing import (
 )
 from fakedist.gpu.values.sparse import Sparse, is_sparse
 from fakedist.gpu.values.tensors import (
-    PLAIN,
     Arguments,
     Keywords,
     answered_reads,
@@ -49,6 +48,7 @@ from fakedist.gpu.values.tensors import (
     find_cover,
     host_waits,
     plain_tensors,
+    protected,
     reported_reads,
     storage_of,
     tensor_at,
@@ -119,13 +119,9 @@ class ValueEngine:
             replayed(self.host.defined),
             reported_reads(self.read_past),
             folded(self.execute),
-            triton_writes(self._written_past),
+            triton_writes(),
         ):
             yield
-
-    def _written_past(self, tensor: torch.Tensor) -> None:
-        if type(tensor).__torch_dispatch__ is PLAIN and self.host.knows(tensor):
-            self.host.spoil(tensor)
 
     def read_past(self, num_bytes: int) -> bool:
         """Count uncomputed bytes copied past the engine, as values of four bytes; returns whether the copy fails."""
@@ -238,12 +234,23 @@ class ValueEngine:
             return _plain(operator.func)
         return partial(self._method(operator), operator)
 
+    def _foreign(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
+        """An operation made of others. The driver knows what the kernels write that it launches itself."""
+        written = self._written(operator, args, kwargs)
+        read = (tensor for tensor in device_tensors((args, tuple(kwargs.values()))) if not _is_among(tensor, written))
+        self._cover(-1)
+        try:
+            with protected(read):
+                return self._inside.run(operator, args, kwargs)
+        finally:
+            self._cover(1)
+
     def _method(self, operator: Operator) -> Method:
         name = operator.name
         if name == "empty":
             return self._empty
         if not operator.is_kernel:
-            return self._inside.run
+            return self._foreign
         if name in ("lift_fresh", "lift"):
             return self._lifted
         if name.startswith(LISTED):
@@ -519,6 +526,10 @@ def _plain(func: OpOverload) -> Run:
 def _shape_alone(args: Arguments) -> Arguments:
     first = tensor_at(args, 0)
     return (empty((), dtype=first.dtype).expand(first.shape), *args[1:])
+
+
+def _is_among(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
+    return any(storage_of(tensor)[0] == storage_of(other)[0] for other in others)
 
 
 def _is_upload(operator: Operator, args: Arguments, kwargs: Keywords) -> bool:

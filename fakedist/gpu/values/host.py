@@ -67,10 +67,6 @@ class Host:
         """Return whether a device tensor is small and has all its values."""
         return tensor.is_cuda and is_small(tensor) and self.defined.holds(tensor)
 
-    def knows(self, tensor: torch.Tensor) -> bool:
-        """Return whether anything is known about the contents of a tensor's storage."""
-        return self.storages.get_moved(tensor) is not None
-
     def has_no_data(self, value: object) -> TypeGuard[torch.Tensor]:
         """Return whether a value is a host tensor that holds nothing (:mod:`fakedist.gpu.values.no_data`)."""
         if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout is not torch.strided:
