@@ -202,10 +202,10 @@ class Storages:
         self._at.setdefault(address, set()).add(known.key)
 
     def _leave(self, known: StorageFacts) -> None:
-        keys = self._at[known.address]
+        keys = self._at.get(known.address, set())
         keys.discard(known.key)
         if not keys:
-            del self._at[known.address]
+            self._at.pop(known.address, None)
 
     def take_losses(self) -> None:
         """Forget the facts about all storages that kernels wrote to since the last time."""

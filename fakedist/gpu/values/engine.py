@@ -301,9 +301,12 @@ class ValueEngine:
 
     def _computed(self, operator: Operator, args: Arguments, kwargs: Keywords, taint: Taint | None) -> object:
         drawn_at = self._drawn_at(args, kwargs) if operator.random else None
-        result = self._on_device(operator, args, kwargs)
-        outputs = device_tensors((result,))
         written = self._written(operator, args, kwargs) if operator.written else []
+        before = [(host_view(tensor), host_view(tensor).clone()) for tensor in written if operator.restores]
+        result = self._on_device(operator, args, kwargs)
+        for memory, values in before:
+            memory.copy_(values)
+        outputs = device_tensors((result,))
         if not outputs and not written:
             return result  # an operation of the host alone
         if operator.is_view and storage_of(outputs[0]) == storage_of(tensor_at(args, 0)):
@@ -335,6 +338,8 @@ class ValueEngine:
 
     def _not_computed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         result = self._on_device(operator, args, kwargs)
+        if operator.is_view and (views := device_tensors((result,))) and _is_among(views[0], device_tensors(args)):
+            return result
         written = self._written(operator, args, kwargs) if operator.written else []
         if self._follow_large(operator, args, kwargs, result, written):
             return result

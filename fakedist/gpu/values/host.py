@@ -89,6 +89,9 @@ class Host:
 
     def write(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         """Write values to a small device tensor."""
+        if 0 in tensor.stride():  # each element of an expanded tensor once
+            first = [slice(None) if stride else slice(1) for stride in tensor.stride()]
+            tensor, values = distinct(tensor), values.expand(tensor.shape)[tuple(first)]
         host_view(tensor).copy_(values)
         self._define(tensor)
 
