@@ -67,6 +67,12 @@ class Host:
         """Return whether a device tensor is small and has all its values."""
         return tensor.is_cuda and is_small(tensor) and self.defined.holds(tensor)
 
+    def takes_copied(self, tensor: torch.Tensor) -> bool:
+        """As :meth:`holds`, also of values that were copied past the engine, which it knows from now on."""
+        if not self.holds(tensor) and tensor.is_cuda and is_small(tensor) and is_computed(tensor):
+            self.defined.define(tensor)
+        return self.holds(tensor)
+
     def has_no_data(self, value: object) -> TypeGuard[torch.Tensor]:
         """Return whether a value is a host tensor that holds nothing (:mod:`fakedist.gpu.values.no_data`)."""
         if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout is not torch.strided:
