@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.support.virtual_worker import invented_values, on_virtual_gpu
 
 if TYPE_CHECKING:
+    import torch
+
     from fakedist.gpu.values.engine import ValueEngine
 
 
@@ -352,24 +356,33 @@ def test_what_kernels_of_triton_write_holds_nothing_and_what_they_read_stays(eng
     from tests.integration.jobs import writing_kernels as kernels
 
     launches: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
-        kernel.__name__: functools.partial(lambda kernel, x, y: kernel[(1,)](x, y, SIZE=64), kernel)
+        kernel.__name__: functools.partial(lambda kernel, x, y: kernel[(1,)](x, y, size=64), kernel)
         for kernel in (
-            *(kernels.through_helpers, kernels.through_a_call, kernels.in_assembly, kernels.in_a_loop, kernels.in_gluon),
+            *(
+                kernels.through_helpers,
+                kernels.through_a_call,
+                kernels.in_assembly,
+                kernels.in_a_loop,
+                kernels.in_gluon,
+            ),
         )
     }
-    launches["through_a_tuple"] = lambda x, y: kernels.through_a_tuple[(1,)]((x, y), SIZE=64)
+    launches["through_a_tuple"] = lambda x, y: kernels.through_a_tuple[(1,)]((x, y), size=64)
 
-    @torch.library.custom_op("fakedist_tests::written", mutates_args=("y",))
+    @torch.library.custom_op("fakedist_tests::written", mutates_args=("y",), schema="(Tensor x, Tensor(a!) y) -> ()")
     def written(x: torch.Tensor, y: torch.Tensor) -> None:
-        kernels.through_helpers[(1,)](x, y, SIZE=64)
+        kernels.through_helpers[(1,)](x, y, size=64)
 
     launches["custom_op"] = written
+    found = {}
     for name, launch in launches.items():
         x, y = _given(3.0), _given(0.0)
-        launch(x, y)
-        assert (name, engine.is_undefined(y), engine.is_undefined(x)) == (name, True, False)
+        with engine.below_dispatch():
+            launch(x, y)
+        found[name] = (engine.is_undefined(x), engine.is_undefined(y))
+    assert found == dict.fromkeys(launches, (False, True)), found
     x, y = _given(3.0), _given(0.0)
-    kernels.at_addresses_in_memory[(1,)](torch.tensor([y.data_ptr()], device="cuda"), x, SIZE=64)
+    kernels.at_addresses_in_memory[(1,)](torch.tensor([y.data_ptr()], device="cuda"), x, size=64)
     assert engine.is_undefined(y)
 
 
@@ -377,10 +390,12 @@ def test_what_kernels_of_triton_write_holds_nothing_and_what_they_read_stays(eng
 def test_all_that_an_unknown_kernel_gets_holds_nothing(engine: ValueEngine) -> None:
     import torch
 
-    source = 'extern "C" __global__ void five(float* y, const float* x, int n) { if (threadIdx.x < n) y[threadIdx.x] = 5; }'
+    source = (
+        'extern "C" __global__ void five(float* y, const float* x, int n) { if (threadIdx.x < n) y[threadIdx.x] = 5; }'
+    )
     five = torch.cuda._compile_kernel(source, "five")
 
-    @torch.library.custom_op("fakedist_tests::fives", mutates_args=())
+    @torch.library.custom_op("fakedist_tests::fives", mutates_args=(), schema="(Tensor x) -> Tensor")
     def fives(x: torch.Tensor) -> torch.Tensor:
         y = torch.zeros_like(x)
         five((1, 1, 1), (64, 1, 1), (y, x, 64))

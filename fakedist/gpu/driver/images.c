@@ -23,7 +23,8 @@ static int ptx_read(const char *text, const char *kernel, struct kernel_resource
     while (end && (text = strstr(text, ".param")) && text < end && count < MOST_PARAMETERS) {
         unsigned long size = 0, items = 1;
         for (text += strlen(".param"); text < end && *text != ','; text++) {
-            if (*text == '.' && strchr("usbf", text[1]) && text[2] >= '0' && text[2] <= '9') size = strtoul(text + 2, NULL, 10) / 8;
+            if (*text == '.' && strchr("usbf", text[1]) && text[2] >= '0' && text[2] <= '9')
+                size = strtoul(text + 2, NULL, 10) / 8;
             if (*text == '[') items = strtoul(text + 1, NULL, 10);
         }
         bytes[count++] = (uint16_t)(size * items);

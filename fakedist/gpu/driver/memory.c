@@ -491,7 +491,8 @@ static void follow(char *to, const char *from, size_t size) {
     pthread_mutex_unlock(&lock);
 }
 
-static struct bits written[NUM_CHUNKS]; /* first BLOCKs of the allocator's blocks: kernels wrote there since the engine asked */
+static struct bits
+    written[NUM_CHUNKS]; /* first BLOCKs of the allocator's blocks: kernels wrote there since the engine asked */
 static uint64_t num_losses; /* how often one was added: the value engine asks then */
 API const uint64_t *fakedist_losses(void) { return &num_losses; }
 /* One block that a kernel wrote to, which no operation accounts for. It is not answered again; 0: there are none left. */

@@ -126,7 +126,7 @@ class _Computed(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-#: Classes that load what Triton compiled, and their methods that do: Triton's own, and those of torch's static launcher.
+#: Classes that load what Triton compiled, with their methods: Triton's own, and those of torch's static launcher.
 _LOADERS = {
     "triton.compiler.compiler": ("CompiledKernel", "_init_handles"),
     "torch._inductor.runtime.static_triton_launcher": ("StaticallyLaunchedCudaKernel", "load_kernel"),

@@ -317,8 +317,8 @@ class Defined:
     """The small storages that hold values: entirely, or some of their bytes.
 
     ``written`` are bytes by address of the storage, of a CUDA graph being captured, ``lost`` the storages that kernels
-    write in it which no operation accounts for; ``replayed`` are bytes of all replayed graphs. Transformer Engine sees their results through unknown storages: it makes tensors from addresses, so that the
-    pool can reuse the memory.
+    write in it which no operation accounts for; ``replayed`` are bytes of all replayed graphs. Transformer Engine sees
+    their results through unknown storages: it makes tensors from addresses, so that the pool can reuse the memory.
     """
 
     def __init__(self, storages: Storages) -> None:

@@ -230,7 +230,7 @@ class ValueEngine:
     def _run_for(self, operator: Operator) -> Run:
         if (method := self.composites.method(operator)) is not None:
             return partial(method, operator)
-        if operator.name != "empty" and (operator.is_view or operator.empty or operator.is_idle):
+        if operator.name != "empty" and (operator.is_view or operator.reshapes or operator.empty or operator.is_idle):
             return _plain(operator.func)
         return partial(self._method(operator), operator)
 

@@ -17,8 +17,8 @@ def _passed_on(pointer, value):
 
 
 @triton.jit
-def through_helpers(x, y, SIZE: language.constexpr):
-    at = language.arange(0, SIZE)
+def through_helpers(x, y, size: language.constexpr):
+    at = language.arange(0, size)
     _passed_on(y + at, language.load(x + at))
 
 
@@ -28,20 +28,20 @@ def _not_inlined(pointer):
 
 
 @triton.jit
-def through_a_call(x, y, SIZE: language.constexpr):
+def through_a_call(x, y, size: language.constexpr):
     _not_inlined(y)
-    language.store(y + SIZE - 1, language.load(x))
+    language.store(y + size - 1, language.load(x))
 
 
 @triton.jit
-def through_a_tuple(both, SIZE: language.constexpr):
-    at = language.arange(0, SIZE)
+def through_a_tuple(both, size: language.constexpr):
+    at = language.arange(0, size)
     language.store(both[1] + at, language.load(both[0] + at))
 
 
 @triton.jit
-def in_assembly(x, y, SIZE: language.constexpr):
-    at = language.arange(0, SIZE)
+def in_assembly(x, y, size: language.constexpr):
+    at = language.arange(0, size)
     language.inline_asm_elementwise(
         "st.global.b32 [$1], $2; mov.u32 $0, 0;",
         "=r,l,r",
@@ -53,24 +53,24 @@ def in_assembly(x, y, SIZE: language.constexpr):
 
 
 @triton.jit
-def in_a_loop(x, y, SIZE: language.constexpr):
+def in_a_loop(x, y, size: language.constexpr):
     source = x
     target = y
-    for _ in range(SIZE):
+    for _ in range(size):
         language.atomic_xchg(target, language.load(source))
         source += 1
         target += 1
 
 
 @triton.jit
-def at_addresses_in_memory(addresses, x, SIZE: language.constexpr):
-    at = language.arange(0, SIZE)
+def at_addresses_in_memory(addresses, x, size: language.constexpr):
+    at = language.arange(0, size)
     y = language.load(addresses).to(language.pointer_type(language.float32))
     language.store(y + at, language.load(x + at))
 
 
 @gluon.jit
-def in_gluon(x, y, SIZE: gl.constexpr):
+def in_gluon(x, y, size: gl.constexpr):
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    at = gl.arange(0, SIZE, layout=layout)
+    at = gl.arange(0, size, layout=layout)
     gl.store(y + at, gl.load(x + at))

@@ -125,7 +125,8 @@ mapped, map_ = upload(block(), b"12345678"), (c_char * 128)()
 driver.cuTensorMapEncodeTiled(map_, 0, c_uint(2), c_void_p(mapped))
 launch(cubin("with_a_map", [".u64", ".u64"]), bytes(map_[:8]), bytes(map_[8:16]))
 found["what a tensor map is of"] = read(mapped)
-text = b".version 8.0\\n.target sm_90\\n.address_size 64\\n.visible .entry as_text(.param .align 8 .b8 s[16], .param .u64 p){ret;}\\n"
+text = b".version 8.0\\n.target sm_90\\n.address_size 64\\n"
+text += b".visible .entry as_text(.param .align 8 .b8 s[16], .param .u64 p){ret;}\\n"
 module, kernel = c_void_p(), c_void_p()
 driver.cuModuleLoadData(byref(module), text)
 driver.cuModuleGetFunction(byref(kernel), module, b"as_text")

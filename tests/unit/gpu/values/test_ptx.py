@@ -45,34 +45,160 @@ $L__BB0_1:
 	}}
 """
 
+
+def _lines(*instructions: str) -> str:
+    return "\n".join(instructions)
+
+
 #: Instructions, and the positions that count as written: also a number that an address is computed with, which is none.
-_BODIES = {
-    "store": ("ld.global.b32 { %r2 }, [ %rd1 + 0 ]; mad.wide.s32 %rd5, %r1, 4, %rd2; st.global.b32 [ %rd5 + 0 ], %r2;", "13"),
-    "predicated": ("@%p1 st.global.v2.b32 [ %rd1 + 8 ], { %r2, %r3 };", "0"),
-    "atomic": ("@!%p1 atom.global.gpu.acq_rel.add.u32 %r4, [ %rd2 + 0 ], %r5;", "1"),
-    "reduction": ("red.global.add.f32 [%rd1], %f1;", "0"),
-    "generic": ("cvta.global.u64 %rd6, %rd1; st.b32 [%rd6], %r1;", "0"),
-    "in a loop": ("mov.b64 %rd7, %rd2;\n$L__BB0_2:\n.loc 1 7 0\nst.global.b32 [%rd7], 0;\nadd.s64 %rd7, %rd7, 4;\n@%p1 bra $L__BB0_2;", "1"),
-    "found later": ("$L__BB0_2:\nst.global.b32 [%rd8], 0;\nadd.s64 %rd8, %rd9, 4;\nmov.b64 %rd9, %rd1;\nbra $L__BB0_2;", "0"),
-    "chosen": ("selp.b64 %rd5, %rd1, %rd2, %p1; st.global.b32 [%rd5], 1;", "01"),
-    "at an index that was loaded": ("ld.global.b64 %rd5, [%rd1]; add.s64 %rd6, %rd2, %rd5; st.global.b32 [%rd6], 1;", "1"),
-    "at an address that was loaded": ("ld.global.b64 %rd5, [%rd1]; st.global.b32 [%rd5], 1;", None),
-    "through shared memory": ("st.shared.v2.b64 [%r1], {%rd2, %rd2}; ld.shared.b64 %rd5, [%r1+8]; st.global.b32 [%rd5], 1;", "1"),
-    "to shared memory": ("st.shared.b32 [%r1], %r2; atom.shared.add.u32 %r3, [%r1], 1; st.local.b32 [%rd1], 1;", ""),
-    "called": ("{ .param .b64 param0; st.param.b64 [param0], %rd2; call.uni __bump, (param0); }", "1"),
-    "a tile of a tensor map": ("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd4, {%r1, %r2}], [%r3];", "2"),
-    "added to a tensor map": ("cp.reduce.async.bulk.tensor.1d.global.shared::cta.add.bulk_group [%rd4, {%r1}], [%r3];", "2"),
-    "a tile that is read": ("cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%rd4, {%r1}], [%r3];", ""),
-    "copied to shared memory": ("cp.async.cg.shared.global [%r2], [%rd1], 16;", ""),
-    "a tensor map made on the device": (
-        "tensormap.replace.tile.global_address.shared::cta.b1024.b64 [ %rd9 + 0 ], %rd1;\n"
-        "cp.async.bulk.tensor.1d.global.shared::cta.bulk_group [%rd2, {%r1}], [%r3];",
+_BODIES: dict[str, tuple[str, str | None]] = {
+    "store": (
+        _lines(
+            "ld.global.b32 { %r2 }, [ %rd1 + 0 ];",
+            "mad.wide.s32 %rd5, %r1, 4, %rd2;",
+            "st.global.b32 [ %rd5 + 0 ], %r2;",
+        ),
+        "13",
+    ),
+    "predicated": (
+        _lines(
+            "@%p1 st.global.v2.b32 [ %rd1 + 8 ], { %r2, %r3 };",
+        ),
+        "0",
+    ),
+    "atomic": (
+        _lines(
+            "@!%p1 atom.global.gpu.acq_rel.add.u32 %r4, [ %rd2 + 0 ], %r5;",
+        ),
+        "1",
+    ),
+    "reduction": (
+        _lines(
+            "red.global.add.f32 [%rd1], %f1;",
+        ),
+        "0",
+    ),
+    "generic": (
+        _lines(
+            "cvta.global.u64 %rd6, %rd1;",
+            "st.b32 [%rd6], %r1;",
+        ),
+        "0",
+    ),
+    "in a loop": (
+        _lines(
+            "mov.b64 %rd7, %rd2;",
+            "$L__BB0_2:\n.loc 1 7 0\nst.global.b32 [%rd7], 0;",
+            "add.s64 %rd7, %rd7, 4;",
+            "@%p1 bra $L__BB0_2;",
+        ),
+        "1",
+    ),
+    "found later": (
+        _lines(
+            "$L__BB0_2:\nst.global.b32 [%rd8], 0;",
+            "add.s64 %rd8, %rd9, 4;",
+            "mov.b64 %rd9, %rd1;",
+            "bra $L__BB0_2;",
+        ),
+        "0",
+    ),
+    "chosen": (
+        _lines(
+            "selp.b64 %rd5, %rd1, %rd2, %p1;",
+            "st.global.b32 [%rd5], 1;",
+        ),
         "01",
     ),
-    "to other GPUs": ("multimem.red.global.add.f32 [%rd1], %f1; multimem.ld_reduce.global.add.f32 %f2, [%rd2];", "0"),
-    "assembly with names of its own": ("{\n\t.reg .b64 address;\n\tmov.b64 address, %rd2;\n\tst.global.b32 [address], 1;\n}", "1"),
-    "nothing": ("ld.global.b32 %r2, [%rd1]; bar.sync 0;", ""),
-}  # fmt: skip
+    "at an index that was loaded": (
+        _lines(
+            "ld.global.b64 %rd5, [%rd1];",
+            "add.s64 %rd6, %rd2, %rd5;",
+            "st.global.b32 [%rd6], 1;",
+        ),
+        "1",
+    ),
+    "at an address that was loaded": (
+        _lines(
+            "ld.global.b64 %rd5, [%rd1];",
+            "st.global.b32 [%rd5], 1;",
+        ),
+        None,
+    ),
+    "through shared memory": (
+        _lines(
+            "st.shared.v2.b64 [%r1], {%rd2, %rd2};",
+            "ld.shared.b64 %rd5, [%r1+8];",
+            "st.global.b32 [%rd5], 1;",
+        ),
+        "1",
+    ),
+    "to shared memory": (
+        _lines(
+            "st.shared.b32 [%r1], %r2;",
+            "atom.shared.add.u32 %r3, [%r1], 1;",
+            "st.local.b32 [%rd1], 1;",
+        ),
+        "",
+    ),
+    "called": (
+        _lines(
+            "{ .param .b64 param0; st.param.b64 [param0], %rd2; call.uni __bump, (param0); }",
+        ),
+        "1",
+    ),
+    "a tile of a tensor map": (
+        _lines(
+            "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd4, {%r1, %r2}], [%r3];",
+        ),
+        "2",
+    ),
+    "added to a tensor map": (
+        _lines(
+            "cp.reduce.async.bulk.tensor.1d.global.shared::cta.add.bulk_group [%rd4, {%r1}], [%r3];",
+        ),
+        "2",
+    ),
+    "a tile that is read": (
+        _lines(
+            "cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%rd4, {%r1}], [%r3];",
+        ),
+        "",
+    ),
+    "copied to shared memory": (
+        _lines(
+            "cp.async.cg.shared.global [%r2], [%rd1], 16;",
+        ),
+        "",
+    ),
+    "a tensor map made on the device": (
+        _lines(
+            "tensormap.replace.tile.global_address.shared::cta.b1024.b64 [ %rd9 + 0 ], %rd1;",
+            "cp.async.bulk.tensor.1d.global.shared::cta.bulk_group [%rd2, {%r1}], [%r3];",
+        ),
+        "01",
+    ),
+    "to other GPUs": (
+        _lines(
+            "multimem.red.global.add.f32 [%rd1], %f1;",
+            "multimem.ld_reduce.global.add.f32 %f2, [%rd2];",
+        ),
+        "0",
+    ),
+    "assembly with names of its own": (
+        _lines(
+            "{\n\t.reg .b64 address;\n\tmov.b64 address, %rd2;\n\tst.global.b32 [address], 1;\n}",
+        ),
+        "1",
+    ),
+    "nothing": (
+        _lines(
+            "ld.global.b32 %r2, [%rd1];",
+            "bar.sync 0;",
+        ),
+        "",
+    ),
+}
 
 
 @pytest.mark.parametrize("body", _BODIES)
