@@ -186,7 +186,7 @@ class Composites:
             return self._kernel(operator, args, kwargs)
         like = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta")
         shapes = operator.func(like, *args[1:], **kwargs)
-        results = [torch.empty(shape.shape, dtype=shape.dtype, device=source.device) for shape in shapes]
+        results = [empty(shape.shape, dtype=shape.dtype, device=source.device) for shape in shapes]
         if self._host.holds(source):
             for result, values in zip(results, operator.func(host_view(source), *args[1:], **kwargs), strict=True):
                 self._host.write(result, values)

@@ -27,7 +27,7 @@ _STORES = re.compile(r"(?:st|atom|red|multimem|sust|sured|tensormap|stmatrix)\.(
 #: Copies between global memory and a block's own, in which the target's space comes first.
 _BULK = re.compile(r"(?:multimem\.)?cp\.(?:reduce\.)?async\.bulk\.")
 _OWN_SPACE = re.compile(r"\.(?:shared|local|param|const)\b|^[sl][td]matrix\.")
-#: Names for what is no register: a block's own memory, global memory, and what descriptors point to that it makes.
+#: Names that stand for a block's own memory, global memory, and what the descriptors point to that a block makes.
 _OWN, _GLOBAL, _DESCRIBED = "own memory", "global memory", "described memory"
 #: The root of an address that comes from global memory.
 _LOADED = -1

@@ -242,7 +242,7 @@ EXPECTED = {what: [0, *read] for what, read in READS.items()} | {
     # A kernel takes the values of what it writes, and leaves what it reads.
     "a kernel's output, input and neighbour": [[0, [0] * 8, 8], [0, _WRITTEN, 0], [0, _WRITTEN, 0]],
     "losses": 1,
-    # Of a kernel that nobody has read, all that it gets counts as written.
+    # Of a kernel that was not read, all that it gets counts as written.
     "what an unknown kernel gets": [_LOST, 2],
     "a kernel whose parameters were read": [_LOST, _KEPT],
     "a kernel with other parameters than were read": [_LOST, _LOST],
