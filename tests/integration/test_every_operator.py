@@ -22,14 +22,30 @@ _WERE_MADE_UP = "were made up"
 #: The most samples of an operator that run.
 _MOST_SAMPLES = 8
 #: Operators with random results, or memory that holds nothing.
-_RANDOM = ("empty", "new_empty", "resize", "bernoulli", "multinomial", "uniform", "cauchy", "exponential", "geometric")
+_RANDOM: tuple[str, ...] = (
+    "empty",
+    "new_empty",
+    "resize",
+    "bernoulli",
+    "multinomial",
+    "uniform",
+    "cauchy",
+    "exponential",
+    "geometric",
+)
 _RANDOM += ("normal", "log_normal", "rand", "nn.functional.dropout", "nn.functional.alpha_dropout", "svd_lowrank")
 _RANDOM += ("nn.functional.feature_alpha_dropout", "nn.functional.fractional_max_pool", "nn.functional.rrelu")
 _RANDOM += ("nn.functional.multi_head_attention_forward", "pca_lowrank")
 #: Operators that the CPU or the GPU alone has, or whose samples mix both devices.
 _OTHER_KERNELS = ("sparse.mm", "narrow_copy", "to_sparse", "tensor_split", "torch.ops.aten._scaled_dot_product_flash")
 #: Operators whose results are made up although their operands are known: the GPU's operator has no kernel on the CPU.
-_MADE_UP = ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "grid_sampler_3d", "histc")
+_MADE_UP: tuple[str, ...] = (
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "_batch_norm_with_update",
+    "grid_sampler_3d",
+    "histc",
+)
 _MADE_UP += tuple(
     f"nn.functional.{name}"
     for name in (

@@ -353,7 +353,7 @@ def _given(value: float, size: int = 64) -> torch.Tensor:
 def test_what_kernels_of_triton_write_holds_nothing_and_what_they_read_stays(engine: ValueEngine) -> None:
     import torch
 
-    from tests.integration.jobs import writing_kernels as kernels
+    from tests.support import writing_kernels as kernels
 
     launches: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
         kernel.__name__: functools.partial(lambda kernel, x, y: kernel[(1,)](x, y, size=64), kernel)
@@ -446,7 +446,7 @@ def test_operations_whose_kernels_are_made_of_others_are_computed(engine: ValueE
 def test_fused_sgd_keeps_the_values_of_parameters(engine: ValueEngine) -> None:
     import torch
 
-    weights = []
+    weights: list[torch.Tensor] = []
     for device in ("cpu", "cuda"):
         weight = torch.nn.Parameter(torch.arange(4.0, device=device))
         options = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "fused": True}
@@ -456,5 +456,5 @@ def test_fused_sgd_keeps_the_values_of_parameters(engine: ValueEngine) -> None:
             weight.square().sum().backward()
             optimizer.step()
         weights.append(weight.detach().cpu())
-    assert torch.allclose(*weights)
+    assert torch.allclose(weights[0], weights[1])
     assert invented_values(engine) == 0

@@ -304,8 +304,8 @@ class ValueEngine:
         written = self._written(operator, args, kwargs) if operator.written else []
         before = [(host_view(tensor), host_view(tensor).clone()) for tensor in written if operator.restores]
         result = self._on_device(operator, args, kwargs)
-        for memory, values in before:
-            memory.copy_(values)
+        for memory, kept in before:
+            memory.copy_(kept)
         outputs = device_tensors((result,))
         if not outputs and not written:
             return result  # an operation of the host alone
