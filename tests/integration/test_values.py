@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.support.virtual_worker import invented_values, on_virtual_gpu
 
 if TYPE_CHECKING:
+    import torch
+
     from fakedist.gpu.values.engine import ValueEngine
 
 
@@ -337,3 +341,120 @@ def test_quantized_tensors_have_values_and_made_up_ones_are_counted(engine: Valu
     unknown = torch.quantize_per_tensor(torch.empty(300, 300, device="cuda"), 0.1, 0, torch.qint8)
     unknown.int_repr()[0, :3].tolist()
     assert invented_values(engine) == 3
+
+
+def _given(value: float, size: int = 64) -> torch.Tensor:
+    import torch
+
+    return torch.full((size,), value, device="cuda")
+
+
+@on_virtual_gpu
+def test_what_kernels_of_triton_write_holds_nothing_and_what_they_read_stays(engine: ValueEngine) -> None:
+    import torch
+
+    from tests.support import writing_kernels as kernels
+
+    launches: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+        kernel.__name__: functools.partial(lambda kernel, x, y: kernel[(1,)](x, y, size=64), kernel)
+        for kernel in (
+            *(
+                kernels.through_helpers,
+                kernels.through_a_call,
+                kernels.in_assembly,
+                kernels.in_a_loop,
+                kernels.in_gluon,
+            ),
+        )
+    }
+    launches["through_a_tuple"] = lambda x, y: kernels.through_a_tuple[(1,)]((x, y), size=64)
+
+    @torch.library.custom_op("fakedist_tests::written", mutates_args=("y",), schema="(Tensor x, Tensor(a!) y) -> ()")
+    def written(x: torch.Tensor, y: torch.Tensor) -> None:
+        kernels.through_helpers[(1,)](x, y, size=64)
+
+    launches["custom_op"] = written
+    found = {}
+    for name, launch in launches.items():
+        x, y = _given(3.0), _given(0.0)
+        with engine.below_dispatch():
+            launch(x, y)
+        found[name] = (engine.is_undefined(x), engine.is_undefined(y))
+    assert found == dict.fromkeys(launches, (False, True)), found
+    x, y = _given(3.0), _given(0.0)
+    kernels.at_addresses_in_memory[(1,)](torch.tensor([y.data_ptr()], device="cuda"), x, size=64)
+    assert engine.is_undefined(y)
+
+
+@on_virtual_gpu
+def test_all_that_an_unknown_kernel_gets_holds_nothing(engine: ValueEngine) -> None:
+    import torch
+
+    source = (
+        'extern "C" __global__ void five(float* y, const float* x, int n) { if (threadIdx.x < n) y[threadIdx.x] = 5; }'
+    )
+    five = torch.cuda._compile_kernel(source, "five")
+
+    @torch.library.custom_op("fakedist_tests::fives", mutates_args=(), schema="(Tensor x) -> Tensor")
+    def fives(x: torch.Tensor) -> torch.Tensor:
+        y = torch.zeros_like(x)
+        five((1, 1, 1), (64, 1, 1), (y, x, 64))
+        return y
+
+    x, y, other = _given(3.0), _given(0.0), _given(1.0)
+    five((1, 1, 1), (64, 1, 1), (y, x, 64))
+    assert [engine.is_undefined(tensor) for tensor in (x, y, other)] == [True, True, False]
+    y.fill_(2.0)
+    assert y.tolist() == [2.0] * 64
+    # What its schema says that an operation does not write, it does not.
+    x = _given(3.0)
+    assert engine.is_undefined(fives(x))
+    assert not engine.is_undefined(x)
+    large = torch.zeros(1 << 20, device="cuda")
+    assert not large.any()
+    five((1, 1, 1), (64, 1, 1), (large, other, 64))
+    assert invented_values(engine) == 0
+    large.sum().item()
+    assert invented_values(engine) == 1
+
+
+@on_virtual_gpu
+def test_operations_whose_kernels_are_made_of_others_are_computed(engine: ValueEngine) -> None:
+    import torch
+
+    torch.manual_seed(0)
+    matrix, row = torch.randn(8, 8), torch.randint(0, 9, (3000,))
+    for inference in (False, True):
+        with torch.inference_mode(inference):
+            near, far = matrix.clone(), matrix.cuda()
+            for name, call in {
+                "matrix_exp": torch.matrix_exp,
+                "mvlgamma_": lambda x: (x.abs() + 3).mvlgamma_(2),
+                "mode": lambda x: (row.to(x.device) + x[0, 0]).mode().values,
+                "isin": lambda x: torch.isin(row.to(x.device), row[:500].to(x.device)),
+                "chunk of an expanded one": lambda x: x.sum().expand(1024, 256).chunk(8)[1].sum(0),
+                "sampled_addmm": lambda x: torch.sparse.sampled_addmm(
+                    torch.eye(8).to(x.device).to_sparse_csr(), x, x
+                ).values(),
+            }.items():
+                found, expected = call(far).cpu(), call(near)
+                assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4), name
+    assert invented_values(engine) == 0
+
+
+@on_virtual_gpu
+def test_fused_sgd_keeps_the_values_of_parameters(engine: ValueEngine) -> None:
+    import torch
+
+    weights: list[torch.Tensor] = []
+    for device in ("cpu", "cuda"):
+        weight = torch.nn.Parameter(torch.arange(4.0, device=device))
+        options = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "fused": True}
+        optimizer = torch.optim.SGD([weight], 0.1, **options)  # type: ignore[arg-type]
+        for _ in range(3):
+            optimizer.zero_grad()
+            weight.square().sum().backward()
+            optimizer.step()
+        weights.append(weight.detach().cpu())
+    assert torch.allclose(weights[0], weights[1])
+    assert invented_values(engine) == 0

@@ -87,7 +87,7 @@ def compute_what_is_read() -> Callable[[Any], bool]:
 
     engine = ValueEngine(0)
     # Outside, no operation accounts for a kernel's writes, and the driver takes values away from what it may write to.
-    engine.host.defined._losses = ctypes.c_uint64(0)
+    engine.host.storages._losses = ctypes.c_uint64(0)
     computed_by(lambda: Operations(Position(), engine.execute, lambda: None, lambda text: None))
     return engine.is_undefined
 

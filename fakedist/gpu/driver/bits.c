@@ -91,6 +91,19 @@ uint64_t bits_next(const struct bits *bits, uint64_t first, uint64_t end) {
     while (level--) at = 64 * at + (uint64_t)__builtin_ctzll(*word_at(bits, level, 64 * at));
     return at < end ? at : end;
 }
+uint64_t bits_last(const struct bits *bits, uint64_t end) {
+    if (!bits->set || !end) return end;
+    int level = 0;
+    uint64_t at = end - 1, word = *word_at(bits, 0, at) << (63 - at % 64);
+    while (!word) {
+        if (!(at /= 64)) return end;
+        at--;
+        word = *word_at(bits, ++level, at) << (63 - at % 64);
+    }
+    at -= (uint64_t)__builtin_clzll(word);
+    while (level--) at = 64 * at + 63 - (uint64_t)__builtin_clzll(*word_at(bits, level, 64 * at));
+    return at;
+}
 uint64_t bits_run(const struct bits *bits, uint64_t first, uint64_t end) {
     uint64_t at = first;
     while (bits->set && at < end) {

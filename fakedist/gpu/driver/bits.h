@@ -18,6 +18,7 @@ LOCAL void bits_set(struct bits *bits, uint64_t size, uint64_t first, uint64_t e
 LOCAL void bits_clear(struct bits *bits, uint64_t first, uint64_t end);
 LOCAL void bits_move(struct bits *from, struct bits *to, uint64_t size, uint64_t first, uint64_t end);
 LOCAL uint64_t bits_next(const struct bits *bits, uint64_t first, uint64_t end); /* the first that is set; else end */
+LOCAL uint64_t bits_last(const struct bits *bits, uint64_t end); /* the last that is set below; else end */
 LOCAL uint64_t bits_run(const struct bits *bits, uint64_t first, uint64_t end); /* how many in a row are set there */
 LOCAL uint64_t bits_count(const struct bits *bits, uint64_t first, uint64_t end);
 LOCAL void bits_drop(struct bits *bits); /* none is set any more, and nothing is mapped */

@@ -2,11 +2,14 @@
  *
  * A fill of torch's is recognised by its kernel's name and done, if it is small. Any other kernel writes nothing here, so
  * what it may write holds no value from now on: the rest of every block that one of its arguments points into. A pointer
- * is an 8-byte word of an argument, also inside a struct, and the kernel's image has the sizes of its arguments. What it
- * only reads keeps its value: C++'s names of kernels say which pointers are to constants. Triton's names do not. What such
- * a kernel may have written, or a library call whose arguments are not read, stays there as a made-up value.
+ * is an 8-byte word of an argument, also inside a struct or a tensor map, and the kernel's image has the sizes of its
+ * arguments. What it only reads keeps its value: C++'s names of kernels say which pointers are to constants, and the
+ * recorder reads which ones Triton's kernels write through. Of a kernel that neither is known of, all count, and those
+ * in memory to which they point, too. What a library call whose arguments are not read may have written stays there as a
+ * made-up value.
  *
- * The recorder knows from an operation's schema what it writes, so operations that it runs cover their launches.
+ * The recorder knows from the schema of an operation of torch's own what it writes, so these cover their launches. Of
+ * others, it knows which arguments are not written: those are protected.
  *
  * While the host's clock runs, launches have no effect: the host reads what it read before, and a look through the known
  * bytes of a segment takes longer than what the clock measures, and empties the caches. */
@@ -35,6 +38,25 @@ static int has_none(void) {
 API void fakedist_handed_out(void *block, size_t size) {
     if (!__atomic_load_n(&clock_is_on, __ATOMIC_RELAXED)) memory_told(block, size);
 }
+/* Memory that the operation which runs in this thread does not write, whatever its kernels get. */
+enum { MOST_PROTECTED = 64 };
+static __thread struct {
+    uint64_t start, size;
+} protected[MOST_PROTECTED];
+static __thread int num_protected;
+
+/* Protect as many bytes from an address on. Returns how many ranges were protected before, for fakedist_unprotect. */
+API size_t fakedist_protect(uint64_t start, size_t size) {
+    if (num_protected < MOST_PROTECTED) protected[num_protected].start = start, protected[num_protected].size = size;
+    return (size_t)(num_protected < MOST_PROTECTED ? num_protected++ : num_protected);
+}
+API void fakedist_unprotect(int before) { num_protected = before; }
+static int is_protected(const void *address) {
+    for (int i = 0; i < num_protected; i++)
+        if ((uint64_t)address - protected[i].start < protected[i].size) return 1;
+    return 0;
+}
+
 static struct write write_to(const void *address) { return (struct write){address, .is_certain = !covers}; }
 void effect_of_write(const void *address) {
     struct write write = write_to(address);
@@ -73,7 +95,7 @@ static size_t type_bytes(const char *name) {
 }
 
 /* What a kernel does with the words of a parameter. */
-enum use { TAINTS, READS, WRITES, WRITES_FIRST };
+enum use { READS, WRITES, WRITES_FIRST };
 
 static char *demangled(const char *name) {
     static char *(*demangle)(const char *, char *, size_t *, int *);
@@ -133,32 +155,54 @@ static int read_name(const char *name, struct parameters *out) {
 struct effect {
     size_t filled_bytes; /* of an element, if it is torch's fill; else 0 */
     int num_parameters;
-    int is_tainted; /* it may write elsewhere: its image does not have the sizes of its parameters */
-    uint8_t uses[MOST_PARAMETERS];
-    uint16_t bytes[MOST_PARAMETERS];
+    int is_sized; /* its image has the sizes of its parameters; else it may write elsewhere, too */
+    int follows;  /* it may write through pointers that it finds in memory */
+    const uint16_t *bytes;
+    uint8_t uses[];
 };
 static struct effect *read_effect(const void *function) {
-    struct effect *e = gpu_new_handle(sizeof *e);
     static const char kernel[] = "vectorized_elementwise_kernel", functor[] = "11FillFunctorI";
     const char *name = kernel_name(function), *type = name && strstr(name, kernel) ? strstr(name, functor) : NULL;
-    e->filled_bytes = type ? type_bytes(type + sizeof functor - 1) : 0;
-    if (e->filled_bytes) return e;
+    size_t filled = type ? type_bytes(type + sizeof functor - 1) : 0;
     struct kernel_resources image;
     struct parameters named;
-    int is_sized = kernel_resources(function, &image) && image.num_parameters <= MOST_PARAMETERS;
-    int is_named = read_name(name, &named) && (!is_sized || named.count == image.num_parameters);
-    e->num_parameters = is_sized ? image.num_parameters : is_named ? named.count : 0;
-    e->is_tainted = !is_sized;
-    for (int i = 0; i < e->num_parameters; i++) {
-        int in_name = e->num_parameters - 1 - i;
-        e->uses[i] = is_named ? named.uses[in_name] : TAINTS;
-        e->bytes[i] = is_sized ? image.parameter_bytes[i] : named.bytes[in_name];
+    struct effect *e;
+    if (filled) {
+        e = gpu_new_handle(sizeof *e);
+        *e = (struct effect){.filled_bytes = filled, .is_sized = 1};
+        return e;
     }
+    int is_sized = kernel_resources(function, &image);
+    int is_named = read_name(name, &named) && (!is_sized || named.count == image.num_parameters);
+    int count = is_sized ? image.num_parameters : is_named ? named.count : 0;
+    uint16_t *bytes = is_sized ? NULL : gpu_new_handle(sizeof *bytes * (size_t)count);
+    e = gpu_new_handle(sizeof *e + (size_t)count);
+    *e = (struct effect){.num_parameters = count, .is_sized = is_sized, .follows = !is_named};
+    for (int i = 0, in_name = count - 1; i < count; i++, in_name--) {
+        e->uses[i] = is_named ? named.uses[in_name] : WRITES;
+        if (bytes) bytes[i] = named.bytes[in_name];
+    }
+    e->bytes = bytes ? bytes : image.parameter_bytes;
     return e;
 }
 static const struct effect *find_effect(const void *function) {
     const struct effect *known = kernel_effect(function);
     return known ? known : kernel_keep_effect(function, read_effect(function));
+}
+
+/* A kernel of a graph that is replayed writes there again. */
+API void fakedist_write(const void *address) {
+    struct write write = write_to(address);
+    if (!has_none()) memory_written(&write, 1);
+}
+
+/* The recorder has read a kernel: a flag for each of its parameters, set if it writes through it. */
+API void fakedist_kernel_writes(const void *function, const uint8_t *flags, int count) {
+    struct effect *e = read_effect(function);
+    if (e->num_parameters == count)
+        for (int i = 0; i < count; i++) e->uses[i] = flags[i] ? WRITES : READS;
+    e->follows &= e->num_parameters != count;
+    kernel_keep_effect(function, e);
 }
 
 /* at::native's fill of contiguous memory (FillKernel.cu): vectorized_elementwise_kernel(int count, FillFunctor<T> with the
@@ -182,13 +226,26 @@ static void report(struct writes *writes) {
     if (writes->count) memory_written(writes->all, writes->count);
     writes->count = 0;
 }
-static void use_argument(const char *argument, size_t size, enum use use, struct writes *writes) {
+static void add(struct writes *writes, const void *address) {
+    if (is_protected(address)) return;
+    if (writes->count == MOST_WRITES) report(writes);
+    writes->all[writes->count++] = write_to(address);
+}
+/* The pointers at an address of device memory, such as those to each matrix of a batch. */
+static void follow(const void *address, struct writes *writes) {
+    enum { MOST_POINTERS = 1024 };
+    uint64_t words[MOST_POINTERS];
+    size_t count = memory_known_words(address, words, MOST_POINTERS);
+    for (size_t i = 0; i < count; i++)
+        if (memory_device_of((void *)words[i]) >= 0) add(writes, (void *)words[i]);
+}
+static void use_argument(const char *argument, size_t size, enum use use, int follows, struct writes *writes) {
     for (size_t at = 0; use != READS && at + sizeof(uint64_t) <= size; at += sizeof(uint64_t)) {
         void *word;
         memcpy(&word, argument + at, sizeof word);
         if (memory_device_of(word) < 0) continue;
-        if (writes->count == MOST_WRITES) report(writes);
-        writes->all[writes->count++] = use == TAINTS ? (struct write){word, .is_certain = 0} : write_to(word);
+        if (follows) follow(word, writes);
+        add(writes, word);
         if (use == WRITES_FIRST) break;
     }
 }
@@ -200,7 +257,7 @@ static void use_buffer(void *const *extra, struct writes *writes) {
     for (; (uintptr_t)extra[0] != END; extra += 2)
         if ((uintptr_t)extra[0] == BUFFER) buffer = extra[1];
         else if ((uintptr_t)extra[0] == SIZE) size = *(const size_t *)extra[1];
-    if (buffer) use_argument(buffer, size, TAINTS, writes);
+    if (buffer) use_argument(buffer, size, WRITES, 1, writes);
 }
 
 void effect_of_kernel(const void *function, void *const *arguments, void *const *extra) {
@@ -210,8 +267,9 @@ void effect_of_kernel(const void *function, void *const *arguments, void *const 
     if (extra) use_buffer(extra, &writes);
     const struct effect *e = arguments ? find_effect(function) : NULL;
     for (int i = 0; e && i < e->num_parameters; i++)
-        use_argument(arguments[i], e->bytes[i], (enum use)e->uses[i], &writes);
+        use_argument(arguments[i], e->bytes[i], (enum use)e->uses[i], e->follows, &writes);
     report(&writes);
     if (e && e->filled_bytes) fill(e->filled_bytes, arguments);
-    if (e && e->is_tainted) memory_taint_all();
+    if (e && !e->is_sized && e->follows) memory_lose_all();
+    if (e && !e->is_sized) memory_taint_all();
 }

@@ -169,6 +169,12 @@ static uint64_t next_begin(uint64_t block) {
         if ((at = bits_next(&begins[chunk], at, CHUNK_BLOCKS)) < CHUNK_BLOCKS) break;
     return chunk * CHUNK_BLOCKS + at;
 }
+/* Where the block begins that has this one in it. */
+static uint64_t begin_of(uint64_t block) {
+    uint64_t chunk = block / CHUNK_BLOCKS, end = block % CHUNK_BLOCKS + 1, at = end;
+    while ((at = bits_last(&begins[chunk], end)) == end && chunk && chunk_owner[chunk - 1]) chunk--, end = CHUNK_BLOCKS;
+    return at == end ? block : chunk * CHUNK_BLOCKS + at;
+}
 /* The allocator hands out a block, or takes it back; other memory is one block. */
 static void cut(const void *block, size_t size, int is_followed) {
     uint64_t first = number_of(block, BLOCK), next = number_of((const char *)block + size, BLOCK);
@@ -485,18 +491,40 @@ static void follow(char *to, const char *from, size_t size) {
     pthread_mutex_unlock(&lock);
 }
 
-static uint64_t num_losses; /* kernels took values away that were known: the value engine asks */
+static struct bits
+    written[NUM_CHUNKS]; /* first BLOCKs of the allocator's blocks: kernels wrote there since the engine asked */
+static uint64_t num_losses; /* how often one was added: the value engine asks then */
 API const uint64_t *fakedist_losses(void) { return &num_losses; }
+/* One block that a kernel wrote to, which no operation accounts for. It is not answered again; 0: there are none left. */
+API uint64_t fakedist_next_loss(void) {
+    uint64_t address = 0;
+    pthread_mutex_lock(&lock);
+    for (uint64_t chunk = NUM_CHUNKS; chunk-- && chunk_owner[chunk] && !address;) {
+        uint64_t block = bits_next(&written[chunk], 0, CHUNK_BLOCKS);
+        if (block == CHUNK_BLOCKS) continue;
+        bits_clear(&written[chunk], block, block + 1);
+        address = RANGE_BASE + (chunk * CHUNK_BLOCKS + block) * BLOCK;
+    }
+    pthread_mutex_unlock(&lock);
+    return address;
+}
+static void lose(const void *address) {
+    if (!find_segment(address)) return;
+    uint64_t block = begin_of(number_of(address, BLOCK)), at = block % CHUNK_BLOCKS;
+    struct bits *in = &written[block / CHUNK_BLOCKS];
+    uint64_t before = in->set;
+    bits_set(in, CHUNK_BLOCKS, at, at + 1);
+    if (in->set > before) __atomic_fetch_add(&num_losses, 1, __ATOMIC_RELEASE);
+}
 
-/* Something writes to a segment between two addresses, of which some may be outside. Returns whether a value changed. */
-static int write_piece(struct segment *s, const char *from, const char *end, int is_certain) {
+/* Something writes to a segment between two addresses, of which some may be outside. */
+static void write_piece(struct segment *s, const char *from, const char *end, int is_certain) {
     const char *start = s->address, *last = start + s->span;
     struct piece p = {s, from > start ? (uint64_t)(from - start) : 0, (uint64_t)((end < last ? end : last) - start)};
     int has_computed = bits_next(&s->computed, p.first, p.end) < p.end;
-    if (!has_computed && (!is_certain || bits_next(&s->made_up, p.first, p.end) == p.end)) return 0;
+    if (!has_computed && (!is_certain || bits_next(&s->made_up, p.first, p.end) == p.end)) return;
     if (is_certain) know_piece(&p, NOTHING);
     else taint_piece(&p);
-    return 1;
 }
 /* A block of an expandable segment may lie in several of the mappings that it is made of. */
 static void write_block(const struct write *write) {
@@ -504,14 +532,38 @@ static void write_block(const struct write *write) {
     if (!s) return;
     const char *end = (const char *)RANGE_BASE + next_begin(number_of(write->address, BLOCK) + 1) * BLOCK;
     uint64_t last = number_of(end - 1, GRANULE) + 1, granule = number_of(s->address, GRANULE);
-    int is_changed = 0;
     for (; (granule = bits_next(&with_values, granule, last)) < last; granule++)
-        is_changed |= write_piece(by_granule[granule], write->address, end, write->is_certain);
-    if (is_changed && write->is_certain) __atomic_fetch_add(&num_losses, 1, __ATOMIC_RELEASE);
+        write_piece(by_granule[granule], write->address, end, write->is_certain);
 }
 void memory_written(const struct write *writes, size_t count) {
     pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < count && with_values.set; i++) write_block(writes + i);
+    for (size_t i = 0; i < count; i++) {
+        if (writes[i].is_certain) lose(writes[i].address);
+        if (with_values.set) write_block(writes + i);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+size_t memory_known_words(const void *address, uint64_t *words, size_t most) {
+    size_t count = 0;
+    pthread_mutex_lock(&lock);
+    struct segment *s = find_segment(address);
+    const char *start = s ? s->address : NULL, *from = (const char *)(((uintptr_t)address + 7) / 8 * 8);
+    const char *end = (const char *)RANGE_BASE + next_begin(number_of(address, BLOCK) + 1) * BLOCK;
+    uint64_t last = s && s->span < (uint64_t)(end - start) ? s->span : (uint64_t)(end - start);
+    for (uint64_t at = (uint64_t)(from - start); s && at + 8 <= last && count < most; at = (at + 8) / 8 * 8)
+        if ((at = bits_next(&s->computed, at, last)) % 8 == 0 && at + 8 <= last) memcpy(&words[count++], start + at, 8);
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+void memory_lose_all(void) {
+    pthread_mutex_lock(&lock);
+    for (uint64_t chunk = NUM_CHUNKS; chunk-- && chunk_owner[chunk];)
+        for (uint64_t at = 0; (at = bits_next(&begins[chunk], at, CHUNK_BLOCKS)) < CHUNK_BLOCKS; at++)
+            lose((const char *)RANGE_BASE + (chunk * CHUNK_BLOCKS + at) * BLOCK);
+    for (uint64_t granule = 0; (granule = bits_next(&with_values, granule, NUM_GRANULES)) < NUM_GRANULES; granule++)
+        know_piece(&(struct piece){by_granule[granule], 0, by_granule[granule]->span}, NOTHING);
     pthread_mutex_unlock(&lock);
 }
 

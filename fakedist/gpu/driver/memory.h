@@ -35,5 +35,8 @@ struct write {
     int is_certain;
 };
 LOCAL void memory_written(const struct write *writes, size_t count);
-LOCAL void memory_taint_all(void); /* it may write anywhere */
+LOCAL void memory_lose_all(void); /* it may write anywhere */
+LOCAL void memory_taint_all(void); /* the same, but values stay, made up */
+/* The words that are known from an address on, up to the end of the block; at most `most`. */
+LOCAL size_t memory_known_words(const void *address, uint64_t *words, size_t most);
 #endif

@@ -308,8 +308,18 @@ API int cuLinkAddFile_v2(void *state) { return (void)state, OK; }
 API int cuLinkComplete(void *state, void **image, size_t *size) { return *image = state, *size = SMALLEST_HANDLE, OK; }
 API int cuLinkDestroy(void *state) { return free(state), OK; }
 
-/* A tensor map is 128 opaque bytes that only kernels read. */
-API int cuTensorMapEncodeTiled(void *map) { return memset(map, 0, 128), OK; }
-API int cuTensorMapEncodeIm2col(void *map) { return memset(map, 0, 128), OK; }
-API int cuTensorMapEncodeIm2colWide(void *map) { return memset(map, 0, 128), OK; }
-API int cuTensorMapReplaceAddress(void *map, void *address) { return (void)map, (void)address, OK; }
+/* A tensor map is 128 opaque bytes that only kernels read. Here it is the address that a kernel which gets it may write. */
+static int encode(void *map, void *address) {
+    memset(map, 0, 128);
+    return memcpy(map, &address, sizeof address), OK;
+}
+API int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *address) {
+    return (void)type, (void)rank, encode(map, address);
+}
+API int cuTensorMapEncodeIm2col(void *map, int type, unsigned rank, void *address) {
+    return (void)type, (void)rank, encode(map, address);
+}
+API int cuTensorMapEncodeIm2colWide(void *map, int type, unsigned rank, void *address) {
+    return (void)type, (void)rank, encode(map, address);
+}
+API int cuTensorMapReplaceAddress(void *map, void *address) { return encode(map, address); }

@@ -6,9 +6,11 @@ kept when it ends and restored when it is replayed. Inductor computes constants 
 
 from __future__ import annotations
 
+import importlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,9 +18,9 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fakedist.gpu.demand.triton_code import read_source
 from fakedist.gpu.values.contents import Defined, host_bytes
-from fakedist.gpu.values.tensors import PLAIN, Arguments, Holding, Keywords, find_know
+from fakedist.gpu.values.ptx import written_parameters
+from fakedist.gpu.values.tensors import PLAIN, Arguments, Holding, Keywords, find_know, report_kernel, report_write
 from fakedist.graph_captures import GraphObserver, watched_graphs
 from fakedist.importing import now_and_when_imported
 from fakedist.patch import patched, present
@@ -56,17 +58,23 @@ class _Replays(GraphObserver):
         self._defined = defined
         self._know = find_know()
         self._kept: weakref.WeakKeyDictionary[torch.cuda.CUDAGraph, _Writes] = weakref.WeakKeyDictionary()
+        self._lost: weakref.WeakKeyDictionary[torch.cuda.CUDAGraph, set[int]] = weakref.WeakKeyDictionary()
 
     def capture_begins(self) -> None:
-        self._defined.written = {}
+        self._defined.take_losses()
+        self._defined.written, self._defined.lost = {}, set()
 
     def capture_ended(self, graph: torch.cuda.CUDAGraph) -> None:
+        self._defined.take_losses()
         written, self._defined.written = self._defined.written or {}, None
+        self._lost[graph] = self._defined.lost
         memories = [host_bytes(address, num_bytes) for address, num_bytes in written.items()]
         self._kept[graph] = [(memory, memory.clone()) for memory in memories]
         weakref.finalize(graph, _forget, self._defined.replayed, list(written))
 
     def replayed(self, graph: torch.cuda.CUDAGraph) -> None:
+        for address in self._lost.get(graph, ()):
+            report_write(address)
         for memory, values in self._kept.get(graph, ()):
             memory.copy_(values)
             self._know(memory.data_ptr(), memory.numel(), Holding.COMPUTED)
@@ -118,47 +126,59 @@ class _Computed(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-#: Classes that launch Triton's kernels, by their modules: the script's own kernels, and Inductor's.
-_LAUNCHERS = {"triton.runtime.jit": "JITFunction", "torch._inductor.runtime.triton_heuristics": "CachingAutotuner"}
-#: What a kernel writes: positions and names of arguments.
-_Written = tuple[tuple[int, str], ...]
+#: Classes that load what Triton compiled, with their methods: Triton's own, and those of torch's static launcher.
+_LOADERS = {
+    "triton.compiler.compiler": ("CompiledKernel", "_init_handles"),
+    "torch._inductor.runtime.static_triton_launcher": ("StaticallyLaunchedCudaKernel", "load_kernel"),
+    "torch._inductor.runtime.static_cuda_launcher": ("StaticallyLaunchedCudaKernel", "load_kernel"),
+}
 
 
 @contextmanager
-def triton_writes(spoil: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Call ``spoil`` with device tensors that Triton kernels write. RecordingError if launches are unknown."""
+def triton_writes() -> Iterator[None]:
+    """Have the driver know through which parameters each kernel of Triton's writes, before its first launch.
+
+    RecordingError if this Triton or torch loads kernels in an unknown way.
+    """
     with ExitStack() as undo:
 
         def watch(module: ModuleType) -> None:
-            launcher = present(module, _LAUNCHERS[module.__name__])
-            original: Callable[..., object] = present(launcher, "run")
-            kernels: weakref.WeakKeyDictionary[object, _Written] = weakref.WeakKeyDictionary()
+            name, method = _LOADERS[module.__name__]
+            loader = present(module, name)
+            original: Callable[..., object] = present(loader, method)
+            told: set[int] = set()
 
-            def run(self: object, *args: object, **kwargs: object) -> object:
+            def load(self: Any, *args: object, **kwargs: object) -> object:
                 result = original(self, *args, **kwargs)
-                written = kernels.get(self)
-                if written is None:
-                    written = kernels[self] = _written_by(self)
-                for index, name in written if not kwargs.get("warmup") else ():
-                    value = args[index] if index < len(args) else kwargs.get(name)
-                    if isinstance(value, torch.Tensor) and value.is_cuda:
-                        spoil(value)
+                for function in (self.function, *getattr(self, "functions", {}).values()):
+                    if isinstance(function, int) and function not in told:
+                        told.add(function)
+                        _report(self, function)
                 return result
 
-            undo.enter_context(patched(launcher, "run", run))
+            undo.enter_context(patched(loader, method, load))
 
-        undo.enter_context(now_and_when_imported(_LAUNCHERS, watch))
+        undo.enter_context(now_and_when_imported(_LOADERS, watch))
         yield
 
 
-def _written_by(launcher: Any) -> _Written:
-    """The arguments that a kernel writes: Inductor says which inputs, and the source of others shows it."""
-    mutated = getattr(launcher, "mutated_arg_names", None)
-    names = list(launcher.arg_names if mutated is None else launcher.fn.arg_names)
-    if mutated is None:
-        accesses = read_source(launcher.fn.__name__, str(getattr(launcher, "src", ""))).accesses
-        mutated = [name for name, access in accesses.items() if access.stores or access.adds]
-    return tuple((index, name) for index, name in enumerate(names) if name in mutated)
+def _report(kernel: object, function: int) -> None:
+    """Report a kernel. Without its PTX the driver takes all that it gets as written."""
+    ptx = _text_of(kernel)
+    written = written_parameters(ptx, str(getattr(kernel, "name", ""))) if ptx else None
+    if written is not None:
+        report_kernel(function, written)
+
+
+def _text_of(kernel: object) -> str:
+    """The PTX of a kernel, or "": torch's static launcher keeps only its name in Triton's cache."""
+    asm, key, name = (getattr(kernel, attribute, None) for attribute in ("asm", "hash", "name"))
+    if asm is not None and "ptx" in asm:
+        return str(asm["ptx"])
+    if not isinstance(key, str) or not isinstance(name, str):
+        return ""
+    path = importlib.import_module("triton.runtime.cache").get_cache_manager(key).get_file(f"{name}.ptx")
+    return Path(path).read_text() if path else ""
 
 
 def _forget(replayed: dict[int, int], addresses: list[int]) -> None:

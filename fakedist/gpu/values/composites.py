@@ -98,8 +98,8 @@ class Inside(TorchDispatchMode):
         return result
 
 
-_MADE_OF_READS = {"argwhere", "combinations", "corrcoef", "cov", "cross_entropy_loss", "istft", "linalg_matrix_exp"}
-_MADE_OF_READS |= {"matrix_exp", "nonzero_numpy", "one_hot", "quantile", "nanquantile"}
+_MADE_OF_READS = {"argwhere", "combinations", "corrcoef", "cov", "cross_entropy_loss", "istft"}
+_MADE_OF_READS |= {"nonzero_numpy", "one_hot", "quantile", "nanquantile"}
 _MADE_OF_READS |= {"sparse_coo_tensor", "sparse_csr_tensor", "sparse_compressed_tensor", "_sparse_mm", "_sparse_sum"}
 _MADE_OF_READS |= {"_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned", "_to_cpu"}
 _MADE_OF_READS |= {f"{prefix}{name}" for prefix in ("", "_") for name in ("to_sparse", "to_sparse_csr")}
@@ -112,6 +112,8 @@ _OVERLOADS |= {
     for name in ("linspace", "logspace")
     for overload in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
 }
+#: Of longer ones, ``mode`` sorts each (aten/src/ATen/native/cuda/TensorModeKernel.cpp).
+_LONGEST_ROW = 2048
 #: The range of nearly all normally distributed values.
 _NORMAL = (-4.0, 4.0)
 
@@ -138,6 +140,7 @@ class Composites:
             "masked_scatter": self._scattered,
             "masked_scatter_": self._scattered,
             "masked_scatter_backward": self._counted,
+            "mode": self._sorted,
             "segment_reduce": self._unchecked,
         }
         if operator.name in special:
@@ -175,6 +178,21 @@ class Composites:
         assert isinstance(sizes, (list, tuple))
         _fit_mask(self._host, tensor_at(args, 1), tensor_at(args, 0).numel(), math.prod(sizes))
         return self._inside(operator, args, kwargs)
+
+    def _sorted(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
+        """``mode`` of long rows sorts each on the device, and fails if the host does not find its result there."""
+        source, dim = tensor_at(args, 0), operator.argument("dim", args, kwargs)
+        if not source.is_cuda or not source.dim() or source.shape[int(str(dim))] <= _LONGEST_ROW:
+            return self._kernel(operator, args, kwargs)
+        like = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta")
+        shapes = operator.func(like, *args[1:], **kwargs)
+        results = [empty(shape.shape, dtype=shape.dtype, device=source.device) for shape in shapes]
+        if self._host.holds(source):
+            for result, values in zip(results, operator.func(host_view(source), *args[1:], **kwargs), strict=True):
+                self._host.write(result, values)
+                if (taint := self._host.taint((source,))) is not None:
+                    self._host.taints.mark(result, taint)
+        return type(shapes)(results)
 
     def _measured(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """``ctc_loss`` copies its lengths to the host. It is one operation only in inference mode."""
@@ -306,6 +324,9 @@ class Foreach:
             return []
         ignored = operator.written if operator.overwrites else ()
         read = [value for i, value in enumerate(args) if i not in ignored]
+        if operator.argument("is_first_step", args, kwargs):  # the kernel of SGD writes its momentum, and reads none
+            momentum = operator.argument("momentum_buffer_list", args, kwargs)
+            read = [value for value in read if value is not momentum]
         alone = [value for value in (*read, *kwargs.values()) if isinstance(value, torch.Tensor)]
         lists = [value for value in (*read, *kwargs.values()) if isinstance(value, (list, tuple)) and value]
         if not all(not tensor.is_cuda or self._host.holds(tensor) for tensor in alone):

@@ -18,8 +18,8 @@ from fakedist.gpu.values.tensors import (
     any_true,
     find_know,
     find_losses,
+    find_next_loss,
     hold_weakly,
-    num_lost,
     report_holding,
     report_taint,
     storage_address,
@@ -83,7 +83,6 @@ class StorageFacts:
         flags: One flag per byte, set where it holds a value, if it is not whole (``is_whole``).
         mean: Of all elements (:mod:`fakedist.gpu.values.means`).
         is_assumed: Whether the mean is made up: half of a mask that nothing is known about.
-        losses: Number of launches that had taken values away when they were last verified.
         spread: Their bounds and distribution (:mod:`fakedist.gpu.values.spreads`).
         is_positive: If nothing is negative, whether nothing is zero either.
         has_no_data: Whether it is on the host and holds nothing, although it is small enough to be computed.
@@ -98,7 +97,6 @@ class StorageFacts:
         """Forget everything: the storage's memory is at this address now."""
         self.address = address
         self.is_whole = False
-        self.losses = 0
         self.flags: torch.Tensor | None = None
         self.tainted: TaintedBytes | None = None
         self.mean: float | None = None
@@ -126,56 +124,70 @@ class Watch:
     """Follows which storages something is known about.
 
     ``changed`` gets a storage's identity and 1 for a new fact, -1 for a dropped one. ``replayed`` is called when a CUDA
-    graph may have put values where none are known.
+    graph may have put values where none are known. ``lost`` gets the address of a storage that a kernel wrote to, which
+    no operation accounts for.
     """
 
     def __init__(self) -> None:
         self.changed: Callable[[int, int], object] = lambda storage, more: None
         self.replayed: Callable[[], object] = lambda: None
+        self.lost: Callable[[int], object] = lambda address: None
 
 
 class Storages:
     """The known facts, storage by storage. Memory freed and allocated again is another storage.
 
-    A weak reference keeps the StorageImpl (not its memory) alive, so no other can take its address.
+    A weak reference keeps the StorageImpl (not its memory) alive, so no other can take its address. What kernels wrote
+    that no operation accounts for, the driver tells; its facts are gone before they are asked for.
     """
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
         self._known: dict[int, StorageFacts] = {}
+        self._at: dict[int, set[int]] = {}
         self._sweep_at = 4096
+        self._losses, self._next_loss = find_losses(), find_next_loss()
+        self._num_taken = 0
 
     def __len__(self) -> int:
         return len(self._known)
 
     def get(self, tensor: torch.Tensor) -> StorageFacts | None:
         """The facts about a tensor's storage; None without any."""
+        if self._losses.value != self._num_taken:
+            self.take_losses()
         known = self._known.get(storage_of(tensor)[0])
         return known if known is not None and known.address == storage_address(tensor) else None
 
     def get_moved(self, tensor: torch.Tensor) -> StorageFacts | None:
         """The facts about a tensor's storage, even if they are of where it was before: it may move back."""
+        if self._losses.value != self._num_taken:
+            self.take_losses()
         return self._known.get(storage_of(tensor)[0])
 
     def make(self, tensor: torch.Tensor) -> StorageFacts:
         """The facts about a tensor's storage, for another to be added."""
+        if self._losses.value != self._num_taken:
+            self.take_losses()
         key, address = storage_of(tensor)[0], storage_address(tensor)
         known = self._known.get(key)
         if known is None:
             hold_weakly(tensor)
             return self._add(key, address)
         if known.address != address:
-            known.moved_to(address)
+            self._move(known, address)
         return known
 
     def make_at(self, key: int, address: int) -> StorageFacts:
         """The same for a storage at an address. Its weak reference is the caller's, who leaves it here."""
+        if self._losses.value != self._num_taken:
+            self.take_losses()
         known = self._known.get(key)
         if known is None:
             return self._add(key, address)
         _free_weak_ref(key)
         if known.address != address:
-            known.moved_to(address)
+            self._move(known, address)
         return known
 
     def _add(self, key: int, address: int) -> StorageFacts:
@@ -183,7 +195,27 @@ class Storages:
             self.sweep()
         self.watch.changed(key, 1)
         known = self._known[key] = StorageFacts(key, address)
+        self._at.setdefault(address, set()).add(key)
         return known
+
+    def _move(self, known: StorageFacts, address: int) -> None:
+        self._leave(known)
+        known.moved_to(address)
+        self._at.setdefault(address, set()).add(known.key)
+
+    def _leave(self, known: StorageFacts) -> None:
+        keys = self._at.get(known.address, set())
+        keys.discard(known.key)
+        if not keys:
+            self._at.pop(known.address, None)
+
+    def take_losses(self) -> None:
+        """Forget the facts about all storages that kernels wrote to since the last time."""
+        self._num_taken = self._losses.value
+        while address := self._next_loss():
+            self.watch.lost(address)
+            for key in tuple(self._at.get(address, ())):
+                self._remove(key)
 
     def tidy(self, known: StorageFacts) -> None:
         """Some facts were dropped. Drop the rest too if nothing is left."""
@@ -191,7 +223,8 @@ class Storages:
             self._remove(known.key)
 
     def _remove(self, key: int) -> None:
-        if self._known.pop(key, None) is not None:
+        if (known := self._known.pop(key, None)) is not None:
+            self._leave(known)
             self.watch.changed(key, -1)
             _free_weak_ref(key)
 
@@ -285,24 +318,24 @@ def host_bytes(address: int, num_bytes: int) -> torch.Tensor:
 class Defined:
     """The small storages that hold values: entirely, or some of their bytes.
 
-    ``written`` are bytes by address of the storage, of a CUDA graph being captured; ``replayed`` of all replayed
-    graphs. Transformer Engine sees their results through unknown storages: it makes tensors from addresses, so that the
-    pool can reuse the memory.
+    ``written`` are bytes by address of the storage, of a CUDA graph being captured, ``lost`` the storages that kernels
+    write in it which no operation accounts for; ``replayed`` are bytes of all replayed graphs. Transformer Engine sees
+    their results through unknown storages: it makes tensors from addresses, so that the pool can reuse the memory.
     """
 
     def __init__(self, storages: Storages) -> None:
         self.written: dict[int, int] | None = None
         self.replayed: dict[int, int] = {}
         self.watch = storages.watch
-        self._losses, self._know = find_losses(), find_know()
+        self.lost = set[int]()
+        self._know = find_know()
         self._storages = storages
+        self.take_losses = storages.take_losses
+        self.watch.lost = self._lose
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether every element holds a value."""
         known = self._storages.get(tensor)
-        if known is not None and known.losses != (losses := self._losses.value):
-            self._find_lost(known, storage_of(tensor)[1])
-            known.losses = losses
         if (known is not None and known.is_whole) or not tensor.numel():
             return True
         if known is not None and known.flags is not None:
@@ -311,19 +344,20 @@ class Defined:
             return True
         return bool(self.replayed) and 0 < storage_of(tensor)[1] <= self.replayed.get(storage_address(tensor), 0)
 
-    def _find_lost(self, known: StorageFacts, num_bytes: int) -> None:
-        expected = num_bytes if known.is_whole else 0 if known.flags is None else int(known.flags.count_nonzero())
-        if num_bytes - num_lost(known.address, num_bytes) < expected:
-            known.is_whole, known.flags, known.tainted = False, None, None
+    def _lose(self, address: int) -> None:
+        self.replayed.pop(address, None)
+        if self.written is not None:
+            self.written.pop(address, None)
+            self.lost.add(address)
 
     def define(self, tensor: torch.Tensor) -> StorageFacts | None:
         """Record that every element holds a value now. Return what is known about the storage; None if it is empty."""
         num_bytes = storage_of(tensor)[1]
         if not num_bytes:
             return None
-        if self.written is not None:
-            self.written[storage_address(tensor)] = num_bytes
         known = self._storages.make(tensor)
+        if self.written is not None:
+            self.written[known.address] = num_bytes
         if not known.is_whole and covers(tensor, num_bytes):
             known.is_whole, known.flags = True, None
         if known.is_whole and tensor.numel() * tensor.element_size() == num_bytes:

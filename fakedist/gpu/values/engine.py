@@ -38,7 +38,6 @@ from fakedist.gpu.values.routing import (
 )
 from fakedist.gpu.values.sparse import Sparse, is_sparse
 from fakedist.gpu.values.tensors import (
-    PLAIN,
     Arguments,
     Keywords,
     answered_reads,
@@ -49,6 +48,7 @@ from fakedist.gpu.values.tensors import (
     find_cover,
     host_waits,
     plain_tensors,
+    protected,
     reported_reads,
     storage_of,
     tensor_at,
@@ -126,13 +126,9 @@ class ValueEngine:
             replayed(self.host.defined),
             reported_reads(self.read_past),
             folded(self.execute),
-            triton_writes(self._written_past),
+            triton_writes(),
         ):
             yield
-
-    def _written_past(self, tensor: torch.Tensor) -> None:
-        if type(tensor).__torch_dispatch__ is PLAIN and self.host.knows(tensor):
-            self.host.spoil(tensor)
 
     def read_past(self, num_bytes: int) -> bool:
         """Count uncomputed bytes copied past the engine, as values of four bytes; returns whether the copy fails."""
@@ -241,16 +237,27 @@ class ValueEngine:
     def _run_for(self, operator: Operator) -> Run:
         if (method := self.composites.method(operator)) is not None:
             return partial(method, operator)
-        if operator.name != "empty" and (operator.is_view or operator.empty or operator.is_idle):
+        if operator.name != "empty" and (operator.is_view or operator.reshapes or operator.empty or operator.is_idle):
             return _plain(operator.func)
         return partial(self._method(operator), operator)
+
+    def _foreign(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
+        """An operation made of others. The driver knows what the kernels write that it launches itself."""
+        written = self._written(operator, args, kwargs)
+        read = (tensor for tensor in device_tensors((args, tuple(kwargs.values()))) if not _is_among(tensor, written))
+        self._cover(-1)
+        try:
+            with protected(read):
+                return self._inside.run(operator, args, kwargs)
+        finally:
+            self._cover(1)
 
     def _method(self, operator: Operator) -> Method:
         name = operator.name
         if name == "empty":
             return self._empty
         if not operator.is_kernel:
-            return self._inside.run
+            return self._foreign
         if name in ("lift_fresh", "lift"):
             return self._lifted
         if name.startswith(LISTED):
@@ -301,9 +308,12 @@ class ValueEngine:
 
     def _computed(self, operator: Operator, args: Arguments, kwargs: Keywords, taint: Taint | None) -> object:
         drawn_at = self._drawn_at(args, kwargs) if operator.random else None
-        result = self._on_device(operator, args, kwargs)
-        outputs = device_tensors((result,))
         written = self._written(operator, args, kwargs) if operator.written else []
+        before = [(host_view(tensor), host_view(tensor).clone()) for tensor in written if operator.restores]
+        result = self._on_device(operator, args, kwargs)
+        for memory, kept in before:
+            memory.copy_(kept)
+        outputs = device_tensors((result,))
         if not outputs and not written:
             return result  # an operation of the host alone
         if operator.is_view and storage_of(outputs[0]) == storage_of(tensor_at(args, 0)):
@@ -335,6 +345,8 @@ class ValueEngine:
 
     def _not_computed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         result = self._on_device(operator, args, kwargs)
+        if operator.is_view and (views := device_tensors((result,))) and _is_among(views[0], device_tensors(args)):
+            return result
         written = self._written(operator, args, kwargs) if operator.written else []
         if self._follow_large(operator, args, kwargs, result, written):
             return result
@@ -532,6 +544,10 @@ def _plain(func: OpOverload) -> Run:
 def _shape_alone(args: Arguments) -> Arguments:
     first = tensor_at(args, 0)
     return (empty((), dtype=first.dtype).expand(first.shape), *args[1:])
+
+
+def _is_among(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
+    return any(storage_of(tensor)[0] == storage_of(other)[0] for other in others)
 
 
 def _is_upload(operator: Operator, args: Arguments, kwargs: Keywords) -> bool:

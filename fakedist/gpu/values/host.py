@@ -67,9 +67,11 @@ class Host:
         """Return whether a device tensor is small and has all its values."""
         return tensor.is_cuda and is_small(tensor) and self.defined.holds(tensor)
 
-    def knows(self, tensor: torch.Tensor) -> bool:
-        """Return whether anything is known about the contents of a tensor's storage."""
-        return self.storages.get_moved(tensor) is not None
+    def takes_copied(self, tensor: torch.Tensor) -> bool:
+        """As :meth:`holds`, also of values that were copied past the engine, which it knows from now on."""
+        if not self.holds(tensor) and tensor.is_cuda and is_small(tensor) and is_computed(tensor):
+            self.defined.define(tensor)
+        return self.holds(tensor)
 
     def has_no_data(self, value: object) -> TypeGuard[torch.Tensor]:
         """Return whether a value is a host tensor that holds nothing (:mod:`fakedist.gpu.values.no_data`)."""
@@ -93,6 +95,9 @@ class Host:
 
     def write(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         """Write values to a small device tensor."""
+        if 0 in tensor.stride():  # each element of an expanded tensor once
+            first = [slice(None) if stride else slice(1) for stride in tensor.stride()]
+            tensor, values = distinct(tensor), values.expand(tensor.shape)[tuple(first)]
         host_view(tensor).copy_(values)
         self._define(tensor)
 

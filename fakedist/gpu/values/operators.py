@@ -21,7 +21,7 @@ _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_stride
 _EMPTY |= {"_efficientzerotensor", "_empty_affine_quantized", "_empty_per_channel_affine_quantized", "empty_quantized"}
 #: These check or read scales and zero points on the host, and then compute.
 _READ_MIDWAY = {"quantize_per_channel", "dequantize", "quantize_per_tensor", "quantize_per_tensor_dynamic"}
-_READ_MIDWAY |= {"fake_quantize_per_channel_affine_cachemask", "_fused_moving_avg_obs_fq_helper"}
+_READ_MIDWAY |= {"isin", "matrix_exp", "fake_quantize_per_channel_affine_cachemask", "_fused_moving_avg_obs_fq_helper"}
 _READ_MIDWAY |= {"_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", "fused_moving_avg_obs_fake_quant"}
 #: These check on the host whether a factorisation worked, or choose by values how to go on: their kernels run others.
 _FACTORISING = ("linalg_", "_linalg_", "cholesky", "_cholesky", "lu_", "svd", "geqrf", "ormqr", "triangular_solve")
@@ -50,6 +50,7 @@ class Operator:
         dynamic: The size of its result, or its return value, depends on values.
         info_at: The position of the result that says whether a factorisation worked; -1 if it has none.
         reads_midway: Its device kernel reads values on the host before it computes.
+        restores: Its device kernel is made of others and may copy to what it writes before the host computes that.
         followed: Something may be known about its result even if the result holds no values.
     """
 
@@ -83,6 +84,8 @@ class Operator:
         self.random = torch.Tag.nondeterministic_seeded in tags
         self.takes_generator = "generator" in self._positions
         self.reads_midway = name in _READ_MIDWAY or (name.startswith(_FACTORISING) and not is_least_squares)
+        is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(self.qualified_name, "CompositeExplicitAutograd")
+        self.restores = bool(written) and not self.overwrites and is_composite
         returned = [value.name for value in schema.returns]
         self.info_at = returned.index("info") if "info" in returned else -1
         self.followed = followed_name(name) in FOLLOWED

@@ -12,7 +12,7 @@ import torch
 from fakedist.gpu.values.contents import host_view
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.operators import Method, Operator
-from fakedist.gpu.values.tensors import Arguments, Keywords, tensor_at, tensors
+from fakedist.gpu.values.tensors import Arguments, Keywords, storage_of, tensor_at, tensors
 
 _COMPRESSED_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _SPARSE = {*_COMPRESSED_ROWS, torch.sparse_coo, torch.sparse_csc, torch.sparse_bsc}
@@ -53,7 +53,16 @@ class Sparse:
                 self._host.spoil(written)
             else:
                 self._host.write(written, tensor_at(tuple(near), index))
+        if computed is None and not operator.is_view and not outputs:
+            self._forget(result, args)
         return result if computed is None or outputs else self._filled(result, computed)
+
+    def _forget(self, result: object, args: Arguments) -> None:
+        """A library wrote the values of results, where the operation copied others before."""
+        given = {storage_of(part)[0] for value in tensors(args) for part in (parts(value) if is_sparse(value) else ())}
+        for tensor in tensors((result,)):
+            if tensor.is_cuda and is_sparse(tensor) and storage_of(values := parts(tensor)[-1])[0] not in given:
+                self._host.spoil(values)
 
     def _near(self, value: object) -> object:
         if isinstance(value, (list, tuple)):
@@ -67,7 +76,7 @@ class Sparse:
                     return False
             elif isinstance(value, torch.Tensor):
                 dense = parts(value) if is_sparse(value) else (value,)
-                if not all(not part.is_cuda or self._host.holds(part) for part in dense):
+                if not all(not part.is_cuda or self._host.takes_copied(part) for part in dense):
                     return False
                 if self._host.taint(dense) is not None:
                     return False

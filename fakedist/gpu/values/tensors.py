@@ -15,7 +15,7 @@ import ctypes
 import enum
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Sequence, ValuesView
 from contextlib import contextmanager
 from typing import cast
 
@@ -221,15 +221,42 @@ def find_know() -> Callable[[int, int, int], object]:
 
 
 def find_losses() -> ctypes.c_uint64:
-    """The driver's count of launches that took known values away: kernels whose writes no operation accounts for."""
+    """The driver's count of blocks that kernels wrote to which no operation accounts for."""
     find = of_driver("fakedist_losses")
     return ctypes.c_uint64(0) if find is None else ctypes.c_uint64.from_address(cast("int", find()))
 
 
-def num_lost(address: int, num_bytes: int) -> int:
-    """Number of these bytes of device memory without a value."""
-    count = of_driver("fakedist_lost", *_BYTES)
-    return 0 if count is None else cast("int", count(address, num_bytes))
+def find_next_loss() -> Callable[[], int]:
+    """The driver's function that returns the address of one more block that such a kernel wrote to; 0 for none."""
+    return cast("Callable[[], int]", of_driver("fakedist_next_loss") or (lambda: 0))
+
+
+def report_kernel(function: int, writes: Sequence[bool]) -> None:
+    """Tell the driver whether a kernel writes through each of its parameters."""
+    if (report := of_driver("fakedist_kernel_writes", ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int)) is not None:
+        report(function, bytes(writes), len(writes))
+
+
+def report_write(address: int) -> None:
+    """Tell the driver that a kernel writes to a block that begins at an address."""
+    if (report := of_driver("fakedist_write", ctypes.c_void_p)) is not None:
+        report(address)
+
+
+@contextmanager
+def protected(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Have the driver know device tensors that no kernel writes which this thread launches."""
+    protect, unprotect = of_driver("fakedist_protect", *_BYTES), of_driver("fakedist_unprotect", ctypes.c_int)
+    if protect is None or unprotect is None:
+        yield
+        return
+    before = cast("int", protect(0, 0))
+    for tensor in tensors:
+        protect(storage_address(tensor), storage_of(tensor)[1])
+    try:
+        yield
+    finally:
+        unprotect(before)
 
 
 def is_computed(tensor: torch.Tensor) -> bool:

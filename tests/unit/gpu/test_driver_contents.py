@@ -102,7 +102,53 @@ found["losses"] = driver.fakedist_losses()[0] - losses
 triton_kernel = cubin("from_a_file", [".u64", ".u32"])
 maybe = upload(block(), b"12345678")
 launch(triton_kernel, pointer(maybe), struct.pack("i", 1))
-found["what a kernel of Triton's may have written"] = [read(maybe), driver.fakedist_losses()[0] - losses]
+found["what an unknown kernel gets"] = [read(maybe), driver.fakedist_losses()[0] - losses]
+
+read_once = cubin("reads_the_second", [".u64", ".u64"])
+driver.fakedist_kernel_writes(c_void_p(read_once), bytes([1, 0]), 2)
+to, from_ = (upload(block(), b"12345678") for _ in range(2))
+launch(read_once, pointer(to), pointer(from_))
+found["a kernel whose parameters were read"] = [read(each) for each in (to, from_)]
+unlike = cubin("of_other_parameters", [".u64", ".u64"])
+driver.fakedist_kernel_writes(c_void_p(unlike), bytes([1]), 1)
+launch(unlike, pointer(upload(to, b"12345678")), pointer(from_))
+found["a kernel with other parameters than were read"] = [read(each) for each in (to, from_)]
+listed, one_of_them = block(), upload(block(), b"12345678")
+upload(listed, pointer(one_of_them))
+launch(triton_kernel, pointer(listed), struct.pack("i", 1))
+found["what an unknown kernel finds in memory"] = read(one_of_them)
+wide = cubin("with_many_parameters", [".u64"] * 70)
+last = upload(block(), b"12345678")
+launch(wide, *[pointer(0)] * 69, pointer(last))
+found["the last of many parameters"] = read(last)
+mapped, map_ = upload(block(), b"12345678"), (c_char * 128)()
+driver.cuTensorMapEncodeTiled(map_, 0, c_uint(2), c_void_p(mapped))
+launch(cubin("with_a_map", [".u64", ".u64"]), bytes(map_[:8]), bytes(map_[8:16]))
+found["what a tensor map is of"] = read(mapped)
+text = b".version 8.0\\n.target sm_90\\n.address_size 64\\n"
+text += b".visible .entry as_text(.param .align 8 .b8 s[16], .param .u64 p){ret;}\\n"
+module, kernel = c_void_p(), c_void_p()
+driver.cuModuleLoadData(byref(module), text)
+driver.cuModuleGetFunction(byref(kernel), module, b"as_text")
+inside, behind, neighbour = (upload(block(), b"12345678") for _ in range(3))
+launch(kernel.value, struct.pack("QQ", 1, inside), pointer(behind))
+found["a kernel in PTX"] = [read(each) for each in (inside, behind, neighbour)]
+
+def lost_blocks():
+    driver.fakedist_next_loss.restype = c_uint64
+    return list(iter(driver.fakedist_next_loss, 0))
+
+lost_blocks()
+launch(scale, pointer(out + 8), pointer(given_in), struct.pack("i", 1))
+launch(scale, pointer(out), pointer(given_in), struct.pack("i", 1))
+found["blocks that were lost"] = [lost_blocks() == [out], lost_blocks()]
+kept_inside = upload(block(), b"12345678")
+before = driver.fakedist_protect(c_void_p(kept_inside), c_size_t(512))
+launch(scale, pointer(kept_inside), pointer(given_in), struct.pack("i", 1))
+driver.fakedist_unprotect(before)
+found["protected"] = read(kept_inside)
+launch(scale, pointer(kept_inside), pointer(given_in), struct.pack("i", 1))
+found["protected no more"] = read(kept_inside)
 
 fill_name = "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorI{}EESt5arrayIPcLm1EEEEviT0_T1_"
 for type_, value in {"l": struct.pack("q", -3), "f": struct.pack("f", 2.5), "N3c108BFloat16E": b"\\x20\\x40"}.items():
@@ -176,6 +222,7 @@ found["counted without Python"] = [after[name] - before[name] for name in ("read
 
 
 _WRITTEN = list(b"12345678")
+_KEPT, _LOST = [0, _WRITTEN, 0], [0, [0] * 8, 8]
 #: What the host reads, and how many of its bytes are made up.
 READS = {
     "a block handed out": ([0] * 8, 8),
@@ -195,7 +242,17 @@ EXPECTED = {what: [0, *read] for what, read in READS.items()} | {
     # A kernel takes the values of what it writes, and leaves what it reads.
     "a kernel's output, input and neighbour": [[0, [0] * 8, 8], [0, _WRITTEN, 0], [0, _WRITTEN, 0]],
     "losses": 1,
-    "what a kernel of Triton's may have written": [[0, _WRITTEN, 8], 1],
+    # Of a kernel that was not read, all that it gets counts as written.
+    "what an unknown kernel gets": [_LOST, 2],
+    "a kernel whose parameters were read": [_LOST, _KEPT],
+    "a kernel with other parameters than were read": [_LOST, _LOST],
+    "what an unknown kernel finds in memory": _LOST,
+    "the last of many parameters": _LOST,
+    "what a tensor map is of": _LOST,
+    "a kernel in PTX": [_LOST, _LOST, _KEPT],
+    "blocks that were lost": [True, []],
+    "protected": _KEPT,
+    "protected no more": _LOST,
     # torch's fills are done; one that is not recognised leaves nothing.
     **{f"fill of {kind}": [True, 0] for kind in ("l", "f", "N3c108BFloat16E")},
     "a fill of an unknown type": [[0] * 8, 8],

@@ -11,28 +11,41 @@ import torch
 from torch._inductor.constant_folding import ConstantFolder
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fakedist.gpu.values import below_dispatch
 from tests.support.idle_device import IdleDevice
 
 GRAPH = torch.cuda.CUDAGraph
 
 
-class Autotuner:
-    """As Inductor's: it says what its kernel writes."""
+PTX = """
+.visible .entry kernel(
+	.param .u64 kernel_param_0,
+	.param .u64 kernel_param_1
+)
+{
+	ld.param.b64 	%rd1, [kernel_param_1];
+	st.global.b32 	[%rd1], 0;
+	ret;
+}
+"""
 
-    mutated_arg_names = ("out",)
-    fn = SimpleNamespace(arg_names=["x", "out"])
 
-    def run(self, *args: object, **kwargs: object) -> str:
-        return "ran"
+class CompiledKernel:
+    """As Triton's."""
+
+    name, asm, function = "kernel", {"ptx": PTX}, None
+
+    def _init_handles(self) -> None:
+        self.function = id(self)
 
 
-class Function(Autotuner):
-    """As Triton's: the source of the kernel shows it."""
+class StaticallyLaunchedCudaKernel:
+    """As torch's: it has a handle for each device, and no PTX."""
 
-    mutated_arg_names = None
-    arg_names = ("x", "out")
-    src = "def kernel(x, out):\n    tl.store(out, tl.load(x))\n"
-    fn = SimpleNamespace(__name__="kernel")
+    name, function = "kernel", None
+
+    def load_kernel(self, device: int) -> None:
+        self.functions = {device: 17 + device}
 
 
 @pytest.fixture
@@ -40,11 +53,11 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[IdleDevice]:
     device = IdleDevice(monkeypatch)
     for name in ("capture_begin", "capture_end", "replay"):
         monkeypatch.setattr(GRAPH, name, lambda graph, *args, **kwargs: None)
-    for module, name, launcher in (
-        ("triton.runtime.jit", "JITFunction", Function),
-        ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", Autotuner),
+    for module, loader in (
+        ("triton.compiler.compiler", CompiledKernel),
+        ("torch._inductor.runtime.static_triton_launcher", StaticallyLaunchedCudaKernel),
     ):
-        fake: Any = SimpleNamespace(__name__=module, **{name: launcher})
+        fake: Any = SimpleNamespace(__name__=module, **{loader.__name__: loader})
         monkeypatch.setitem(__import__("sys").modules, module, fake)
     with device.below_dispatch():
         yield device
@@ -98,13 +111,34 @@ def test_constants_are_folded_with_their_values(device: IdleDevice) -> None:
     assert all(device.known(value) is not None for value in folded)
 
 
-@pytest.mark.parametrize("launcher", [Autotuner(), Function()])
-def test_kernels_of_triton_spoil_what_they_write(device: IdleDevice, launcher: Autotuner) -> None:
+def test_the_driver_learns_once_what_each_kernel_writes(device: IdleDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, list[bool]]] = []
+    monkeypatch.setattr(below_dispatch, "report_kernel", lambda function, writes: told.append((function, writes)))
+    kernel, static = CompiledKernel(), StaticallyLaunchedCudaKernel()
+    for _ in range(2):
+        kernel._init_handles()
+    assert told == [(id(kernel), [False, True])]
+    static.load_kernel(0)
+    assert len(told) == 1
+    static.asm = {"ptx": PTX}
+    static.load_kernel(1)
+    assert told[1:] == [(18, [False, True])]
+
+
+def test_a_replay_takes_away_what_kernels_of_its_capture_wrote(
+    device: IdleDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    monkeypatch.setattr(below_dispatch, "report_write", written.append)
+    lost, kept = torch.empty(3), torch.empty(3)
+    graph, watch = GRAPH.__new__(GRAPH), device.host.watch
+    graph.capture_begin()
     with device.on():
-        x, out, named = torch.ones(2), torch.ones(2), torch.ones(2)
-    launcher.run(x, out, warmup=True)
-    assert device.known(out) is not None
-    assert launcher.run(x, out) == "ran"
-    launcher.run(x, out=named)
-    launcher.run(x, 5)
-    assert [device.known(value) is not None for value in (x, out, named)] == [True, False, False]
+        lost.fill_(4.0)
+        kept.fill_(5.0)
+    watch.lost(lost.data_ptr())
+    graph.capture_end()
+    watch.lost(kept.data_ptr())
+    graph.replay()
+    assert written == [lost.data_ptr()]
+    assert device.host.defined.replayed == {kept.data_ptr(): 12}

@@ -11,6 +11,7 @@ import torch
 
 from fakedist.gpu.values import tensors
 from fakedist.gpu.values.contents import Defined, Storages, Taint, Taints, Watch
+from fakedist.gpu.values.means import Means
 from fakedist.gpu.values.tensors import all_true, any_true, distinct, has_no_negative, is_finite, selected
 from tests.support.on_device import all_on_device
 
@@ -82,6 +83,7 @@ class Driver:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tensor: torch.Tensor) -> None:
         self.start, self.state, self.num_losses = tensor.data_ptr(), bytearray(tensor.nbytes), ctypes.c_uint64(0)
         self.callback: Any = None
+        self.lost_blocks: list[int] = []
         self.answers: list[int] = []
         monkeypatch.setattr(tensors, "of_driver", lambda name, *types: getattr(self, name.removeprefix("fakedist_")))
 
@@ -99,6 +101,9 @@ class Driver:
 
     def lost(self, address: int, num_bytes: int) -> int:
         return self.state[address - self.start :][:num_bytes].count(0)
+
+    def next_loss(self) -> int:
+        return self.lost_blocks.pop() if self.lost_blocks else 0
 
     def unknown(self, address: int, num_bytes: int) -> int:
         return self.lost(address, num_bytes)
@@ -138,8 +143,15 @@ def test_the_driver_learns_what_each_byte_holds(monkeypatch: pytest.MonkeyPatch)
         assert driver.state.hex()[1::2] == expected.replace(" ", "")
     driver.know(tensor.data_ptr() + 3, 1, 0)  # a launch took a value away
     assert defined.holds(tensor)
+    Means(lambda tensor: None, storages).know(tensor, 0.5)
+    driver.lost_blocks.append(tensor.data_ptr() + 512)  # another's
+    driver.num_losses.value += 1
+    assert defined.holds(tensor)
+    driver.lost_blocks.append(tensor.data_ptr())
+    assert defined.holds(tensor)
     driver.num_losses.value += 1
     assert not defined.holds(tensor)
+    assert not len(storages)
     assert not tensors.is_computed(tensor)
     taints.mark(tensor[2], Taint())
     assert driver.state.hex()[1::2] == "1110111177771111"
