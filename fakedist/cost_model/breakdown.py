@@ -602,7 +602,6 @@ def break_down(
     kind, bound = compute["kind"].to_numpy(), compute["bound"].astype(str).to_numpy()
     models = _model_flops(step, kernels, tables)
     peak = peaks.flops.get(PEAK_DTYPE) if peaks else None
-    most = busy.step_us * 1e-6 * peak if peak and ready["is_known"].all() else None
     summary = StepTime(
         generation_us=generation_us(ready),
         step_us=busy.step_us,
@@ -629,7 +628,9 @@ def break_down(
         top_kernels=rows_of(KernelTime, made["kernel_names"].query("family != 'communication'").head(NUM_TOP)),
         layers=layer_times(made["layer_times"], layers, folds),
         ranges=by_range(made["ranges"]),
-        step_flops_utilisation=None if most is None else models.flops / most,
+        step_flops_utilisation=models.flops / (busy.step_us * 1e-6 * peak)
+        if peak and ready["is_known"].all()
+        else None,
         has_real_collectives=not isinstance(step, PricedStep) and _are_real(ready.loc[~ready["is_compute"], "name"]),
     )
     return made, _with_placed(summary, made, step, tables, folds) if isinstance(step, PricedStep) else summary

@@ -287,7 +287,7 @@ def _endless(length: int) -> Iterator[int]:
 def _keys(log: bytes) -> tuple[list[object], list[int]]:
     """A key of each launch, the same in each step, and the clock at it; None for one that a collective stands for.
 
-    Sizes are no part of it: they may change from step to step, and the host takes as long. The names' addresses are the
+    It lacks sizes, which may change from step to step: the host takes as long. The names' addresses are the
     same all through a process. A copy to the host is a read, with the wait for it.
     """
     keys: list[object] = []

@@ -491,7 +491,7 @@ class HostClock:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Return whether hooks of a module are part of a compiled graph, so that another one compiles it again."""
+    """Return whether hooks of a module are part of a compiled graph, so that one more hook has it compiled again."""
     return module._compiled_call_impl is not None
 
 

@@ -33,8 +33,8 @@ def part_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
 
 
 def rates_of(step: StepTime) -> dict[str, float]:
-    """What a step does in its time, by display name: its rate, work and MFU, as far as they are known."""
-    rates = {}
+    """The rate, the work and the MFU of a step by display name, as far as they are known."""
+    rates: dict[str, float] = {}
     if done := step.throughput:
         rates |= {"tokens/s per GPU": done.tokens_per_s_per_gpu, "tokens a step": float(done.tokens_per_step)}
     elif read := step.sample_throughput:
