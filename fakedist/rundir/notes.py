@@ -721,7 +721,6 @@ WARNINGS = (
     "experts_made_up",
     "indices_made_up",
     "values_made_up",
-    "host_not_computed",
     "read_in_other_threads",
     "event_times_made_up",
     "work_areas_estimated",
