@@ -623,17 +623,19 @@ def break_down(
         num_lacking_flops=models.num_lacking,
         moved_bytes=float(np.nan_to_num(compute["moved_bytes"].to_numpy("f8")).sum()),
         peaks=peaks,
-        model_flops_utilisation=models.flops / (busy.busy_us * 1e-6 * peak) if peak and busy.busy_us else None,
+        model_flops_utilisation=_utilisation(models, busy.busy_us, peak),
         by_family=_families(ready),
         top_kernels=rows_of(KernelTime, made["kernel_names"].query("family != 'communication'").head(NUM_TOP)),
         layers=layer_times(made["layer_times"], layers, folds),
         ranges=by_range(made["ranges"]),
-        step_flops_utilisation=models.flops / (busy.step_us * 1e-6 * peak)
-        if peak and ready["is_known"].all()
-        else None,
+        step_flops_utilisation=_utilisation(models, busy.step_us, peak if ready["is_known"].all() else None),
         has_real_collectives=not isinstance(step, PricedStep) and _are_real(ready.loc[~ready["is_compute"], "name"]),
     )
     return made, _with_placed(summary, made, step, tables, folds) if isinstance(step, PricedStep) else summary
+
+
+def _utilisation(models: ModelFlops, time_us: float, peak: float | None) -> float | None:
+    return models.flops / (time_us * 1e-6 * peak) if peak and time_us else None
 
 
 def _model_flops(
