@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from fakedist.rank.frameworks import deepspeed, megatron, transformer_engine
+from fakedist.rank.frameworks import deepspeed, fsdp1, megatron, transformer_engine
 from fakedist.record.marker import PLAIN, WHAT_BITS, Marker, Piece, PythonMarker, What, device_pieces, inside_transforms
 from fakedist.record.module_names import KEEP_LAYER, OUTSIDE, LayerTable, modules_of
 from fakedist.record.position import Position
@@ -277,7 +277,8 @@ class Marks:
             layer = layers.get(id(parameter), KEEP_LAYER)
             if layer == KEEP_LAYER and isinstance(parameter, torch.Tensor):
                 layer = self.owners.owner(parameter)  # of no group
-            if layer == KEEP_LAYER and (parts := known.parts(parameter)):
+            parts = self._flattened(parameter) or (known.parts(parameter) if layer == KEEP_LAYER else [])
+            if parts:
                 for value in _tensors(state):
                     if value.shape == parameter.shape:
                         self._state(value, parts)
@@ -290,6 +291,11 @@ class Marks:
         for tensor, layer in self._kept_elsewhere(optimizer, known):
             self._want(tensor, What.STATE, layer)
         self._flush()
+
+    def _flattened(self, parameter: object) -> list[OwnedPart]:
+        """The parts of a flat parameter, each of the layer whose own parameter it was; empty for any other."""
+        parts = fsdp1.parts_of(parameter) if isinstance(parameter, torch.Tensor) else ()
+        return [OwnedPart(self._layers.layer(module), first, number) for module, first, number in parts]
 
     def _kept_elsewhere(
         self, optimizer: torch.optim.Optimizer, known: _OwnedMemory

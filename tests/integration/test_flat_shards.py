@@ -53,3 +53,20 @@ def test_a_gathered_buffer_is_shared_by_weights_and_biases(blocks: pd.DataFrame)
 def test_a_copy_made_for_one_gather_is_for_communication(blocks: pd.DataFrame) -> None:
     copies = blocks[(blocks["requested_bytes"] == 257 * 256 // 4 * 2) & (blocks["step"] > 0)]
     assert copies["category"].tolist() == ["communication"] * 2
+
+
+@pytest.mark.long
+def test_optimizer_states_of_a_flat_parameter_are_shared_by_the_layers_in_it(profile_once: ProfileOnce) -> None:
+    ran = profile_once(JOB.with_name("fsdp1.py"), world_size=4, rank=2)
+    first, second = 256 * 512 + 512, 512 * 256 + 256
+    held = (first + second) // 4
+    of_first = first - 2 * held  # rank 2's shard begins with the end of the first layer's bias
+    blocks, names = ran.table("blocks"), ran.table("layers")["name"]
+    states = blocks.index[(blocks["category"] == "optimizer_state") & (blocks["requested_bytes"] == 4 * held)]
+    assert len(states) == 2
+    shares = ran.table("shares").groupby("block")
+    for state in states:
+        part = shares.get_group(state)
+        found = dict(zip(names[part["layer"]], part["bytes"], strict=True))
+        assert found["0"] == 4 * of_first
+        assert found["2"] >= 4 * (held - of_first)  # and the block's rounding
