@@ -111,6 +111,14 @@ API int nvmlDeviceGetGpuFabricInfoV(void *handle, struct fabric_info *out) {
     return out->version = version, OK;
 }
 
+/* All GPUs of a host reach each other, as for cudaDeviceCanAccessPeer: NVML_P2P_STATUS_OK is 0. RPC's TensorPipe asks. */
+API int nvmlDeviceGetP2PStatus(void *handle, void *peer, int capability, int *status) {
+    int device = nvml_device(handle), other = nvml_device(peer);
+    (void)capability;
+    if (device < 0 || device >= model.devices || other < 0 || other >= model.devices) return NVML_INVALID_ARGUMENT;
+    return *status = 0, OK;
+}
+
 /* Symmetric memory queries the NVLink topology, which the models do not have. */
 API int nvmlDeviceGetNvLinkRemoteDeviceType(void *handle, unsigned link, int *type) {
     (void)handle, (void)link, (void)type;
