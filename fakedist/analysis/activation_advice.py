@@ -139,12 +139,14 @@ def _selective(evidence: Evidence, fold: Fold, owner: Array, passes: Passes) -> 
     starts[is_extra], ends[is_extra] = freed[is_extra], np.maximum(back, freed)[is_extra]
     is_ours = is_kept & is_inside & is_forward
     names = ", ".join(f"torch.ops.{name}" for name in sorted(set(blocks.loc[is_ours, "operation"].astype(str))))
+    saving = Saving(gone, starts, ends)
     yield Change(
         "selective-checkpoint",
         f"checkpoint {fold.name} ({fold.class_name}), but keep products and attention",
         "with torch.utils.checkpoint.checkpoint(layer, ..., use_reentrant=False, context_fn=functools.partial("
         f"create_selective_checkpoint_contexts, [{names}])) each layer keeps those results and recomputes the rest",
-        Saving(gone, starts, ends),
+        saving,
+        saving,  # what is cut from larger blocks may change
         subjects=frozenset({fold.name}),
         price=recompute_price(evidence, passes, owner >= 0, _KEPT),
     )
@@ -434,7 +436,9 @@ def _chunks_price(evidence: Evidence, is_loss: Array, is_logits: Array, in_stack
     inside = more * (of_output(("forward",), _COPIES) + moved) + _SMALLER * 2 * of_output(working, _PRODUCT)
     gradient = int(requested[made_logits].max(initial=0)) or _largest(evidence, is_loss)
     pieced = _SLOW_CONCATENATION * 2 * gradient * us_per_byte * num_losses
-    on_host = sum(_LOSS_PIECES * evidence.host_us(phase, ~in_stacks) for phase in working)
+    of_layers = is_output.copy()
+    of_layers[of_losses["layer"]] = True
+    on_host = sum(_LOSS_PIECES * evidence.host_us(phase, of_layers & ~in_stacks) for phase in (working[0], *working))
     on_gpu = again + max(inside, pieced) + launches
     return Price(0.0, max(on_gpu, on_host), "logits computed again, and in pieces")
 
