@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from fakedist.analysis.evidence import (
     Saving,
     freed_early,
     kept_gradients,
+    matches,
     owners,
     passes_of,
     recompute_price,
@@ -32,12 +35,27 @@ _EVERY = {2: "every second layer of ", 3: "every third layer of ", 4: "every fou
 #: results are attention scores where no fused attention runs.
 _KEPT = r"^aten\.(?:mm|addmm|_scaled_mm|convolution)\.|attention_?(?:forward)?\.|_attention\w*\."
 _BACKWARD = "backward"
+_COMPILED = r"^inductor::"
+_IN_COMPILED = (
+    ". Of compiled layers the partitioner of torch.compile decides when to recompute what. With context_fn="
+    "functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default, torch.ops.aten.addmm.default])"
+    " they keep their products, which saves less, and takes less time"
+)
 #: ``save_on_cpu`` copies a tensor as often as it is saved, such as the input of three projections: at most twice here.
 _MOST_COPIES = 2
-_NOT_OF_WEIGHTS = r"addmm|attention|_norm|norm\.|softmax|gelu|silu|relu|dropout|embedding"
+_NOT_OF_WEIGHTS = r"addmm|attention|softmax|nll_loss|cross_entropy|gelu|silu|relu|dropout"
+_NOT_OF_BATCH = r"arange|zeros|ones|full|empty|rand|tril|triu|\.eye|\.cos\.|\.sin\.|\.(?:sum|mean|var\w*|prod|cumsum)\."
+_MOST_PAIRED = 300  # sizes of parameters
 _COPIES = r"_to_copy|copy_|clone|_weight_norm"
 _LOSS_PIECES = 8
 _LOSS = r"log_softmax|nll_loss|cross_entropy"
+_PRODUCT = r"\.(?:mm|addmm|bmm|_scaled_mm)\."
+#: A chunk's products read the output layer's weight three times and write its gradient, which adding reads twice and
+#: writes.
+_WEIGHT_MOVES = 7
+#: Products of an eighth of the rows take this much longer in all; a kernel takes this long at least; pieces of 2-byte
+#: elements become one tensor so many times slower than a copy (see ``cost_model``).
+_SMALLER, _LAUNCH_US, _SLOW_CONCATENATION = 0.25, 3.0, 4
 
 
 def checkpoint_layers(evidence: Evidence) -> Iterator[Change]:
@@ -53,25 +71,40 @@ def checkpoint_layers(evidence: Evidence) -> Iterator[Change]:
         passes = passes_of(evidence, owner)
         if passes is None:
             continue
-        if megatron is None:
-            yield from _checkpoints(evidence, fold, owner, passes, bytes_)
-            yield from _selective(evidence, fold, owner, passes)
-        else:
+        # The partitioner of torch.compile decides what compiled layers save: which products is not known.
+        is_compiled = bool(evidence.operation(_COMPILED)[passes.blocks].any())
+        if megatron is not None:
             yield from megatron.recompute(evidence, fold, owner, passes)
-        yield from _offload(evidence, fold, owner, passes, megatron)
+        else:
+            yield from _checkpoints(evidence, fold, owner, passes, bytes_, is_compiled=is_compiled)
+            if not is_compiled:
+                yield from _selective(evidence, fold, owner, passes)
+        if not is_compiled:
+            yield from _offload(evidence, fold, owner, passes, megatron)
 
 
-def _checkpoints(evidence: Evidence, fold: Fold, owner: Array, passes: Passes, bytes_: int) -> Iterator[Change]:
-    """Whole layers recomputed: all of them, or every second, third or fourth."""
+def _checkpoints(
+    evidence: Evidence, fold: Fold, owner: Array, passes: Passes, bytes_: int, *, is_compiled: bool
+) -> Iterator[Change]:
+    """Whole layers recomputed: all of them, or every second, third or fourth.
+
+    Compiled layers recompute at most what runs now, each result perhaps only where it is used.
+    """
     text = (
         f"activations saved inside these {len(fold.layers)} layers hold {format_bytes(bytes_)} at the peak; with "
         "torch.utils.checkpoint each layer keeps only its output and recomputes the rest in backward"
     )
+    if is_compiled:
+        text += _IN_COMPILED
     for every, words in {1: "", **_EVERY}.items():
         if every >= len(fold.layers):
             continue
         least = recomputed(evidence, passes, passes.owner % every == 0)
         most = freed_early(evidence, passes, least)
+        price = recompute_price(evidence, passes, (owner >= 0) & (owner % every == 0))
+        if is_compiled:
+            most, _ = _offloaded(evidence, passes, passes.owner % every == 0)
+            price = None if price is None else replace(price, low_us=0.0)
         yield Change(
             "checkpoint",
             f"checkpoint {words}{fold.name} ({fold.class_name})",
@@ -79,7 +112,7 @@ def _checkpoints(evidence: Evidence, fold: Fold, owner: Array, passes: Passes, b
             most or least,
             least if most else None,
             subjects=frozenset({fold.name}),
-            price=recompute_price(evidence, passes, (owner >= 0) & (owner % every == 0)),
+            price=price,
             is_variant=every > 1,
         )
 
@@ -106,12 +139,14 @@ def _selective(evidence: Evidence, fold: Fold, owner: Array, passes: Passes) -> 
     starts[is_extra], ends[is_extra] = freed[is_extra], np.maximum(back, freed)[is_extra]
     is_ours = is_kept & is_inside & is_forward
     names = ", ".join(f"torch.ops.{name}" for name in sorted(set(blocks.loc[is_ours, "operation"].astype(str))))
+    saving = Saving(gone, starts, ends)
     yield Change(
         "selective-checkpoint",
         f"checkpoint {fold.name} ({fold.class_name}), but keep products and attention",
-        "with torch.utils.checkpoint(layer, ..., use_reentrant=False, context_fn=lambda: "
-        f"create_selective_checkpoint_contexts([{names}])) each layer keeps those results and recomputes the rest",
-        Saving(gone, starts, ends),
+        "with torch.utils.checkpoint.checkpoint(layer, ..., use_reentrant=False, context_fn=functools.partial("
+        f"create_selective_checkpoint_contexts, [{names}])) each layer keeps those results and recomputes the rest",
+        saving,
+        saving,  # what is cut from larger blocks may change
         subjects=frozenset({fold.name}),
         price=recompute_price(evidence, passes, owner >= 0, _KEPT),
     )
@@ -269,20 +304,31 @@ def _micro_batch(evidence: Evidence) -> int:
 
 
 def _scales(evidence: Evidence, activations: Array, batch: int) -> Array:
-    """Blocks whose size speaks for the batch: a multiple of it, and of the size of a layer's result.
+    """Blocks that surely scale with the batch.
 
-    What has a parameter's size may be made of parameters (a cast, a normed weight), unless its operation is never.
+    The batch divides their size, and it is that of a layer's result that is saved. What is as large as something made
+    of parameters (a cast, a gradient, a normed weight) scales only if its operation has no weight as its result. What
+    a reduction works in, and what is made of nothing (a mask, positions), need not scale.
     """
     requested = evidence.blocks["requested_bytes"].to_numpy()
-    of_parameters = np.unique(requested[evidence.category("parameter")])
-    sizes = {1, *(evidence.groups["size"].tolist() if len(evidence.groups) else ())}
-    shapes = np.unique(np.concatenate([of_parameters * size * factor for size in sizes for factor in (0.5, 1, 2)]))
+    is_as_weights = np.isin(requested, _sizes_of_weights(evidence, requested))
     is_linear = evidence.layers["class_name"].astype(str).str.contains("Linear").to_numpy()
-    is_result = evidence.operation(_NOT_OF_WEIGHTS) | is_linear[evidence.blocks["layer"].to_numpy()]
-    is_copy = evidence.operation(_COPIES)
-    own = activations & (requested % batch == 0) & ((is_result & ~is_copy) | ~np.isin(requested, shapes))
-    own &= ~evidence.operation(r"arange|zeros|ones|full|empty|rand")
-    return np.isin(requested, np.unique(requested[own])) & (requested > 0)
+    in_linear = is_linear[evidence.blocks["layer"].to_numpy()] & evidence.phase("forward")
+    is_result = evidence.operation(_NOT_OF_WEIGHTS) | (evidence.operation(_PRODUCT) & in_linear)
+    may = (is_result | ~is_as_weights) & ~evidence.operation(_NOT_OF_BATCH) & (requested > 0)
+    own = may & activations & (requested % batch == 0)
+    return np.asarray(may & np.isin(requested, np.unique(requested[own])))
+
+
+def _sizes_of_weights(evidence: Evidence, requested: Array) -> Array:
+    """Bytes of parameters, whole or sharded, in any type, in parts of up to four, and of two or three together."""
+    of_parameters = np.unique(requested[evidence.category("parameter")])
+    if len(of_parameters) <= _MOST_PAIRED:
+        pairs = (of_parameters[:, None] + number * of_parameters for number in (1, 2))
+        of_parameters = np.unique(np.concatenate([of_parameters, *(pair.ravel() for pair in pairs)]))
+    sizes = {1, *(evidence.groups["size"].tolist() if len(evidence.groups) else ())}
+    factors = {size * type_ / part for size in sizes for type_ in (0.25, 0.5, 1, 2) for part in (1, 2, 3, 4)}
+    return np.unique(np.concatenate([of_parameters * factor for factor in factors]))
 
 
 def _split_price(evidence: Evidence, pieces: int) -> Price | None:
@@ -306,9 +352,11 @@ def chunk_loss(evidence: Evidence) -> Iterator[Change]:
     is_loss = evidence.operation(_LOSS)
     stack = evidence.blocks["stack"].to_numpy()
     lines = {evidence.lines[number] for number in np.unique(stack[is_loss])} - {""}
-    # The cast of the logits is on the same line as the loss.
+    # The cast of the logits is on the same line as the loss, where the output layer and its casts may be, too.
     on_line = np.array([line in lines for line in evidence.lines])[stack]
-    chosen = is_loss | (evidence.operation("_to_copy") & on_line)
+    largest = _largest(evidence, is_loss)
+    is_as_large = np.isin(evidence.blocks["requested_bytes"].to_numpy(), (largest, largest // 2))
+    chosen = is_loss | (evidence.operation("_to_copy") & on_line & is_as_large)
     if not chosen.any():
         return
     held = evidence.at_peak(chosen)
@@ -325,7 +373,6 @@ def chunk_loss(evidence: Evidence) -> Iterator[Change]:
     in_stacks = np.zeros(len(evidence.layers), bool)
     for fold in stacks(evidence):
         in_stacks |= owners(evidence.layers, fold.layers) >= 0
-    again = evidence.kernels_us(("forward",), ~in_stacks)
     is_logits = _logits(evidence, is_loss) & ~in_stacks[evidence.blocks["layer"].to_numpy()]
     yield Change(
         "fuse-loss",
@@ -335,7 +382,7 @@ def chunk_loss(evidence: Evidence) -> Iterator[Change]:
         _loss_alone(evidence, is_loss, chosen, is_logits),
         line=line,
         subjects=frozenset({"loss"}),
-        price=None if again is None else Price(0.0, again, "recomputed logits if their chunks are checkpointed"),
+        price=_chunks_price(evidence, is_loss, is_logits, in_stacks),
     )
     gathered = _gathered_logits(evidence, is_loss)
     if gathered is None:
@@ -356,15 +403,60 @@ def chunk_loss(evidence: Evidence) -> Iterator[Change]:
     )
 
 
+def _chunks_price(evidence: Evidence, is_loss: Array, is_logits: Array, in_stacks: Array) -> Price | None:
+    """The most that chunks of the loss cost: what runs outside of the stacks once more, and what chunks do not divide.
+
+    With the output layer in the chunks, each casts the weight again, reads it in three products, writes its whole
+    gradient, and adds it to the others'. Without, pieces of the logits' gradient become one tensor.
+    """
+    kernels, working = evidence.kernels, ("forward", "backward")
+    again = evidence.kernels_us(("forward",), ~in_stacks)
+    if kernels is None or again is None:
+        return None
+    requested = evidence.blocks["requested_bytes"].to_numpy()
+    is_product = evidence.operation(_PRODUCT)
+    made_logits = is_logits & is_product & evidence.phase("forward")
+    is_output = np.zeros(len(evidence.layers), bool)
+    is_output[evidence.blocks["layer"].to_numpy()[made_logits]] = True
+    weight = requested[is_product & is_output[evidence.blocks["layer"].to_numpy()] & evidence.phase("backward")]
+
+    def of_output(phases: Sequence[str], operations: str) -> float:
+        every, others = (evidence.kernels_us(phases, is_output, without) for without in ("", operations))
+        return (every or 0.0) - (others or 0.0)
+
+    of_losses = kernels[matches(kernels["operation"], lambda name: re.search(_LOSS, name) is not None)]
+    losses = of_losses.loc[of_losses["phase"] == "forward", "duration_us"]
+    # The loss reads the logits, and writes as many bytes.
+    us_per_byte = float(losses.max()) / (2 * max(_largest(evidence, is_loss), 1)) if len(losses) else 0.0
+    num_losses = int((losses > losses.max() / 2).sum())
+    own = (is_output[kernels["layer"]] & kernels["phase"].isin(working)) | kernels.index.isin(of_losses.index)
+    more = _LOSS_PIECES - 1
+    launches = 2 * more * float(kernels.loc[own & ~kernels["is_call"], "duration_us"].clip(upper=_LAUNCH_US).sum())
+    moved = _WEIGHT_MOVES * int(weight.max(initial=0)) * us_per_byte * num_losses
+    inside = more * (of_output(("forward",), _COPIES) + moved) + _SMALLER * 2 * of_output(working, _PRODUCT)
+    gradient = int(requested[made_logits].max(initial=0)) or _largest(evidence, is_loss)
+    pieced = _SLOW_CONCATENATION * 2 * gradient * us_per_byte * num_losses
+    of_layers = is_output.copy()
+    of_layers[of_losses["layer"]] = True
+    on_host = sum(_LOSS_PIECES * evidence.host_us(phase, of_layers & ~in_stacks) for phase in (working[0], *working))
+    on_gpu = again + max(inside, pieced) + launches
+    return Price(0.0, max(on_gpu, on_host), "logits computed again, and in pieces")
+
+
+def _largest(evidence: Evidence, is_loss: Array) -> int:
+    """Bytes of the logits, as large as the largest that the loss makes."""
+    return int(evidence.blocks["requested_bytes"].to_numpy()[is_loss].max(initial=0))
+
+
 def _logits(evidence: Evidence, is_loss: Array) -> Array:
     """Blocks of the output layer that are as large as the loss's logits, in its type or one of half the size.
 
     Their parts before a tensor-parallel gather count in forward. A product in backward is not of the logits.
     """
     requested = evidence.blocks["requested_bytes"].to_numpy()
-    largest = int(requested[is_loss].max(initial=0))
+    largest = _largest(evidence, is_loss)
     parts = [whole // evidence.group_size(of) for of in evidence.splits_tensors for whole in (largest, largest // 2)]
-    backward = evidence.phase("backward") & ~evidence.operation(r"\.(?:mm|addmm|bmm|_scaled_mm)\.")
+    backward = evidence.phase("backward") & ~evidence.operation(_PRODUCT)
     is_logits = np.isin(requested, (largest, largest // 2)) & (evidence.phase("forward") | backward)
     is_logits |= np.isin(requested, parts) & evidence.phase("forward")
     is_kind = evidence.category("activation") | evidence.category("temporary") | evidence.category("communication")
@@ -378,7 +470,7 @@ def _loss_alone(evidence: Evidence, is_loss: Array, chosen: Array, is_logits: Ar
     """
     blocks = evidence.blocks
     sizes, made, freed = (blocks[name].to_numpy() for name in ("bytes", "alloc_event", "free_event"))
-    largest = int(blocks["requested_bytes"].to_numpy()[is_loss].max(initial=0))
+    largest = _largest(evidence, is_loss)
     is_whole = chosen & (blocks["requested_bytes"].to_numpy() >= largest // 2)
     is_cast = is_whole & ~is_loss
     gone = np.where(chosen, sizes * (1 - 1 / _LOSS_PIECES), 0)
@@ -403,7 +495,7 @@ def _loss_alone(evidence: Evidence, is_loss: Array, chosen: Array, is_logits: Ar
 
 def _gathered_logits(evidence: Evidence, is_loss: Array) -> tuple[int, int] | None:
     """The tensor-parallel group whose all-gather in forward made logits of the loss's size, and its bytes."""
-    largest = int(evidence.blocks["requested_bytes"].to_numpy()[is_loss].max(initial=0))
+    largest = _largest(evidence, is_loss)
     calls = evidence.last_calls
     gathers = calls[calls["operation"].str.startswith("all_gather") & (calls["phase"] == "forward")]
     whole = gathers[gathers["bytes_out"].isin((largest, largest // 2, largest * 2)) & (gathers["bytes_out"] > 0)]

@@ -22,7 +22,7 @@ from fakedist.rundir.notes import listed
 from fakedist.rundir.summary import Advice, Remedy
 from fakedist.units import format_bytes
 
-MIN_SHARE = 0.01  # of the peak; a smaller saving is not worth a change
+MIN_SHARE = 0.01  # of the peak, and of the GPU's memory; a smaller saving is not worth a change
 MIN_BYTES = 1 << 20
 _MOST_CHANGES = 3  # together
 _MOST_EVENTS = 300_000_000  # replayed in a search: some seconds
@@ -54,7 +54,7 @@ def find_advice(
     if not len(tables["blocks"]):
         return [], None
     evidence = Evidence(tables, folds, setup)
-    worth = max(MIN_BYTES, MIN_SHARE * evidence.peak)
+    worth = max(MIN_BYTES, MIN_SHARE * max(evidence.peak, room.capacity_bytes))
     # One that gives nothing by itself may uncover another.
     changes = {change: evidence.saved([change]) for rule in RULES for change in rule(evidence)}
     segments = _expandable_segments(evidence)

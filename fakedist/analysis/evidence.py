@@ -65,11 +65,13 @@ class Room:
 
     ``low_bytes`` is left if NCCL and the CUDA context take the most that they may, ``high_bytes`` if the least; None if
     the GPU's memory is not known, or the run ended before its peak. ``step_us`` is None if no step was timed.
+    ``capacity_bytes`` is the GPU's memory, 0 if it is not known.
     """
 
     low_bytes: int | None = None
     high_bytes: int | None = None
     step_us: float | None = None
+    capacity_bytes: int = 0
 
     def fits(self, low_bytes: int, high_bytes: int) -> Fits:
         """Whether something between these would fit."""

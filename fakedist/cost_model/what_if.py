@@ -261,7 +261,9 @@ def loop_of_optimizer(launches: pd.DataFrame, work: pd.DataFrame) -> tuple[npt.N
     counts = operation.iloc[of_work[single]].value_counts()
     if not len(counts) or 2 * single.sum() < rows.sum() or counts.iloc[0] < 2 * _TENSORS_IN_A_LIST:
         return np.zeros(len(launches), bool), 0.0
-    return single, float(single.sum() / counts.iloc[0])
+    # Most operations run once for each parameter. One may run more often (``mul_`` in AdamW), or for some parameters.
+    num_parameters = counts[counts >= _TENSORS_IN_A_LIST].mode().min()
+    return single, float(single.sum() / num_parameters)
 
 
 def _in_lists(what_if: WhatIf, launches: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:

@@ -147,7 +147,10 @@ def summarize(
     outside = _outside(recording, tables, job, (held, capacity), notes) if has_steps else None
     out_of_memory = _out_of_memory(recording, ending, tables, capacity)
     room = room_of(ending, out_of_memory, capacity, outside, None if times is None else times.summary)
-    advice, remedy = _advised(tables, folds, room, _setup(recording, job), notes)
+    advice: list[Advice] = []
+    remedy: Remedy | None = None
+    if len(tables["steps"]) or out_of_memory is not None or not has_steps:  # else its peak may be yet to come
+        advice, remedy = _advised(tables, folds, room, _setup(recording, job), notes)
     return Summary(
         world_size=None if job is None else job.world_size,
         rank=None if job is None else job.rank,
@@ -222,9 +225,9 @@ def room_of(
     step_us = None if time is None else time.step_us
     limit = capacity_bytes if out_of_memory is None else out_of_memory.limit_bytes or capacity_bytes
     if not limit or not (ending.ended_well or (out_of_memory is not None and out_of_memory.went_on)):
-        return Room(step_us=step_us)
+        return Room(step_us=step_us, capacity_bytes=capacity_bytes)
     low, high = (0, 0) if outside is None else (outside.low_bytes, outside.high_bytes)
-    return Room(max(limit - high, 0), max(limit - low, 0), step_us)
+    return Room(max(limit - high, 0), max(limit - low, 0), step_us, capacity_bytes)
 
 
 def _advised(

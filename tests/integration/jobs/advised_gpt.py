@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 from contextlib import nullcontext
 from typing import Any
@@ -12,9 +13,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-DIM, HEADS, LAYERS, SEQ_LEN, VOCAB = 512, 8, 6, 512, 2_048
+DIM, HEADS, LAYERS, SEQ_LEN, VOCAB = 512, 8, 6, 512, 16_384
+PIECES = 8
 KEPT = [
     torch.ops.aten.addmm.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
@@ -49,18 +52,39 @@ class GPT(nn.Module):
         self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
         self.change = change
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of tokens [batch, SEQ_LEN]."""
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The loss of tokens [batch, SEQ_LEN]."""
         x = self.embedding(tokens)
         options: dict[str, Any] = {"use_reentrant": False}
         if self.change == "selective-checkpoint":
-            options["context_fn"] = lambda: create_selective_checkpoint_contexts(KEPT)
+            options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, KEPT)
         offloads = self.change == "offload"
         with torch.autograd.graph.save_on_cpu(pin_memory=True) if offloads else nullcontext():
             for layer in self.layers:
                 x = checkpoint(layer, x, **options) if "checkpoint" in self.change else layer(x)
-        logits: Tensor = self.head(x)
-        return logits
+        return self.loss(x.flatten(0, 1), targets.flatten())
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of hidden states [tokens, DIM], in chunks with the output layer or without it."""
+        if self.change == "fuse-loss":
+            pieces = zip(x.chunk(PIECES), targets.chunk(PIECES), strict=True)
+            loss = sum(checkpoint(self.of_piece, *piece, use_reentrant=False) for piece in pieces)
+        elif self.change == "fuse-loss alone":
+            pieces = zip(self.head(x).chunk(PIECES), targets.chunk(PIECES), strict=True)
+            loss = sum(checkpoint(of_logits, *piece, use_reentrant=False) for piece in pieces)
+        else:
+            loss = self.of_piece(x, targets)
+        assert isinstance(loss, Tensor)
+        return loss / targets.numel()
+
+    def of_piece(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The summed loss of some tokens."""
+        return of_logits(self.head(x), targets)
+
+
+def of_logits(logits: Tensor, targets: Tensor) -> Tensor:
+    """The summed loss of some logits."""
+    return F.cross_entropy(logits.float(), targets, reduction="sum")
 
 
 def main() -> None:
@@ -71,17 +95,22 @@ def main() -> None:
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     gpt = GPT(args.change).cuda().bfloat16()
-    if args.change == "shard-parameters":
-        for layer in gpt.layers:
-            fully_shard(layer)
-        fully_shard(gpt)
-    model = gpt if args.change == "shard-parameters" else nn.parallel.DistributedDataParallel(gpt)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    if args.change in ("shard-gradients", "shard-parameters"):
+        for module in (*gpt.layers, gpt):
+            fully_shard(module, reshard_after_forward=args.change == "shard-parameters")
+        model: nn.Module = gpt
+    else:
+        model = nn.parallel.DistributedDataParallel(gpt)
+    optimizer: torch.optim.Optimizer
+    if args.change == "shard-optimizer":
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, fused=True)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     pieces = 2 if args.change == "micro-batch" else 1
     for _ in range(3):
         for _ in range(pieces):
             tokens = torch.randint(VOCAB, (8 // pieces, SEQ_LEN + 1), device="cuda")
-            F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+            model(tokens[:, :-1], tokens[:, 1:]).backward()
         optimizer.step()
         optimizer.zero_grad()
 

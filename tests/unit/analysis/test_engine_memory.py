@@ -23,7 +23,7 @@ from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.records import EngineRecord
 from fakedist.rundir.summary import Summary
-from tests.unit.analysis.recorded import BASE, GIB, MIB, HandMade, new_run
+from tests.unit.analysis.recorded import BASE, GIB, GPU, MIB, HandMade, new_run
 
 #: Of 80 GiB, 4 GiB are in use before the engine looks; of its half of the GPU 5 GiB are not for its KV cache.
 ENGINE = EngineRecord(
@@ -208,6 +208,8 @@ def test_the_peak_that_advice_lowers_has_no_memory_that_sleeps(
     made.op("generation", 2)
     made.record("asleep", op=5, address=b"", size=b"")
     made.free(GIB, cache_mib * MIB)
+    made.gpu = replace(GPU, capacity_bytes=0)
+    made.step(1)
     made.ended()
     run = made.write(new_run(tmp_path / "run"))
     build_tables(run)

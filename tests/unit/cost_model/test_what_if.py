@@ -215,6 +215,17 @@ def test_an_optimizer_in_lists_launches_once_for_thirty_parameters() -> None:
             host_end_us(rows, "foreach")
 
 
+@pytest.mark.parametrize(("twice", "in_all"), [(40, 8.0), (20, 7.5)])
+def test_an_operation_that_runs_twice_for_each_parameter_does_not_halve_the_kernels_of_one(
+    twice: int, in_all: float
+) -> None:
+    names = ("lerp_", "addcmul_", "sqrt", "div", "add_", "addcdiv_", "mul_")
+    once = [SQRT._replace(operation=f"aten.{name}.Tensor") for name in names]
+    works = [*once * 40, *[once[-1]] * twice]  # AdamW of 40 parameters, of which some decay
+    rows = record([launch(work, phase="optimizer") for work in works])
+    assert loop_of_optimizer(launch_table(rows), work_table(rows))[1] == in_all
+
+
 def test_the_host_stops_waiting_at_one_line_alone() -> None:
     slow = launch(SQRT._replace(name="slow"))
     waits = [launch(what="host_waits", op=1), launch(what="host_waits", op=2)]
