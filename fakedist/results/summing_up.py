@@ -230,7 +230,7 @@ def room_of(
 def _advised(
     tables: dict[str, pd.DataFrame], folds: list[Fold], room: Room, setup: Setup, notes: list[Note], *, steps: bool
 ) -> tuple[list[Advice], Remedy | None]:
-    """Advice and remedy; none before the first step has ended, if there are to be steps: the peak may be yet to come."""
+    """Advice and remedy; none before a step has ended, where ``steps`` are expected: the peak may be yet to come."""
     if steps and not len(tables["steps"]):
         return [], None
     return estimate_or_note("what would help", lambda: find_advice(tables, folds, room, setup), notes) or ([], None)
