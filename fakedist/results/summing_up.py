@@ -147,10 +147,7 @@ def summarize(
     outside = _outside(recording, tables, job, (held, capacity), notes) if has_steps else None
     out_of_memory = _out_of_memory(recording, ending, tables, capacity)
     room = room_of(ending, out_of_memory, capacity, outside, None if times is None else times.summary)
-    advice: list[Advice] = []
-    remedy: Remedy | None = None
-    if len(tables["steps"]) or out_of_memory is not None or not has_steps:  # else its peak may be yet to come
-        advice, remedy = _advised(tables, folds, room, _setup(recording, job), notes)
+    advice, remedy = _advised(tables, folds, room, _setup(recording, job), notes, steps=has_steps and not out_of_memory)
     return Summary(
         world_size=None if job is None else job.world_size,
         rank=None if job is None else job.rank,
@@ -231,8 +228,11 @@ def room_of(
 
 
 def _advised(
-    tables: dict[str, pd.DataFrame], folds: list[Fold], room: Room, setup: Setup, notes: list[Note]
+    tables: dict[str, pd.DataFrame], folds: list[Fold], room: Room, setup: Setup, notes: list[Note], *, steps: bool
 ) -> tuple[list[Advice], Remedy | None]:
+    """Advice and remedy; none before a step has ended, where ``steps`` are expected: the peak may be yet to come."""
+    if steps and not len(tables["steps"]):
+        return [], None
     return estimate_or_note("what would help", lambda: find_advice(tables, folds, room, setup), notes) or ([], None)
 
 

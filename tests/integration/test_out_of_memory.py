@@ -117,7 +117,7 @@ def test_what_it_needs_is_what_it_takes_without_a_limit_less_the_caches_that_are
     limited, unlimited = runs["backward"].report, runs["unlimited"].report
     assert limited["peak_allocated_bytes"] == unlimited["peak_allocated_bytes"]
     assert unlimited["peak_allocated_bytes"] <= limited["peak_reserved_bytes"] <= unlimited["peak_reserved_bytes"]
-    assert unlimited["advice"][0]["rule"] == "checkpoint"  # it gives most
+    assert unlimited["advice"] == []  # less than 1 % of the 80 GB that it then has
     first = limited["advice"][0]  # it makes the rank fit
     assert (first["rule"], "fit" in first["fits"]) == ("expandable-segments", True)
     assert "not" not in first["fits"]

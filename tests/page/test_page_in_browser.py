@@ -16,10 +16,10 @@ from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.units import format_bytes, format_us
 from tests.page.browser import Reader, drawn, serious_faults
-from tests.unit.analysis.recorded import GPU, MIB, HandMade, new_run, wrote_nothing
+from tests.unit.analysis.recorded import MIB, HandMade, new_run, wrote_nothing
 from tests.unit.cost_model.times_by_hand import kernel, record
 from tests.unit.report import handmade
-from tests.unit.report.page.test_switches import trained
+from tests.unit.report.page.test_switches import CAPACITY, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -457,7 +457,7 @@ def test_switches_move_the_verdict_the_bar_and_the_timeline(reader: Reader, advi
     assert card.locator(".pill").inner_text() == "fits"
     assert "with 2 changes: needs" in card.inner_text()
     widths = card.locator(".track i").evaluate_all("all => all.map((each) => parseFloat(each.style.width))")
-    assert sum(widths[:-1]) == pytest.approx(100 * left(CHECKPOINT, LOSS)[0] / GPU.capacity_bytes, abs=0.01)
+    assert sum(widths[:-1]) == pytest.approx(100 * left(CHECKPOINT, LOSS)[0] / CAPACITY, abs=0.01)
     page.wait_for_timeout(_SETTLED)
     most = format_bytes(left(CHECKPOINT, LOSS)[1])
     assert f"with the changes at most {most}" in page.locator("#timeline").inner_text()

@@ -23,16 +23,17 @@ from fakedist.report.page.switches import add_switches, find_switches
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.rundir.summary import Advice, Remedy
-from tests.unit.analysis.recorded import GIB, KIB, MIB, HandMade
+from tests.unit.analysis.recorded import GIB, GPU, KIB, MIB, HandMade
 from tests.unit.report.handmade import built, ended_well, timed
 
 NODE = shutil.which("node")
 REPLAYED = Path(__file__).parents[3] / "page" / "replayed.js"
+CAPACITY = 2 * GIB  # little: advice gives at least 1 % of it
 
 
 def trained(directory: Path, layers: int = 4) -> Path:
     """A step of layers that save blocks, whose optimizer state is worth nothing to advise; segments in between."""
-    made = HandMade()
+    made = HandMade(gpu=replace(GPU, capacity_bytes=CAPACITY))
     container = made.layer("layers", "ModuleList", made.layer("(Net)", "Net"))
     repeats = [made.layer(f"layers.{at}", "Block", container) for at in range(layers)]
     stack = made.stack(("/site-packages/torch/nn/linear.py", 5, "forward"), ("/job/model.py", 12, "forward"))
