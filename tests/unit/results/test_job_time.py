@@ -18,7 +18,7 @@ from tests.unit.analysis.recorded import GPU, new_run
 from tests.unit.cost_model.launches_by_hand import PRODUCT, launch, record
 from tests.unit.report.handmade import ended_well, recorded
 
-EMBEDDING = WorkRow("gather", "kernel", "copy", "aten.embedding.default", 0.0, 1e6, "bf16", m=2048)
+EMBEDDING = WorkRow("gather", "kernel", "copy", "aten.embedding.default", 0.0, 1e6, "bf16", m=4096)
 SEND = WorkRow("send", "collective", "communication", "send", float("nan"), float("nan"))
 RECV = SEND._replace(name="recv", operation="recv")
 NUM_BATCHES = 6
@@ -104,9 +104,9 @@ def test_the_bubble_of_equal_stages_is_the_formulas(stages: list[Path]) -> None:
 def test_tokens_and_flops_of_the_whole_job_are_counted(stages: list[Path]) -> None:
     step = time_job(stages).summary
     done = step.throughput
-    assert done.tokens_per_step == 2048 * NUM_BATCHES * 2
+    assert done.tokens_per_step == 4096 * NUM_BATCHES * 2
     assert done.num_micro_batches == NUM_BATCHES
-    assert done.tokens_per_s_per_gpu == pytest.approx(2048 * NUM_BATCHES * 2 / (step.step_us * 1e-6) / 8)
+    assert done.tokens_per_s_per_gpu == pytest.approx(4096 * NUM_BATCHES * 2 / (step.step_us * 1e-6) / 8)
     flops = 3 * 10 * NUM_BATCHES * PRODUCT.flops
     for rate in done.rates:
         assert rate.tflops_per_gpu == pytest.approx(flops / (step.step_us * 1e-6) / 1e12)
@@ -176,7 +176,7 @@ def test_the_command_prints_the_job_in_every_format(
     text = capsys.readouterr().out
     assert "Step of the job, estimated" in text
     assert "rank 0 binds memory" in text
-    assert " of all GPUs, 24,576 tokens a step" in text
+    assert " of all GPUs, 49,152 tokens a step" in text
     assert main(["time", *runs, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["stages"][1]["rank"] == 4
     assert main(["time", *runs, "--format", "markdown"]) == 0
