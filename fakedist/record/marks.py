@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from fakedist.rank.frameworks import deepspeed, fsdp1, megatron, transformer_engine
+from fakedist.rank.frameworks import deepspeed, megatron, transformer_engine
 from fakedist.record.marker import PLAIN, WHAT_BITS, Marker, Piece, PythonMarker, What, device_pieces, inside_transforms
 from fakedist.record.module_names import KEEP_LAYER, OUTSIDE, LayerTable, modules_of
 from fakedist.record.position import Position
@@ -293,9 +293,13 @@ class Marks:
         self._flush()
 
     def _flattened(self, parameter: object) -> list[OwnedPart]:
-        """The parts of a flat parameter, each of the layer whose own parameter it was; empty for any other."""
-        parts = fsdp1.parts_of(parameter) if isinstance(parameter, torch.Tensor) else ()
-        return [OwnedPart(self._layers.layer(module), first, number) for module, first, number in parts]
+        """The parts of FSDP1's flat parameter, each of the layer whose own parameter it was; empty for any other."""
+        infos, shards = (getattr(parameter, name, ()) for name in ("_param_infos", "_shard_param_infos"))
+        return [
+            OwnedPart(self._layers.layer(info.module), shard.offset_in_shard, shard.numel_in_shard)
+            for info, shard in zip(infos, shards, strict=False)
+            if shard.in_shard
+        ]
 
     def _kept_elsewhere(
         self, optimizer: torch.optim.Optimizer, known: _OwnedMemory
