@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -146,9 +147,13 @@ def test_a_download_is_neither_converted_nor_put_in_order_on_the_host() -> None:
     no_data = NoData(Host(0))
     there, halves = torch.ones(N, 2), torch.ones(N, 2, dtype=torch.half)
 
-    def left_alone(operator: Operator, *args: object, **kwargs: object) -> bool:
-        """Whether what comes holds nothing of the source, whose elements are ones."""
-        return not no_data.download(operator, args, kwargs).eq(1).any()
+    values = itertools.count(3)
+
+    def left_alone(operator: Operator, *args: Any, **kwargs: object) -> bool:
+        """Whether what comes holds nothing of the source, whose value no memory that was freed before has."""
+        value = next(values)
+        args[operator is COPY].fill_(value)
+        return not no_data.download(operator, args, kwargs).eq(value).any()
 
     assert left_alone(COPY, torch.zeros(N, 2), halves)
     assert left_alone(COPY, torch.zeros(2, N).t(), there)
