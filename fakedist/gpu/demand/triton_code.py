@@ -9,11 +9,13 @@ grid at once, so helper functions count, and so do loops that end earlier in som
 from __future__ import annotations
 
 import ast
+import importlib
 import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -554,3 +556,14 @@ def _sum(
     first: dict[str, npt.NDArray[np.float64]], second: Mapping[str, npt.NDArray[np.float64]]
 ) -> dict[str, npt.NDArray[np.float64]]:
     return first | {dtype: flops + first[dtype] if dtype in first else flops for dtype, flops in second.items()}
+
+
+def compiled_text(kernel: object, kind: str) -> str:
+    """The text ("ttir", "ptx") of a compiled kernel, or "": torch's static launcher keeps only its name in a cache."""
+    asm, key, name = (getattr(kernel, attribute, None) for attribute in ("asm", "hash", "name"))
+    if asm is not None and kind in asm:
+        return str(asm[kind])
+    if not isinstance(key, str) or not isinstance(name, str):
+        return ""
+    path = importlib.import_module("triton.runtime.cache").get_cache_manager(key).get_file(f"{name}.{kind}")
+    return Path(path).read_text() if path else ""

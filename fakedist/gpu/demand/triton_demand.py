@@ -7,11 +7,9 @@ the elements that it iterates over, which bounds what it picks from an embedding
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -26,7 +24,7 @@ from fakedist.gpu.demand.operation_demand import (
     memory_bytes,
     tensor_bytes,
 )
-from fakedist.gpu.demand.triton_code import Access, TritonIr, TritonSource, read_source
+from fakedist.gpu.demand.triton_code import Access, TritonIr, TritonSource, compiled_text, read_source
 from fakedist.gpu.demand.work_shapes import AttentionShape, Known, ProductShape
 
 _SIZE = re.compile(r"^\s*([A-Z][A-Z0-9_]*)\s*(?::\s*tl\.constexpr\s*)?=\s*(\w+)\s*$", re.MULTILINE)
@@ -164,7 +162,7 @@ class TritonKernel:
     def _ir(self, compiled: object) -> TritonIr | None:
         key = str(getattr(compiled, "hash", ""))
         if key not in self._irs:
-            text = _ir_text(compiled)
+            text = compiled_text(compiled, "ttir")
             self._irs[key] = TritonIr(text) if text else None
         return self._irs[key]
 
@@ -217,17 +215,6 @@ class TritonKernel:
                 if access.stores and not access.passes:
                     return demand._replace(dtype="fp8", quantized=matrix_size(value))
         return demand
-
-
-def _ir_text(compiled: object) -> str:
-    """The kernel's intermediate representation, or "": torch's static launcher keeps only its name in a cache."""
-    asm, key, name = (getattr(compiled, attribute, None) for attribute in ("asm", "hash", "name"))
-    if asm is not None and "ttir" in asm:
-        return str(asm["ttir"])
-    if not isinstance(key, str) or not isinstance(name, str):
-        return ""
-    path = importlib.import_module("triton.runtime.cache").get_cache_manager(key).get_file(f"{name}.ttir")
-    return Path(path).read_text() if path else ""
 
 
 def _least(tensor: torch.Tensor, most: float, accesses: int) -> float:

@@ -6,11 +6,9 @@ kept when it ends and restored when it is replayed. Inductor computes constants 
 
 from __future__ import annotations
 
-import importlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +16,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fakedist.gpu.demand.triton_code import compiled_text
 from fakedist.gpu.values.contents import Defined, host_bytes
 from fakedist.gpu.values.ptx import written_parameters
 from fakedist.gpu.values.tensors import PLAIN, Arguments, Holding, Keywords, find_know, report_kernel, report_write
@@ -164,21 +163,10 @@ def triton_writes() -> Iterator[None]:
 
 def _report(kernel: object, function: int) -> None:
     """Report a kernel. Without its PTX the driver takes all that it gets as written."""
-    ptx = _text_of(kernel)
+    ptx = compiled_text(kernel, "ptx")
     written = written_parameters(ptx, str(getattr(kernel, "name", ""))) if ptx else None
     if written is not None:
         report_kernel(function, written)
-
-
-def _text_of(kernel: object) -> str:
-    """The PTX of a kernel, or "": torch's static launcher keeps only its name in Triton's cache."""
-    asm, key, name = (getattr(kernel, attribute, None) for attribute in ("asm", "hash", "name"))
-    if asm is not None and "ptx" in asm:
-        return str(asm["ptx"])
-    if not isinstance(key, str) or not isinstance(name, str):
-        return ""
-    path = importlib.import_module("triton.runtime.cache").get_cache_manager(key).get_file(f"{name}.ptx")
-    return Path(path).read_text() if path else ""
 
 
 def _forget(replayed: dict[int, int], addresses: list[int]) -> None:
