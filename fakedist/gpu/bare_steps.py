@@ -124,6 +124,14 @@ class _Answer(ctypes.Structure):
     _fields_ = [("size", ctypes.c_uint64), ("bytes", ctypes.c_void_p)]
 
 
+class _Moment(ctypes.Structure):
+    """``struct pace`` of driver/pace.c."""
+
+    _fields_ = [(name, ctypes.c_uint64) for name in ("position", "host_ns", "wall_ns", "cpu_ns", "work_ns")]
+
+
+#: The least time between two measurements of the core's pace, which take 15 us. What disturbs it lasts a millisecond.
+_APART_NS = 250_000
 _LAUNCH = struct.Struct("<QQqqQQ4q3I3I3i4i3i4B4xQ")
 assert _LAUNCH.size == ctypes.sizeof(Launch)
 #: Calls of which the clock's own cost is the mean, and launches that show how far it is off.
@@ -146,6 +154,8 @@ class BareGpu:
         library.fakedist_clock.argtypes = [ctypes.c_int, ctypes.c_uint64]
         library.fakedist_clock_go.argtypes = [ctypes.c_uint64]
         library.fakedist_clock_ns.restype = ctypes.c_uint64
+        library.fakedist_pace.argtypes = [ctypes.c_uint64]
+        library.fakedist_paces.restype = ctypes.c_size_t
         library.fakedist_answer_reads.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         self._library = library
         self.stop: Callable[[], object] = library.fakedist_clock_stop
@@ -189,6 +199,7 @@ class BareGpu:
         bound_us = self._calibrate()
         self._library.fakedist_answer_reads(array, len(answers))
         self._log.begin()
+        self._library.fakedist_pace(_APART_NS)
         return bound_us
 
     def operators(self) -> Mapping[OpOverload, Callable[[], object]]:
@@ -199,6 +210,22 @@ class BareGpu:
     def now(self) -> tuple[int, float]:
         """Launches in the log, and microseconds on the host's clock."""
         return self._log.num_launches(), self._library.fakedist_clock_ns() / 1000
+
+    def pace_us(self) -> float:
+        """How long the core takes for a fixed piece of work now."""
+        return pace_us()
+
+    def pace_here(self) -> None:
+        """Keep the core's pace as of now, as is done every 250 us or so."""
+        self._library.fakedist_pace_here()
+
+    def paces(self) -> list[tuple[int, float, float, float, float]]:
+        """The core's pace while the clock ran: launches so far, us of the host, of the wall and of CPU time, and the work's."""
+        first = ctypes.POINTER(_Moment)()
+        number = self._library.fakedist_paces(ctypes.byref(first))
+        return [
+            (at.position, at.host_ns / 1e3, at.wall_ns / 1e3, at.cpu_ns / 1e3, at.work_ns / 1e3) for at in first[:number]
+        ]
 
     def collective(self, sequence: int) -> None:
         """A collective begins on the current stream; -1: it ended."""
@@ -228,6 +255,7 @@ class BareGpu:
         """Stop the clock. Returns the key of each launch since it was started, and the time on the host's clock."""
         self._library.fakedist_answer_reads(None, 0)
         launches = self._log.end()
+        self._library.fakedist_pace(0)
         self._library.fakedist_clock(0, 0)
         keys, at_ns = _keys(bytes(launches))
         return keys, [each / 1000 for each in at_ns]
@@ -269,6 +297,13 @@ class BareGpu:
             clocked.append(_time_of(tiny, library.fakedist_clock_ns))
             self._log.end()
         return abs(min(clocked) - min(plain)) / _NUM_LAUNCHES / 1000
+
+
+def pace_us() -> float:
+    """How long this thread's core takes for a fixed piece of work now (driver/pace.c). The driver must be loaded."""
+    measure = ctypes.PyDLL(None).fakedist_pace_now
+    measure.restype = ctypes.c_uint64
+    return int(measure()) / 1000
 
 
 def _time_of(tiny: Tensor, now: Callable[[], int]) -> int:

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import torch
 
-from fakedist.gpu.bare_steps import BareGpu, TimedLaunches
+from fakedist.gpu.bare_steps import BareGpu, TimedLaunches, pace_us
 from fakedist.gpu.fast_path.compiled import CompiledFastPath, make_fast_path
 from fakedist.gpu.fast_path.event_tracker import EventTracker
 from fakedist.gpu.models.catalogue import find_gpu, gpu_of_product
@@ -475,7 +475,7 @@ class Surroundings:
     def _write_machine_score(self) -> None:
         """Write how fast this machine is, once the run is recorded. A process that is out of memory has no score."""
         with suppress(RuntimeError):
-            self._process.journal.append(machine_score())
+            self._process.journal.append(machine_score(pace_us))
 
     def _write_traced(self) -> None:
         if self._gpu is None:

@@ -3,6 +3,7 @@
 #include "launches.h"
 
 #include "devices.h"
+#include "pace.h"
 
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -88,7 +89,14 @@ API size_t fakedist_num_launches(void) {
     return found;
 }
 
+/* Measure the core's pace here. */
+API void fakedist_pace_here(void) {
+    CLOCK_STANDS_STILL;
+    pace_measure(fakedist_num_launches(), clock_ns());
+}
+
 void launch_append(const struct launch *made) {
+    uint64_t host_ns = 0, position = 0;
     pthread_mutex_lock(&lock);
     if (launch_is_logged()) {
         if (count == room) {
@@ -96,10 +104,14 @@ void launch_append(const struct launch *made) {
             written = realloc(written, room * sizeof *written);
             if (!written) abort();
         }
+        host_ns = __atomic_load_n(&clock_is_on, __ATOMIC_RELAXED) ? clock_ns() : 0;
         written[count] = *made;
-        written[count++].at_ns = __atomic_load_n(&clock_is_on, __ATOMIC_RELAXED) ? clock_ns() : 0;
+        written[count++].at_ns = host_ns;
+        position = count;
     }
     pthread_mutex_unlock(&lock);
+    CLOCK_STANDS_STILL;
+    if (host_ns) pace_may_measure(position, host_ns);
 }
 
 static uint64_t mix(uint64_t hash, uint64_t value) { return (hash ^ value) * 0x100000001b3u; } /* FNV-1a */
