@@ -81,8 +81,8 @@ class ClockedGpu(Protocol):
     def operators(self) -> Mapping[OpOverload, Callable[[], object]]:
         """Operators that Python answers, and what returns the next result of each."""
 
-    def now(self) -> tuple[int, float]:
-        """Launches in the log, and microseconds on the host's clock."""
+    def num_launches(self) -> int:
+        """Launches in the log."""
 
     def pace_us(self) -> float:
         """How long the core takes for a fixed piece of work now."""
@@ -113,7 +113,6 @@ class Mark(NamedTuple):
     """
 
     position: int
-    host_us: float
     wall_us: float
     cpu_us: float
     loading_us: float
@@ -287,9 +286,8 @@ class HostClock:
 
     def _mark(self, gpu: ClockedGpu) -> None:
         gpu.pace_here()
-        position, host_us = gpu.now()
-        now_s = time.monotonic()
-        clocks = (host_us, now_s * 1e6, time.process_time() * 1e6, self._loading_us, self._collector_us)
+        position, now_s = gpu.num_launches(), time.monotonic()
+        clocks = (now_s * 1e6, time.process_time() * 1e6, self._loading_us, self._collector_us)
         self._marks.append(Mark(position, *clocks, self._score(gpu)))
         gpu.pace_here()
         took_s, self._last_s = now_s - self._last_s, now_s
