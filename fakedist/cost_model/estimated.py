@@ -155,7 +155,7 @@ def _clock_of(recording: Recording, launches: pd.DataFrame) -> ClockSteadiness |
     if clock is None or not launches["dispatch_us"].notna().any():
         return None
     bound = clock.bound_us / clock.step_us if clock.step_us else 0.0
-    return ClockSteadiness(clock.num_repeats, clock.spread, bound)
+    return ClockSteadiness(clock.num_repeats, clock.spread, bound, is_recorded=clock.is_recorded)
 
 
 #: Two scores of a machine in one run that differ so many times are said: one of them is not the machine's own.
@@ -163,9 +163,13 @@ _SCORES_DIFFER = 2
 
 
 def _machine_scores(recording: Recording, clock: ClockSteadiness | None) -> list[float]:
-    """The machine's scores: that of the clock's own steps, if it has one, and that at the run's end."""
-    around = recording.host_clock.linear_us if clock is not None and recording.host_clock is not None else 0.0
+    """The machine's scores: that of the clock's own steps, if it has one, and that at the run's end, at the same pace."""
     at_end = 0.0 if recording.machine is None else recording.machine.linear_us
+    if clock is None or recording.host_clock is None:
+        return [at_end] if at_end else []
+    around, pace_us = recording.host_clock.linear_us, recording.host_clock.pace_us
+    if recording.machine is not None and recording.machine.pace_us and pace_us:
+        at_end *= pace_us / recording.machine.pace_us
     return [score for score in (around, at_end) if score]
 
 

@@ -19,7 +19,8 @@ from typing import Protocol
 
 import torch
 
-from fakedist.gpu.bare_steps import BareGpu, TimedLaunches, pace_us
+from fakedist.gpu.bare_steps import BareGpu, TimedLaunches
+from fakedist.gpu.driver_clock import DriverClock
 from fakedist.gpu.fast_path.compiled import CompiledFastPath, make_fast_path
 from fakedist.gpu.fast_path.event_tracker import EventTracker
 from fakedist.gpu.models.catalogue import find_gpu, gpu_of_product
@@ -375,17 +376,18 @@ class Surroundings:
 
         keeps_keys = self._job.gpu_lag == "estimated" and not self._lags
         numbers, log = None if fast_path is None else fast_path.tags(), LaunchLog()
+        # Tests compare the recording with and without the clock.
+        clock = None if os.environ.get("FAKEDIST_HOST_CLOCK") == "0" else DriverClock()
         if self._values is None:
-            tracer = ModelTracer(numbers=numbers, log=log, keeps_keys=keeps_keys)
+            tracer = ModelTracer(numbers=numbers, log=log, clock=clock, keeps_keys=keeps_keys)
         else:
-            tracer = ModelTracer(self._values.known, numbers, log, keeps_keys=keeps_keys)
+            tracer = ModelTracer(self._values.known, numbers, log, clock=clock, keeps_keys=keeps_keys)
             tracer.keep_reads = self._values.keep_reads
 
         def timed() -> TimedLaunches | None:
             return tracer.timed
 
-        if os.environ.get("FAKEDIST_HOST_CLOCK") != "0":  # tests compare the recording with and without bare steps
-            self._bare_gpu = BareGpu(log, timed)
+        self._bare_gpu = None if clock is None else BareGpu(log, clock, timed)
         return tracer
 
     def _write_gpu(self) -> None:
@@ -475,7 +477,9 @@ class Surroundings:
     def _write_machine_score(self) -> None:
         """Write how fast this machine is, once the run is recorded. A process that is out of memory has no score."""
         with suppress(RuntimeError):
-            self._process.journal.append(machine_score(pace_us))
+            clock = DriverClock()
+            with clock.without_effects():
+                self._process.journal.append(machine_score(clock.pace_us))
 
     def _write_traced(self) -> None:
         if self._gpu is None:

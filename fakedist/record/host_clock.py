@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from itertools import pairwise
 from math import inf, isnan, nan
 from statistics import fmean, median, stdev
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -41,8 +41,9 @@ from fakedist.record.steps import SAVES
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.launch_records import HostClockRecord
 from fakedist.rundir.records import NoteRecord
-from fakedist.rundir.time_notes import host_clock_disturbed, host_not_measured
+from fakedist.rundir.time_notes import host_clock_disturbed, host_measured_as_recorded, host_not_measured
 
+_P, _T = ParamSpec("_P"), TypeVar("_T")
 #: Steps to measure at most, and from how many on the first one does not count: caches that the recorder kept cold.
 _MOST_STEPS, _SPARES_FIRST = 24, 3
 #: Bare steps may take so much of the time of the recorded ones, or so many seconds.
@@ -53,8 +54,14 @@ _RUNS_AWAY, _RUNS_AWAY_S = 10, 5.0
 _LEAST_MATCHED = 0.9
 #: The wall time of a step over its CPU time, from which on other processes were in the way.
 _DISTURBED = 1.5
+#: The error of the recorded step's own clock, as a fraction.
+_RECORDED_BOUND = 0.25
 #: Bare steps may take so many times as long in all where they were.
 _DISTURBED_BUDGET = 2
+
+
+#: The fields of :class:`Pace`.
+_PaceRow = tuple[int, float, float, float, float]
 
 
 class ClockedGpu(Protocol):
@@ -90,7 +97,7 @@ class ClockedGpu(Protocol):
     def pace_here(self) -> None:
         """Keep the core's pace as of now."""
 
-    def paces(self) -> list[tuple[int, float, float, float, float]]:
+    def paces(self) -> list[_PaceRow]:
         """The core's pace at moments since the beginning: the fields of :class:`Pace`."""
 
     def collective(self, sequence: int) -> None:
@@ -98,6 +105,9 @@ class ClockedGpu(Protocol):
 
     def left_out(self) -> AbstractContextManager[None]:
         """Launches of this thread have no key meanwhile."""
+
+    def recorded(self) -> tuple[list[int], list[float], list[_PaceRow]]:
+        """The positions of the timed step's rows in its log, the clock at each launch there, and the core's pace."""
 
     def reads_itself(self) -> AbstractContextManager[None]:
         """Let this thread read what the device's memory holds, not what it read before."""
@@ -173,6 +183,35 @@ def clock_record(
     )
 
 
+def recorded_clock(
+    step: int, keys: Sequence[Key], positions: Sequence[int], at_us: Sequence[float], paces: Sequence[Pace]
+) -> HostClockRecord | str:
+    """The record of the recorded step itself, or why there is none. Arguments as :class:`ClockedGpu` returns them."""
+    if not paces or not positions:
+        return "no step was timed"
+    clock, first, last = calm_clock(at_us, paces), paces[0], paces[-1]
+    times_us = times_of_rows(positions, clock.at_us, 0.0)
+    rows = [Sample(time_us, clock.warm_us[at]) for time_us, at in zip(times_us, positions, strict=True)]
+    dispatch_us = times_of(as_if_warm(keys, [rows]))
+    slowdown = fmean(pace.work_us for pace in paces) / clock.pace_us
+    if last.position == len(at_us):  # else it was cut short
+        dispatch_us[0] += max(last.host_us - at_us[-1], 0.0) / slowdown
+    return HostClockRecord(
+        step=step,
+        dispatch_us=array("d", dispatch_us).tobytes(),
+        num_repeats=1,
+        step_us=sum(dispatch_us),
+        wall_us=last.wall_us - first.wall_us,
+        cpu_us=last.cpu_us - first.cpu_us,
+        loading_us=0.0,
+        bound_us=_RECORDED_BOUND * sum(dispatch_us),
+        spread=0.0,
+        pace_us=clock.pace_us,
+        slowdown=slowdown,
+        is_recorded=True,
+    )
+
+
 # ---- the bare steps
 
 
@@ -201,6 +240,21 @@ class HostClock:
         self._budget_s = self._limit_s = inf
         self._inside = ExitStack()
         self._told = threading.Event()
+
+    def still(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
+        """The function, with the clock standing still in it, for the recorder's own hooks."""
+        gpu = self._gpu
+        if gpu is None:
+            return function
+
+        def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            gpu.stop()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                gpu.go(0)
+
+        return run
 
     @property
     def is_wanted(self) -> bool:
@@ -327,29 +381,39 @@ class HostClock:
         gpu = self._gpu
         if gpu is None:
             return []
-        if not self.is_on:
-            return [NoteRecord(host_not_measured(self._why_not))]
+        record = self._bare_record(gpu, how) if self.is_on else self._why_not
+        if isinstance(record, str):
+            why = record
+            record = recorded_clock(gpu.step, *self._recorded(gpu)) if gpu.step else "no step was timed"
+            if isinstance(record, str):
+                return [NoteRecord(host_not_measured(why))]
+            return [record, NoteRecord(host_measured_as_recorded(why))]
+        blocked = record.wall_us / max(record.cpu_us, 1.0)
+        return [record, *([NoteRecord(host_clock_disturbed(blocked))] if blocked > _DISTURBED else [])]
+
+    def _bare_record(self, gpu: ClockedGpu, how: str) -> HostClockRecord | str:
         self.is_on, self._is_over = False, True
         self._told.set()
         self._inside.close()
         log, self._loading.clock = gpu.end(), None
         if len(self._marks) < 2:
-            return [NoteRecord(host_not_measured(how or "the script ended before such a step did"))]
+            return how or "the script ended before such a step did"
         keys, split = gpu.rows()
         if self._begins_with_forward:
             split = len(keys)
-        marks = self._marks[len(self._marks) > _SPARES_FIRST :]
+        marks, paces = self._marks[len(self._marks) > _SPARES_FIRST :], [Pace(*pace) for pace in gpu.paces()]
         import pickle
 
         if dump := os.environ.get("FAKEDIST_DUMP"):
             with open(dump, "wb") as file:
-                pickle.dump((keys, split, log, self._marks, self._launch_bound_us, gpu.paces()), file)
-        paces = [Pace(*pace) for pace in gpu.paces()]
-        record = clock_record(gpu.step, (keys, split), log, marks, paces, launch_bound_us=self._launch_bound_us)
-        if isinstance(record, str):
-            return [NoteRecord(host_not_measured(record))]
-        blocked = record.wall_us / max(record.cpu_us, 1.0)
-        return [record, *([NoteRecord(host_clock_disturbed(blocked))] if blocked > _DISTURBED else [])]
+                t = gpu._timed()
+                pickle.dump((keys, split, log, self._marks, self._launch_bound_us, gpu.paces(), [l.at_ns / 1e3 for l in t.launches], [p for p, _ in t.rows], t.paces), file)
+        return clock_record(gpu.step, (keys, split), log, marks, paces, launch_bound_us=self._launch_bound_us)
+
+    @staticmethod
+    def _recorded(gpu: ClockedGpu) -> tuple[Sequence[Key], Sequence[int], Sequence[float], Sequence[Pace]]:
+        positions, at_us, paces = gpu.recorded()
+        return gpu.rows()[0], positions, at_us, [Pace(*pace) for pace in paces]
 
     @contextmanager
     def _around(self, sequence: int, operation: str) -> Iterator[None]:

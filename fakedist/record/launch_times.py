@@ -72,8 +72,9 @@ def calm_clock(at_us: Sequence[float], paces: Sequence[Pace]) -> CalmClock:
             cpu_us = after.cpu_us - before.cpu_us
             waited_us = after.wall_us - before.wall_us - cpu_us
             since_us = 0.0 if waited_us > _WAIT_US else since_us + cpu_us
-        gaps_us = [now - last for last, now in pairwise([last_us, *at_us[begin:end]])]
-        last_us = at_us[end - 1] if gaps_us else last_us
+        moments_us = [last_us, *at_us[begin:end]]
+        gaps_us = [now - last for last, now in pairwise(moments_us)]
+        last_us = moments_us[-1]
         if gaps_us and waited_us > _WAIT_US:
             longest = max(range(len(gaps_us)), key=gaps_us.__getitem__)
             if gaps_us[longest] > waited_us / 2:  # else it waited in our own code

@@ -204,7 +204,9 @@ class LaunchKeysRecord(Record):
 
 @record_kind("host_clock")
 class HostClockRecord(Record):
-    """The host's time in the steps after the recorded ones, in which neither the recorder nor the value engine runs.
+    """The host's time in steps after the recorded ones, in which neither the recorder nor the value engine runs.
+
+    If there were none, it is that of the recorded step (``is_recorded``), without the time in the recorder.
 
     The clock stands still in fakedist's own code: the virtual GPU's library, faked collectives, answered reads. What a
     real CUDA library takes there is not in it. Of blocked DataLoaders it counts the main thread's CPU time alone.
@@ -224,11 +226,12 @@ class HostClockRecord(Record):
             job of tiny operations, for all of them.
         spread: The standard deviation of the steps, over their mean; 0 of one step.
         linear_us: The machine's score (``MachineScoreRecord.linear_us``) at ``pace_us``, which ``dispatch_us`` are for.
-            0 if there was none.
+            0 if there was none: then that of :class:`MachineScoreRecord` counts, at its own pace.
         collector_us: Pauses of Python's garbage collector in such a step, the mean; no other time includes them.
         pace_us: How long the core took for a fixed piece of work in a calm moment. 0 in earlier versions, whose times are
             at the pace that the core had, and whose ``linear_us`` is the least of several or their mean.
         slowdown: The mean pace of the core in these steps, over ``pace_us``.
+        is_recorded: It is the recorded step's. No pause of the collector, nor DataLoaders' time is told apart.
     """
 
     step: int
@@ -244,6 +247,7 @@ class HostClockRecord(Record):
     collector_us: float = 0.0
     pace_us: float = 0.0
     slowdown: float = 1.0
+    is_recorded: bool = False
 
 
 @record_kind("machine_score")

@@ -48,7 +48,10 @@ API void fakedist_clock(int wanted, uint64_t residue) {
     __atomic_store_n(&clock_is_on, wanted, __ATOMIC_RELAXED);
 }
 API uint64_t fakedist_clock_ns(void) { return clock_ns(); }
-API void fakedist_clock_stop(void) { launch_clock_stop(); }
+/* The recorder stops it whether it is on or not. */
+API void fakedist_clock_stop(void) {
+    if (__atomic_load_n(&clock_is_on, __ATOMIC_RELAXED)) launch_clock_stop();
+}
 /* Let it go on. It counts so much of the time in which it stood still. */
 API void fakedist_clock_go(uint64_t counted) {
     launch_clock_go();

@@ -27,6 +27,8 @@
 
 // The virtual GPU's driver (driver/effects.c, memory.c). On a real GPU there are no such functions.
 extern "C" __attribute__((weak)) void fakedist_cover(int more);
+extern "C" __attribute__((weak)) void fakedist_clock_stop();
+extern "C" __attribute__((weak)) void fakedist_clock_go(uint64_t counted);
 extern "C" __attribute__((weak)) void fakedist_know(const void *address, size_t size, int holding);
 
 namespace {
@@ -326,7 +328,26 @@ class Covered {
     }
 };
 
+void clock_stops() {
+    if (fakedist_clock_stop) fakedist_clock_stop();
+}
+void clock_goes() {
+    if (fakedist_clock_go) fakedist_clock_go(0);
+}
+// The host's clock stands still in our own code, and goes on in torch's.
+class Still {
+  public:
+    Still() { clock_stops(); }
+    ~Still() { clock_goes(); }
+};
+class Going {
+  public:
+    Going() { clock_goes(); }
+    ~Going() { clock_stops(); }
+};
+
 void run(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
+    const Still still;
     const fakedist::nodes::Operation here_runs;
     const auto to_python = [&](const trace::Key *key = nullptr) {
         const trace::Asked asked(key);
@@ -377,6 +398,7 @@ void run(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
     {
         const Covered covered;
         const c10::impl::ExcludeDispatchKeyGuard guard(ABOVE);
+        const Going going;
         op.redispatchBoxed(keys & BELOW, stack);
     }
     if (tracing) trace::operation_ended(traced, now);
