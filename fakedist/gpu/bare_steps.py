@@ -19,7 +19,7 @@ from torch import Tensor, empty
 from torch import tensor as new_tensor
 from torch._ops import OpOverload
 
-from fakedist.gpu.driver_clock import DriverClock
+from fakedist.gpu.driver_clock import DriverClock, PaceRow
 from fakedist.gpu.launch_log import TO_HOST, Launch, LaunchKind, LaunchLog
 from fakedist.gpu.values.tensors import Arguments
 
@@ -118,7 +118,7 @@ class TimedLaunches:
     last_optimizer: int
     step: int
     tape: ReadTape = field(default_factory=ReadTape)
-    paces: list[tuple[int, float, float, float, float]] = field(default_factory=list)
+    paces: list[PaceRow] = field(default_factory=list)
 
 
 class _Answer(ctypes.Structure):
@@ -139,7 +139,7 @@ class BareGpu:
     """The driver in bare steps. Implements protocol ``record.host_clock.ClockedGpu``; ``timed`` is asked at the begin.
 
     Attributes:
-        stop, go, pace_us, pace_here, paces: Those of the clock.
+        stop, go, hook_ran, pace_us, pace_here, paces: Those of the clock.
     """
 
     def __init__(self, log: LaunchLog, clock: DriverClock, timed: Callable[[], TimedLaunches | None]) -> None:
@@ -148,7 +148,7 @@ class BareGpu:
         library = ctypes.PyDLL(None)
         library.fakedist_answer_reads.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         self._library = library
-        self.stop, self.go = clock.stop, clock.go
+        self.stop, self.go, self.hook_ran = clock.stop, clock.go, clock.hook_ran
         self.pace_us, self.pace_here, self.paces = clock.pace_us, clock.pace_here, clock.paces
         self._kept: list[object] = []
 
@@ -175,7 +175,7 @@ class BareGpu:
         # A wait that the log has as work of its own, too, is none of a bare step.
         return [("again",) if is_again else keys[position] for position, is_again in timed.rows], before
 
-    def recorded(self) -> tuple[list[int], list[float], list[tuple[int, float, float, float, float]]]:
+    def recorded(self) -> tuple[list[int], list[float], list[PaceRow]]:
         """The positions of its rows in its log, the host's clock at each of its launches, and the core's pace."""
         timed = self._timed()
         assert timed is not None

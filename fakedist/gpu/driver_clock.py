@@ -15,10 +15,16 @@ _NUM_STOPS, _NUM_ROUNDS = 10_000, 5
 _APART_NS = 250_000
 
 
+_PACE = ("position", "host_ns", "wall_ns", "cpu_ns", "work_ns", "num_operations", "num_hooks")
+#: A moment: launches in the log, us of the host's clock, of the wall and of CPU, us of the fixed piece of work, and how
+#: often the recorder's operations and hooks had run.
+PaceRow = tuple[int, float, float, float, float, int, int]
+
+
 class _Pace(ctypes.Structure):
     """``struct pace`` of driver/pace.c."""
 
-    _fields_ = [(name, ctypes.c_uint64) for name in ("position", "host_ns", "wall_ns", "cpu_ns", "work_ns")]
+    _fields_ = [(name, ctypes.c_uint64) for name in _PACE]
 
 
 class DriverClock:
@@ -38,6 +44,7 @@ class DriverClock:
         self._residue_ns = -1
         self.stop: Callable[[], object] = library.fakedist_clock_stop
         self.go: Callable[[int], object] = library.fakedist_clock_go
+        self.hook_ran: Callable[[], object] = library.fakedist_hook_ran
         #: The clock now, in nanoseconds.
         self.now_ns: Callable[[], int] = library.fakedist_clock_ns
 
@@ -57,7 +64,7 @@ class DriverClock:
         self.pace_here()
         gc.callbacks.append(self._collects)
 
-    def step_ended(self) -> list[tuple[int, float, float, float, float]]:
+    def step_ended(self) -> list[PaceRow]:
         """Switch it off. Returns the core's pace in the step (:meth:`paces`)."""
         gc.callbacks.remove(self._collects)
         self.pace_here()
@@ -85,13 +92,22 @@ class DriverClock:
         """Measure the core's pace now, as is done every 250 us or so."""
         self._library.fakedist_pace_here()
 
-    def paces(self) -> list[tuple[int, float, float, float, float]]:
-        """The core's pace so far: launches in the log, us of the host, the wall and CPU, and us of the work."""
+    def paces(self) -> list[PaceRow]:
+        """The core's pace so far."""
         self._library.fakedist_pace(0)
         first = ctypes.POINTER(_Pace)()
         number = self._library.fakedist_paces(ctypes.byref(first))
         return [
-            (at.position, at.host_ns / 1e3, at.wall_ns / 1e3, at.cpu_ns / 1e3, at.work_ns / 1e3) for at in first[:number]
+            (
+                at.position,
+                at.host_ns / 1e3,
+                at.wall_ns / 1e3,
+                at.cpu_ns / 1e3,
+                at.work_ns / 1e3,
+                at.num_operations,
+                at.num_hooks,
+            )
+            for at in first[:number]
         ]
 
     def _residue(self) -> int:

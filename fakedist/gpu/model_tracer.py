@@ -21,7 +21,7 @@ from fakedist.gpu.demand.launch_demand import Tagged
 from fakedist.gpu.demand.operation_demand import Demand, DemandCounter, reduced_demand
 from fakedist.gpu.demand.triton_demand import TritonKernel
 from fakedist.gpu.demand.work_shapes import Known
-from fakedist.gpu.driver_clock import DriverClock
+from fakedist.gpu.driver_clock import DriverClock, PaceRow
 from fakedist.gpu.launch_log import Launch, LaunchLog
 from fakedist.gpu.launch_rows import LaunchRows, ScriptRange, StepRanges, Tags
 from fakedist.gpu.values.tensors import Arguments, Keywords
@@ -71,7 +71,7 @@ class ModelTracer:
         keeps_keys: bool = False,
     ) -> None:
         self._clock, self._keeps_keys = clock, keeps_keys
-        self._paces: list[tuple[int, float, float, float, float]] = []
+        self._paces: list[PaceRow] = []
         self.inside: Callable[[], Location | None] = lambda: None
         self.location_of: Callable[[int], Location] = lambda scope: _Outside.location
         self.known_in_graph: Known = lambda tensor: None

@@ -210,6 +210,8 @@ class Surroundings:
             self._world_notes = world.enter_context(faked)
             if self._gpu is not None and self._lags:
                 world.enter_context(around_calls(partial(self._gpu.as_one, 1), partial(self._gpu.as_one, -1)))
+            if self._bare_gpu is not None:
+                self._until_bare.enter_context(around_calls(self._bare_gpu.stop, partial(self._bare_gpu.go, 0)))
             if self._gpu is not None:
                 world.enter_context(self._stream_uses.watching())
             world.enter_context(warnings_at_the_script())

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from torch.optim import optimizer as torch_optimizer
 from fakedist.patch import patched, present
 from fakedist.record.unseen import Unseen
 
+_P = ParamSpec("_P")
 _ENGINE = "_execution_engine"
 #: Functions that call modules' hooks, and how far above they may be.
 _CALLERS, _MOST_FRAMES = ("inner", "_call_impl", "call"), 8
@@ -73,9 +74,14 @@ def keyword_arguments(module: nn.Module) -> dict[str, object]:
 
 @contextmanager
 def module_hooks(
-    begins: Callable[[nn.Module, tuple[object, ...]], None], ended: Callable[[nn.Module], None], unseen: Unseen
+    begins: Callable[[nn.Module, tuple[object, ...]], None],
+    ended: Callable[[nn.Module], None],
+    unseen: Unseen,
+    still: Callable[[Callable[_P, None]], Callable[_P, None]] = lambda function: function,
 ) -> Iterator[None]:
     """Call ``begins`` (with the positional arguments) before and ``ended`` after every forward, even one that raises.
+
+    ``still(hook)`` is what torch calls instead of each of the two hooks.
 
     ``torch.compile`` does not see these hooks, so it compiles the same graphs, which do not call them.
     ``module.compile()`` compiles the hooks with the module, so its calls are reported from outside the compiled code.
@@ -105,8 +111,8 @@ def module_hooks(
 
         module._compiled_call_impl = call
 
-    remove_before = unseen.add(nn_module.register_module_forward_pre_hook(before_forward))
-    remove_after = unseen.add(nn_module.register_module_forward_hook(after_forward, always_call=True))
+    remove_before = unseen.add(nn_module.register_module_forward_pre_hook(still(before_forward)))
+    remove_after = unseen.add(nn_module.register_module_forward_hook(still(after_forward), always_call=True))
     try:
         with patched(nn.Module, "compile", compile_) as original:
             yield

@@ -61,7 +61,7 @@ _DISTURBED_BUDGET = 2
 
 
 #: The fields of :class:`Pace`.
-_PaceRow = tuple[int, float, float, float, float]
+_PaceRow = tuple[int, float, float, float, float, int, int]
 
 
 class ClockedGpu(Protocol):
@@ -70,6 +70,9 @@ class ClockedGpu(Protocol):
     #: The clock stands still between these calls; ``go(ns)`` counts so much of that time.
     stop: Callable[[], object]
     go: Callable[[int], object]
+
+    #: A hook of the recorder's ran.
+    hook_ran: Callable[[], object]
 
     @property
     def step(self) -> int:
@@ -252,6 +255,7 @@ class HostClock:
             try:
                 return function(*args, **kwargs)
             finally:
+                gpu.hook_ran()
                 gpu.go(0)
 
         return run

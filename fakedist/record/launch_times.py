@@ -30,18 +30,26 @@ _WARM_US = 2500.0
 _SINCE_US = (1.0, 500.0, 1000.0, 1500.0, _WARM_US)
 #: Launches that say how much longer those of a class take.
 _ENOUGH = 100
+#: What the recorder costs a script besides the time in our own code, over the core's pace: caches, torch's boxes, slower
+#: calls of modules. And the least that is left of the time between two moments.
+_OPERATION_COST, _HOOK_COST, _LEAST_OF_SCRIPT = 0.55, 1.5, 0.2
 #: The pace of a calm moment is this quantile of all.
 _CALM = 0.02
 
 
 class Pace(NamedTuple):
-    """The core's pace at a moment: launches in the log, several clocks, and the time of the work, in microseconds."""
+    """The core's pace at a moment: launches in the log, several clocks, and the time of the work, in microseconds.
+
+    ``num_operations`` and ``num_hooks`` of the recorder's had run, in a recorded step.
+    """
 
     position: int
     host_us: float
     wall_us: float
     cpu_us: float
     work_us: float
+    num_operations: int = 0
+    num_hooks: int = 0
 
 
 class CalmClock(NamedTuple):
@@ -81,11 +89,20 @@ def calm_clock(at_us: Sequence[float], paces: Sequence[Pace]) -> CalmClock:
                 gaps_us[longest] -= min(waited_us, gaps_us[longest])
         works = [pace.work_us for pace in (before, after) if pace is not None]
         rate = calm_us / fmean(works) if works else 1.0
+        if before is not None and after is not None:
+            rate *= _of_script(before, after, sum(gaps_us))
         for gap_us in gaps_us:
             now_us += gap_us * rate
             clock.at_us.append(now_us)
             clock.warm_us.append(since_us)
     return clock
+
+
+def _of_script(before: Pace, after: Pace, host_us: float) -> float:
+    """The fraction of the time between two moments that the script would have taken without the recorder."""
+    cost = _OPERATION_COST * (after.num_operations - before.num_operations)
+    cost += _HOOK_COST * (after.num_hooks - before.num_hooks)
+    return max(1 - cost * (before.work_us + after.work_us) / 2 / host_us, _LEAST_OF_SCRIPT) if cost and host_us > 0 else 1.0
 
 
 def align(recorded: Sequence[Key], bare: Sequence[Key]) -> list[int]:

@@ -151,7 +151,7 @@ class Recorder(StepListener):
             until_bare = stack.enter_context(ExitStack())
             until_bare.enter_context(self._memory.watching(unseen))
             until_bare.enter_context(remember_parents(self._layers, lambda: self._position.layer != OUTSIDE, unseen))
-            until_bare.enter_context(module_hooks(still(self._module_begins), still(self._module_ended), unseen))
+            until_bare.enter_context(module_hooks(self._module_begins, self._module_ended, unseen, still))
             until_bare.enter_context(backward_hook(still(self._backward_begins), still(self._backward_ended)))
             until_bare.enter_context(made_optimizers(self._training.steps.optimizer_made))
             until_bare.enter_context(recorded.watching())

@@ -12,10 +12,12 @@
 
 enum { NUM_LINES = 256, LINE_WORDS = 16, LOADS = 1000, ADDITIONS = 3000, TRIES = 2 };
 
-/* A moment: the log's length, the host's clock, a monotonic clock, the process's CPU time, and the time of the work. */
+/* A moment: the log's length, the host's clock, a monotonic clock, the process's CPU time, the time of the work, and how
+ * often the recorder's operations and hooks ran so far. */
 struct pace {
-    uint64_t position, host_ns, wall_ns, cpu_ns, work_ns;
+    uint64_t position, host_ns, wall_ns, cpu_ns, work_ns, num_operations, num_hooks;
 };
+static uint64_t num_operations, num_hooks;
 static struct pace *paces;
 static size_t num_paces, room;
 static uint64_t interval_ns, due_ns;
@@ -70,21 +72,27 @@ void pace_measure(uint64_t position, uint64_t host_ns) {
         paces = realloc(paces, room * sizeof *paces);
         if (!paces) abort();
     }
-    struct pace now = {position, host_ns, read_ns(CLOCK_MONOTONIC), read_ns(CLOCK_PROCESS_CPUTIME_ID), fakedist_pace_now()};
-    paces[num_paces++] = now;
-    due_ns = host_ns + interval_ns;
+    const uint64_t wall_ns = read_ns(CLOCK_MONOTONIC), cpu_ns = read_ns(CLOCK_PROCESS_CPUTIME_ID);
+    const uint64_t operations = __atomic_load_n(&num_operations, __ATOMIC_RELAXED);
+    const uint64_t hooks = __atomic_load_n(&num_hooks, __ATOMIC_RELAXED);
+    paces[num_paces++] = (struct pace){position, host_ns, wall_ns, cpu_ns, fakedist_pace_now(), operations, hooks};
+    due_ns = wall_ns + interval_ns;
     __atomic_store_n(&is_busy, 0, __ATOMIC_RELEASE);
 }
 
 void pace_may_measure(uint64_t position, uint64_t host_ns) {
-    if (interval_ns && host_ns >= __atomic_load_n(&due_ns, __ATOMIC_RELAXED)) pace_measure(position, host_ns);
+    if (interval_ns && read_ns(CLOCK_MONOTONIC) >= __atomic_load_n(&due_ns, __ATOMIC_RELAXED))
+        pace_measure(position, host_ns);
 }
 
-/* From now on, measure it after a launch if the last time was so long ago on the host's clock; 0: no more. The moments so far
- * are dropped when it begins again. */
+/* From now on, measure it after a launch if the last time was so long ago; 0: no more. The moments so far are dropped when it
+ * begins again. */
 API void fakedist_pace(uint64_t apart_ns) {
     interval_ns = apart_ns;
-    if (apart_ns) num_paces = due_ns = 0;
+    if (apart_ns) num_paces = due_ns = num_operations = num_hooks = 0;
 }
+/* The recorder ran an operation, or a hook. */
+API void fakedist_operation_ran(void) { __atomic_add_fetch(&num_operations, 1, __ATOMIC_RELAXED); }
+API void fakedist_hook_ran(void) { __atomic_add_fetch(&num_hooks, 1, __ATOMIC_RELAXED); }
 /* Pass out the moments, and return their number. */
 API size_t fakedist_paces(const struct pace **out) { return *out = paces, num_paces; }

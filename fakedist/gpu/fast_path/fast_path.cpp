@@ -29,6 +29,7 @@
 extern "C" __attribute__((weak)) void fakedist_cover(int more);
 extern "C" __attribute__((weak)) void fakedist_clock_stop();
 extern "C" __attribute__((weak)) void fakedist_clock_go(uint64_t counted);
+extern "C" __attribute__((weak)) void fakedist_operation_ran();
 extern "C" __attribute__((weak)) void fakedist_know(const void *address, size_t size, int holding);
 
 namespace {
@@ -328,22 +329,22 @@ class Covered {
     }
 };
 
-void clock_stops() {
-    if (fakedist_clock_stop) fakedist_clock_stop();
-}
-void clock_goes() {
-    if (fakedist_clock_go) fakedist_clock_go(0);
-}
-// The host's clock stands still in our own code, and goes on in torch's.
 class Still {
   public:
-    Still() { clock_stops(); }
-    ~Still() { clock_goes(); }
+    Still() { stop(); }
+    ~Still() {
+        if (fakedist_clock_go) fakedist_clock_go(0);
+    }
+    static void stop() {
+        if (fakedist_clock_stop) fakedist_clock_stop();
+    }
 };
 class Going {
   public:
-    Going() { clock_goes(); }
-    ~Going() { clock_stops(); }
+    Going() {
+        if (fakedist_clock_go) fakedist_clock_go(0);
+    }
+    ~Going() { Still::stop(); }
 };
 
 void run(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
@@ -398,6 +399,7 @@ void run(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
     {
         const Covered covered;
         const c10::impl::ExcludeDispatchKeyGuard guard(ABOVE);
+        if (fakedist_operation_ran) fakedist_operation_ran();
         const Going going;
         op.redispatchBoxed(keys & BELOW, stack);
     }
