@@ -249,7 +249,10 @@ class Surroundings:
         """Write what is still in memory, and how and where the script ended; then the host's time."""
         how = ""
         if self.is_recorded and ending.message:
-            how = f"in a step after the recorded ones, the script ended: {ending.message}"
+            how = (
+                "fakedist runs steps for that after everything is recorded, without values, and could not run this script "
+                f"there: that is no error of the script's ({ending.message})"
+            )
         if not self.is_recorded:
             self._close(ending, line)
         for record in self._recorder.host_clock.records(how):

@@ -54,8 +54,10 @@ _RUNS_AWAY, _RUNS_AWAY_S = 10, 5.0
 _LEAST_MATCHED = 0.9
 #: The wall time of a step over its CPU time, from which on other processes were in the way.
 _DISTURBED = 1.5
-#: The error of the recorded step's own clock, as a fraction.
-_RECORDED_BOUND = 0.25
+#: The recorded step's own clock, over that of bare steps, and its error, as a fraction. In five jobs (GPT-2 with DDP,
+#: Llama with FSDP2, DeepSpeed ZeRO-3, Megatron-core, pipeline by hand) it took 1.36, 1.25, 1.65, 2.35 and 1.52 times as
+#: long: the recorder leaves the script's caches cold.
+_RECORDED_SLOWER, _RECORDED_BOUND = 1.6, 0.5
 #: Bare steps may take so many times as long in all where they were.
 _DISTURBED_BUDGET = 2
 
@@ -195,10 +197,10 @@ def recorded_clock(
     clock, first, last = calm_clock(at_us, paces), paces[0], paces[-1]
     times_us = times_of_rows(positions, clock.at_us, 0.0)
     rows = [Sample(time_us, clock.warm_us[at]) for time_us, at in zip(times_us, positions, strict=True)]
-    dispatch_us = times_of(as_if_warm(keys, [rows]))
+    dispatch_us = [time_us / _RECORDED_SLOWER for time_us in times_of(as_if_warm(keys, [rows]))]
     slowdown = fmean(pace.work_us for pace in paces) / clock.pace_us
     if last.position == len(at_us):  # else it was cut short
-        dispatch_us[0] += max(last.host_us - at_us[-1], 0.0) / slowdown
+        dispatch_us[0] += max(last.host_us - at_us[-1], 0.0) / slowdown / _RECORDED_SLOWER
     return HostClockRecord(
         step=step,
         dispatch_us=array("d", dispatch_us).tobytes(),
@@ -234,6 +236,8 @@ class HostClock:
         self._gpu = gpu
         self._go_bare, self._why_none = go_bare, why_not
         self._loading = loading
+        if gpu is not None:
+            loading.clock = self._load
         self._why_not = "that takes up to two steps more than the recorded ones, and the script or --until ended before"
         self._marks: list[Mark] = []
         self._begins_with_forward = self._is_over = False
@@ -290,7 +294,8 @@ class HostClock:
         self._inside.callback(gc.callbacks.remove, self._collects)
         gc.callbacks.append(self._collects)
         ledger.around = self._around
-        self._loading.clock = self._load
+        self._loading.is_over = True
+        self._loading_us = 0.0
         self._begin_s = self._last_s = time.monotonic()
         self._budget_s = max(_FRACTION * recorded_s, _LEAST_S)
         self._limit_s = _RUNS_AWAY * longest_s + _RUNS_AWAY_S
@@ -399,19 +404,13 @@ class HostClock:
         self.is_on, self._is_over = False, True
         self._told.set()
         self._inside.close()
-        log, self._loading.clock = gpu.end(), None
+        log = gpu.end()
         if len(self._marks) < 2:
             return how or "the script ended before such a step did"
         keys, split = gpu.rows()
         if self._begins_with_forward:
             split = len(keys)
         marks, paces = self._marks[len(self._marks) > _SPARES_FIRST :], [Pace(*pace) for pace in gpu.paces()]
-        import pickle
-
-        if dump := os.environ.get("FAKEDIST_DUMP"):
-            with open(dump, "wb") as file:
-                t = gpu._timed()
-                pickle.dump((keys, split, log, self._marks, self._launch_bound_us, gpu.paces(), [l.at_ns / 1e3 for l in t.launches], [p for p, _ in t.rows], t.paces), file)
         return clock_record(gpu.step, (keys, split), log, marks, paces, launch_bound_us=self._launch_bound_us)
 
     @staticmethod

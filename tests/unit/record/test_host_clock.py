@@ -13,6 +13,7 @@ from fakedist.record.host_clock import (
     HostClock,
     Mark,
     clock_record,
+    recorded_clock,
 )
 from fakedist.record.launch_times import Pace
 from fakedist.record.loading import Loading
@@ -142,6 +143,7 @@ class Gpu:
 
     def __init__(self) -> None:
         self.num_stops = self.num_scores = self.num_paces = 0
+        self.num_hooks = 0
         self.gone: list[int] = []
 
     def stop(self) -> None:
@@ -168,13 +170,19 @@ class Gpu:
     def pace_here(self) -> None:
         self.num_paces += 1
 
-    def paces(self) -> list[tuple[int, float, float, float, float]]:
+    def paces(self) -> list[tuple[int, float, float, float, float, int, int]]:
         return []
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
         self.num_scores += 1
         yield
+
+    def recorded(self) -> tuple[list[int], list[float], list[tuple[int, float, float, float, float, int, int]]]:
+        return [], [], []
+
+    def hook_ran(self) -> None:
+        self.num_hooks += 1
 
     @contextmanager
     def reads_itself(self) -> Iterator[None]:
@@ -222,8 +230,8 @@ class Logged(Gpu):
     def num_launches(self) -> int:
         return len(self.log)
 
-    def paces(self) -> list[tuple[int, float, float, float, float]]:
-        return [(0, 0.0, 0.0, 0.0, 6.0)]
+    def paces(self) -> list[tuple[int, float, float, float, float, int, int]]:
+        return [(0, 0.0, 0.0, 0.0, 6.0, 0, 0)]
 
     def end(self) -> tuple[list[object], list[float]]:
         return self.log, [10.0 * (position + 1) for position in range(len(self.log))]
@@ -249,6 +257,54 @@ def test_the_first_bare_step_counts_from_its_forward_to_the_next_ones(monkeypatc
     assert isinstance(record, HostClockRecord)
     assert (times(record), record.num_repeats, record.step_us) == ([10.0, 10.0], 1, 20.0)
     assert not root._forward_pre_hooks
+
+
+class Recorded(Logged):
+    """A recorded step of two rows, with the clock on: 16 us to the first launch, 32 to the second, 48 to the end."""
+
+    def recorded(self) -> tuple[list[int], list[float], list[tuple[int, float, float, float, float, int, int]]]:
+        paces = [(0, 100.0, 0.0, 0.0, 5.0, 0, 0), (3, 196.0, 96.0, 96.0, 5.0, 0, 0)]
+        return [0, 2], [116.0, 120.0, 148.0], paces
+
+
+@pytest.mark.parametrize("how", ["", "the script ended"])
+def test_a_script_without_bare_steps_has_the_clock_of_the_recorded_one(how: str) -> None:
+    clock = HostClock(Recorded(), lambda: None, str, Loading())
+    record, note = clock.records(how)
+    assert isinstance(record, HostClockRecord)
+    assert times(record) == [(16 + 48) / 1.6, 32 / 1.6]
+    assert (record.is_recorded, record.num_repeats, record.step_us, record.bound_us) == (True, 1, 60, 30)
+    assert (record.linear_us, record.pace_us) == (0, 5)
+    assert note.note.code == "host_measured_as_recorded"
+
+
+def test_bare_steps_that_are_not_the_recorded_one_leave_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    gpu = Recorded()
+    clock = HostClock(gpu, lambda: None, str, Loading())
+    assert clock.begins(3600.0, 3600.0, SimpleNamespace(), torch.nn.Identity(), lambda: None)
+    record, note = clock.records("error in a step that is ours")
+    assert isinstance(record, HostClockRecord)
+    assert record.is_recorded
+    assert "error in a step that is ours" in note.note.text
+
+
+def test_a_step_that_was_cut_short_has_nothing_after_its_last_launch() -> None:
+    moments = [Pace(0, 100, 0, 0, 5), Pace(9, 196, 96, 96, 5)]
+    record = recorded_clock(2, "ab", [0, 2], [116, 120, 148], moments)
+    assert isinstance(record, HostClockRecord)
+    assert times(record) == [16 / 1.6, 32 / 1.6]
+
+
+def test_without_any_clock_the_host_was_not_measured() -> None:
+    (note,) = HostClock(Logged(), lambda: None, str, Loading()).records("")
+    assert note.note.code == "host_not_measured"
+
+
+def test_a_hook_of_the_recorder_is_counted_and_the_clock_stands_still_in_it() -> None:
+    gpu = Gpu()
+    assert HostClock(gpu, lambda: None, str, Loading()).still(lambda x: (x, gpu.num_stops, list(gpu.gone)))(7) == (7, 1, [])
+    assert (gpu.num_hooks, gpu.gone) == (1, [0])
 
 
 def test_where_code_was_compiled_the_first_bare_step_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,17 @@ def test_a_short_sleep_leaves_the_caches_warm() -> None:
     assert (clock.at_us, clock.warm_us) == ([10, 60], [inf] * 2)
 
 
+def test_what_the_recorder_costs_besides_is_taken_from_the_time_between_two_moments() -> None:
+    moments = [Pace(0, 0, 0, 0, 10), Pace(2, 100, 100, 100, 10, num_operations=4, num_hooks=2)]
+    at_us = calm_clock([40, 100], moments).at_us
+    assert at_us == pytest.approx([40 * 0.48, 100 * 0.48])  # 1 - (4 * 0.55 + 2 * 1.5) * 10 / 100
+
+
+def test_something_is_left_for_the_script_however_much_the_recorder_costs() -> None:
+    moments = [Pace(0, 0, 0, 0, 10), Pace(1, 100, 100, 100, 10, num_operations=400)]
+    assert calm_clock([100], moments).at_us == pytest.approx([20])
+
+
 def samples(times_us: list[float], warm_us: float = inf) -> list[Sample]:
     return [Sample(time_us, warm_us) for time_us in times_us]
 
