@@ -91,7 +91,9 @@ def record(job: LoadedJob, load: str) -> list[Recorded]:
     """Record a job once under a load; with "jobs" twice at once."""
     with tempfile.TemporaryDirectory() as directory, busy(LOADS[load]):
         paths = [f"{directory}/{number}" for number in range(2 if load == "jobs" else 1)]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        }
         options = ["--world-size", str(job.world_size), "--rank", "0", "--device", "virtual", "--no-page"]
         runs = [
             subprocess.Popen(
@@ -100,7 +102,7 @@ def record(job: LoadedJob, load: str) -> list[Recorded]:
             )
             for path in paths
         ]  # fmt: skip
-        if any([run.wait() for run in runs]):
+        if sum(run.wait() for run in runs):  # waits for all of them
             raise SystemExit(f"{job.name}: a recording failed: {job.command}")
         return [_read(job, load, path, environment) for path in paths]
 
@@ -138,8 +140,8 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="append every recording to this file")
     arguments = parser.parse_args()
     print(
-        f"{'job':<18} {'beside':>6} {'n':>3} {'host':>12} {'median':>7} {'most':>7} {'step':>12} {'slower':>6} {'load':>5}  "
-        "limited by"
+        f"{'job':<18} {'beside':>6} {'n':>3} {'host':>12} {'median':>7} {'most':>7} {'step':>12} {'slower':>6} "
+        f"{'load':>5}  limited by"
     )
     for job in JOBS:
         if arguments.only not in job.name:

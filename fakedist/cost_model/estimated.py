@@ -163,7 +163,7 @@ _SCORES_DIFFER = 2
 
 
 def _machine_scores(recording: Recording, clock: ClockSteadiness | None) -> list[float]:
-    """The machine's scores: that of the clock's own steps, if it has one, and that at the run's end, at the same pace."""
+    """The machine's scores: that of the clock's own steps, if it has one, and that at the end, at the same pace."""
     at_end = 0.0 if recording.machine is None else recording.machine.linear_us
     if clock is None or recording.host_clock is None:
         return [at_end] if at_end else []

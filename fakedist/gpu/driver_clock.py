@@ -31,7 +31,8 @@ class DriverClock:
     """The clock. The driver must be loaded (:func:`fakedist.gpu.virtual.virtual_gpu`).
 
     Attributes:
-        stop, go: It stands still between these calls of a thread, which may nest; ``go(ns)`` counts so much of that time.
+        stop, go: It stands still between these calls of a thread, which may nest; ``go(ns)`` counts so much of it.
+        hook_ran: A hook of the recorder's ran.
     """
 
     def __init__(self) -> None:

@@ -55,8 +55,8 @@ class ModelTracer:
     Implements protocol ``record.timed_step.tracer.OperationTracer``. ``known`` returns a tensor's values, or None if no
     kernel computed them; ``numbers`` gives tags, the fast path's also to what it runs. ``inside`` returns the
     location of what a compiled graph launches in this thread, ``known_in_graph`` its buffers' values; None otherwise.
-    ``log`` is the driver's; with ``keeps_keys`` the keys of its launches are recorded, too. ``clock`` is the host's, which
-    runs in a step; None leaves it off. ``timed`` is what the log
+    ``log`` is the driver's; with ``keeps_keys`` the keys of its launches are recorded, too. ``clock`` is the host's,
+    which runs in a step; None leaves it off. ``timed`` is what the log
     had of the step whose records were made last; ``keep_reads`` gets a tape for what the host reads in a step, and
     None when it ends.
     """

@@ -250,8 +250,8 @@ class Surroundings:
         how = ""
         if self.is_recorded and ending.message:
             how = (
-                "fakedist runs steps for that after everything is recorded, without values, and could not run this script "
-                f"there: that is no error of the script's ({ending.message})"
+                "fakedist runs steps for that after everything is recorded, without values, and could not run this "
+                f"script there: that is no error of the script's ({ending.message})"
             )
         if not self.is_recorded:
             self._close(ending, line)

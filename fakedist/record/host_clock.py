@@ -7,7 +7,8 @@ stands still in our own code. The launches of a bare step are matched with those
 
 That clock is the monotonic one, not a thread's CPU time: a read of the latter takes a microsecond, as long as some
 launches. Forward and backward, which run in two threads, alternate, so one clock serves both. What other processes and
-the core's other hardware thread do to it is taken out (:mod:`fakedist.record.launch_times`), of the machine's score too.
+the core's other hardware thread do to it is taken out
+(:mod:`fakedist.record.launch_times`), of the machine's score too.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ _RUNS_AWAY, _RUNS_AWAY_S = 10, 5.0
 _LEAST_MATCHED = 0.9
 #: The wall time of a step over its CPU time, from which on other processes were in the way.
 _DISTURBED = 1.5
-#: The recorded step's own clock, over that of bare steps, and its error, as a fraction. In five jobs (GPT-2 with DDP,
-#: Llama with FSDP2, DeepSpeed ZeRO-3, Megatron-core, pipeline by hand) it took 1.36, 1.25, 1.65, 2.35 and 1.52 times as
-#: long: the recorder leaves the script's caches cold.
-_RECORDED_SLOWER, _RECORDED_BOUND = 1.6, 0.5
+#: The recorded step's own clock, over that of bare steps, and its error, as a fraction. It took 1.36 (GPT-2 with DDP),
+#: 1.65 (DeepSpeed ZeRO-3), 2.35 (Megatron-core) and 1.52 times as long (a pipeline by hand), as the recorder leaves the
+#: script's caches cold. With DTensors, whose own Python is faster in a recorded step, it was 0.93 and 1.25 times (Llama).
+_RECORDED_SLOWER, _SLOWER_WITH_DTENSORS, _RECORDED_BOUND = 1.6, 1.1, 0.5
 #: Bare steps may take so many times as long in all where they were.
 _DISTURBED_BUDGET = 2
 
@@ -173,7 +174,9 @@ def clock_record(
     collector_us = (marks[-1].collector_us - marks[0].collector_us) / len(steps)
     return HostClockRecord(
         step=step,
-        dispatch_us=array("d", [*dispatch_us[len(recorded) - split :], *dispatch_us[: len(recorded) - split]]).tobytes(),
+        dispatch_us=array(
+            "d", [*dispatch_us[len(recorded) - split :], *dispatch_us[: len(recorded) - split]]
+        ).tobytes(),
         num_repeats=len(steps),
         step_us=median(sums_us),
         wall_us=median([after.wall_us - before.wall_us for before, after in steps]),
@@ -189,18 +192,27 @@ def clock_record(
 
 
 def recorded_clock(
-    step: int, keys: Sequence[Key], positions: Sequence[int], at_us: Sequence[float], paces: Sequence[Pace]
+    step: int,
+    keys: Sequence[Key],
+    positions: Sequence[int],
+    at_us: Sequence[float],
+    paces: Sequence[Pace],
+    *,
+    slower: float = _RECORDED_SLOWER,
 ) -> HostClockRecord | str:
-    """The record of the recorded step itself, or why there is none. Arguments as :class:`ClockedGpu` returns them."""
+    """The record of the recorded step itself, or why there is none. Arguments as :class:`ClockedGpu` returns them.
+
+    Its clock ran so many times ``slower`` than that of bare steps.
+    """
     if not paces or not positions:
         return "no step was timed"
     clock, first, last = calm_clock(at_us, paces), paces[0], paces[-1]
     times_us = times_of_rows(positions, clock.at_us, 0.0)
     rows = [Sample(time_us, clock.warm_us[at]) for time_us, at in zip(times_us, positions, strict=True)]
-    dispatch_us = [time_us / _RECORDED_SLOWER for time_us in times_of(as_if_warm(keys, [rows]))]
+    dispatch_us = [time_us / slower for time_us in times_of(as_if_warm(keys, [rows]))]
     slowdown = fmean(pace.work_us for pace in paces) / clock.pace_us
     if last.position == len(at_us):  # else it was cut short
-        dispatch_us[0] += max(last.host_us - at_us[-1], 0.0) / slowdown / _RECORDED_SLOWER
+        dispatch_us[0] += max(last.host_us - at_us[-1], 0.0) / slowdown / slower
     return HostClockRecord(
         step=step,
         dispatch_us=array("d", dispatch_us).tobytes(),
@@ -242,6 +254,7 @@ class HostClock:
         self._marks: list[Mark] = []
         self._begins_with_forward = self._is_over = False
         self._num_optimizer_steps = 0
+        self._slower = _RECORDED_SLOWER
         self._launch_bound_us = self._loading_us = self._collector_us = self._collects_at_us = 0.0
         self._begin_s = self._last_s = time.monotonic()
         self._budget_s = self._limit_s = inf
@@ -329,6 +342,13 @@ class HostClock:
         self._num_optimizer_steps += 1
         return not self._begins_with_forward and self._may_mark(gpu)
 
+    def optimizer_recorded(self, optimizer: object) -> None:
+        """An optimizer's step ended, in a recorded step."""
+        dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+        groups = getattr(optimizer, "param_groups", None) or []
+        if dtensor and any(isinstance(parameter, dtensor) for group in groups for parameter in group["params"][:1]):
+            self._slower = _SLOWER_WITH_DTENSORS
+
     def _forward(self, stop: Callable[[], None]) -> None:
         """The module whose forward begins a step is called, in a bare step."""
         gpu = self._gpu
@@ -393,7 +413,9 @@ class HostClock:
         record = self._bare_record(gpu, how) if self.is_on else self._why_not
         if isinstance(record, str):
             why = record
-            record = recorded_clock(gpu.step, *self._recorded(gpu)) if gpu.step else "no step was timed"
+            record = (
+                recorded_clock(gpu.step, *self._recorded(gpu), slower=self._slower) if gpu.step else "no step was timed"
+            )
             if isinstance(record, str):
                 return [NoteRecord(host_not_measured(why))]
             return [record, NoteRecord(host_measured_as_recorded(why))]

@@ -1,12 +1,12 @@
 """The host's time before each launch, from logs of bare steps (:mod:`fakedist.record.host_clock`).
 
-The core does not always run alike. Others share it: its other hardware thread, and processes that take it for a while and
-leave its caches cold. So the driver measures the core's pace, the time of a fixed piece of work, every 250 us, and the
-time between two launches counts as if the pace had been that of a calm moment. After a wait for the core, launches took
-1.27 times as long at first, and 1.04 after 2 ms. So of the repeats of a launch those count that were not so
-soon after a wait. If there are none, its time is divided by how much longer the same launches of the step took so soon.
+The core does not always run alike. Others share it: its other hardware thread, and processes that take it for a while
+and leave its caches cold. So the driver measures the core's pace, the time of a fixed piece of work, every 250 us, and
+the time between two launches counts as if the pace had been that of a calm moment. After a wait for the core, launches
+took 1.27 times as long at first, and 1.04 after 2 ms. So of the repeats of a launch those count that were not so soon
+after a wait. If there are none, its time is divided by how much longer the same launches of the step took so soon.
 
-The least of the repeats is not taken: it falls with their number, by 15 % from two repeats to eight.
+The least of the repeats is not taken: it falls with their number.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _WARM_US = 2500.0
 _SINCE_US = (1.0, 500.0, 1000.0, 1500.0, _WARM_US)
 #: Launches that say how much longer those of a class take.
 _ENOUGH = 100
-#: What the recorder costs a script besides the time in our own code, over the core's pace: caches, torch's boxes, slower
-#: calls of modules. And the least that is left of the time between two moments.
+#: What the recorder costs a script besides the time in our own code, over the core's pace: caches, torch's boxes,
+#: slower calls of modules. And the least that is left of the time between two moments.
 _OPERATION_COST, _HOOK_COST, _LEAST_OF_SCRIPT = 0.55, 1.5, 0.2
 #: The pace of a calm moment is this quantile of all.
 _CALM = 0.02
@@ -102,7 +102,11 @@ def _of_script(before: Pace, after: Pace, host_us: float) -> float:
     """The fraction of the time between two moments that the script would have taken without the recorder."""
     cost = _OPERATION_COST * (after.num_operations - before.num_operations)
     cost += _HOOK_COST * (after.num_hooks - before.num_hooks)
-    return max(1 - cost * (before.work_us + after.work_us) / 2 / host_us, _LEAST_OF_SCRIPT) if cost and host_us > 0 else 1.0
+    return (
+        max(1 - cost * (before.work_us + after.work_us) / 2 / host_us, _LEAST_OF_SCRIPT)
+        if cost and host_us > 0
+        else 1.0
+    )
 
 
 def align(recorded: Sequence[Key], bare: Sequence[Key]) -> list[int]:
@@ -170,7 +174,7 @@ def times_of_rows(matched: Sequence[int], at_us: Sequence[float], before_us: flo
 
 
 class Sample(NamedTuple):
-    """The time before a launch of a repeat, and how long the caches had been warm. NaN: the repeat has no such launch."""
+    """The time before a launch of a repeat, and how long the caches had been warm. NaN: the repeat lacks it."""
 
     time_us: float
     warm_us: float

@@ -325,6 +325,7 @@ class Recorder(StepListener):
         if self._is_closed:
             return
         self._training.optimizer_ended(optimizer)
+        self.host_clock.optimizer_recorded(optimizer)
         self._recorded_step.optimizer_ended()
         self._memory.optimizer_ended(optimizer)
         self._position.optimizer_ended()

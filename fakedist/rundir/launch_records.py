@@ -228,8 +228,8 @@ class HostClockRecord(Record):
         linear_us: The machine's score (``MachineScoreRecord.linear_us``) at ``pace_us``, which ``dispatch_us`` are for.
             0 if there was none: then that of :class:`MachineScoreRecord` counts, at its own pace.
         collector_us: Pauses of Python's garbage collector in such a step, the mean; no other time includes them.
-        pace_us: How long the core took for a fixed piece of work in a calm moment. 0 in earlier versions, whose times are
-            at the pace that the core had, and whose ``linear_us`` is the least of several or their mean.
+        pace_us: How long the core took for a fixed piece of work in a calm moment. 0 in earlier versions, whose times
+            are at the pace that the core had, and whose ``linear_us`` is the least of several or their mean.
         slowdown: The mean pace of the core in these steps, over ``pace_us``.
         is_recorded: It is the recorded step's. No pause of the collector, nor DataLoaders' time is told apart.
     """
@@ -262,7 +262,8 @@ class MachineScoreRecord(Record):
         operator_us: An addition of two tensors on the GPU.
         python_us: A call of a Python function with ten arguments through another.
         spread: Median of the repeats of ``linear_us`` over the least, less one.
-        pace_us: As of :class:`HostClockRecord`, for these times; 0 in earlier versions, which have the least of the repeats.
+        pace_us: As of :class:`HostClockRecord`, for these times; 0 in earlier versions, which have the least of the
+            repeats.
     """
 
     linear_us: float

@@ -64,8 +64,8 @@ def host_not_measured(why: str) -> str:
 def host_measured_as_recorded(why: str) -> str:
     """The host's time was measured in the recorded step, not in steps after it."""
     return (
-        "the host's time was measured in the recorded step, without the recorder's own time, which is less certain than in "
-        f"steps after it: {why}"
+        "the host's time was measured in the recorded step, without the recorder's own time, which is less certain "
+        f"than in steps after it: {why}"
     )
 
 

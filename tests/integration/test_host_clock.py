@@ -24,7 +24,10 @@ RECORDED, BARE = 2, 25
 
 def intervals_overlap(first: Profiled, second: Profiled) -> bool:
     """Return whether the intervals of two estimated steps overlap."""
-    low, high = zip(*((run.summary["time"]["step_low_us"], run.summary["time"]["step_high_us"]) for run in (first, second)), strict=True)
+    low, high = zip(
+        *((run.summary["time"]["step_low_us"], run.summary["time"]["step_high_us"]) for run in (first, second)),
+        strict=True,
+    )
     return bool(max(low) <= min(high))
 
 

@@ -1,8 +1,9 @@
 import gc
+import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import isnan, nan
+from math import nan
 from types import SimpleNamespace
 
 import pytest
@@ -296,6 +297,24 @@ def test_a_step_that_was_cut_short_has_nothing_after_its_last_launch() -> None:
     assert times(record) == [16 / 1.6, 32 / 1.6]
 
 
+@pytest.mark.parametrize("has_dtensors", [False, True])
+def test_dtensors_are_not_as_much_slower_in_a_recorded_step(
+    monkeypatch: pytest.MonkeyPatch, *, has_dtensors: bool
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed.tensor", SimpleNamespace(DTensor=Sharded))
+    clock = HostClock(Recorded(), lambda: None, str, Loading())
+    parameter = Sharded() if has_dtensors else object()
+    clock.optimizer_recorded(SimpleNamespace(param_groups=[{"params": []}, {"params": [parameter]}]))
+    clock.optimizer_recorded(SimpleNamespace())
+    record, _ = clock.records("")
+    assert isinstance(record, HostClockRecord)
+    assert record.step_us == pytest.approx(96 / (1.1 if has_dtensors else 1.6))
+
+
+class Sharded:
+    """In a DTensor's place."""
+
+
 def test_without_any_clock_the_host_was_not_measured() -> None:
     (note,) = HostClock(Logged(), lambda: None, str, Loading()).records("")
     assert note.note.code == "host_not_measured"
@@ -303,7 +322,11 @@ def test_without_any_clock_the_host_was_not_measured() -> None:
 
 def test_a_hook_of_the_recorder_is_counted_and_the_clock_stands_still_in_it() -> None:
     gpu = Gpu()
-    assert HostClock(gpu, lambda: None, str, Loading()).still(lambda x: (x, gpu.num_stops, list(gpu.gone)))(7) == (7, 1, [])
+    assert HostClock(gpu, lambda: None, str, Loading()).still(lambda x: (x, gpu.num_stops, list(gpu.gone)))(7) == (
+        7,
+        1,
+        [],
+    )
     assert (gpu.num_hooks, gpu.gone) == (1, [0])
 
 
