@@ -57,7 +57,7 @@ _LEAST_MATCHED = 0.9
 _DISTURBED = 1.5
 #: The recorded step's own clock, over that of bare steps, and its error, as a fraction. It took 1.36 (GPT-2 with DDP),
 #: 1.65 (DeepSpeed ZeRO-3), 2.35 (Megatron-core) and 1.52 times as long (a pipeline by hand), as the recorder leaves the
-#: script's caches cold. With DTensors, whose own Python is faster in a recorded step, it was 0.93 and 1.25 times (Llama).
+#: script's caches cold. With DTensors, whose own Python is faster in a recorded step, it was 0.93 and 1.25 (Llama).
 _RECORDED_SLOWER, _SLOWER_WITH_DTENSORS, _RECORDED_BOUND = 1.6, 1.1, 0.5
 #: Bare steps may take so many times as long in all where they were.
 _DISTURBED_BUDGET = 2
