@@ -138,6 +138,7 @@ class ModelTracer:
         """Drop what the step that ended launched after it might have."""
         if self._may_end:
             self._launches = self._launches[: self._may_end]
+            self._paces = self._paces[:-1]  # that of the script's own end
             self._ranges.cut_short(len(self._launches))
 
     def taken(self) -> Callable[[], Sequence[Record]]:

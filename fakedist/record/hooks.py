@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
-from typing import Any, ParamSpec
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +18,6 @@ from torch.optim import optimizer as torch_optimizer
 from fakedist.patch import patched, present
 from fakedist.record.unseen import Unseen
 
-_P = ParamSpec("_P")
 _ENGINE = "_execution_engine"
 #: Functions that call modules' hooks, and how far above they may be.
 _CALLERS, _MOST_FRAMES = ("inner", "_call_impl", "call"), 8
@@ -77,7 +76,7 @@ def module_hooks(
     begins: Callable[[nn.Module, tuple[object, ...]], None],
     ended: Callable[[nn.Module], None],
     unseen: Unseen,
-    still: Callable[[Callable[_P, None]], Callable[_P, None]] = lambda function: function,
+    still: Callable[[Callable[..., None]], Callable[..., None]] = lambda function: function,
 ) -> Iterator[None]:
     """Call ``begins`` (with the positional arguments) before and ``ended`` after every forward, even one that raises.
 

@@ -25,6 +25,8 @@ Key = object
 _LOOK_AHEAD, _AGREE = 64, 3
 #: A wait of the process for a core that takes so long changes what follows.
 _WAIT_US = 100.0
+#: A time between two launches that is longer was spent without a core, if the process had none for a while.
+_SLICE_US = 1000.0
 #: CPU time since the last such wait, from which on the caches are warm, and bounds of the classes before that.
 _WARM_US = 2500.0
 _SINCE_US = (1.0, 500.0, 1000.0, 1500.0, _WARM_US)
@@ -85,7 +87,7 @@ def calm_clock(at_us: Sequence[float], paces: Sequence[Pace]) -> CalmClock:
         last_us = moments_us[-1]
         if gaps_us and waited_us > _WAIT_US:
             longest = max(range(len(gaps_us)), key=gaps_us.__getitem__)
-            if gaps_us[longest] > waited_us / 2:  # else it waited in our own code
+            if gaps_us[longest] > min(waited_us / 2, _SLICE_US):  # else it waited in our own code
                 gaps_us[longest] -= min(waited_us, gaps_us[longest])
         works = [pace.work_us for pace in (before, after) if pace is not None]
         rate = calm_us / fmean(works) if works else 1.0

@@ -75,6 +75,11 @@ def test_a_wait_in_our_own_code_is_taken_from_no_launch() -> None:
     assert calm_clock([10, 20, 30], moments).at_us == [10, 20, 30]
 
 
+def test_of_waits_in_our_own_code_and_between_launches_the_latter_is_taken() -> None:
+    moments = [Pace(0, 0, 0, 0, 5), Pace(3, 2030, 9030, 30, 5)]
+    assert calm_clock([10, 2020, 2030], moments).at_us == [10, 10, 20]
+
+
 def test_a_short_sleep_leaves_the_caches_warm() -> None:
     clock = calm_clock([10, 60], paces((0, 0, 0, 5), (2, 60, 10, 5)))
     assert (clock.at_us, clock.warm_us) == ([10, 60], [inf] * 2)
