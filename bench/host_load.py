@@ -1,4 +1,4 @@
-"""Record three jobs alone and beside other work, and compare their hosts and verdicts.
+"""Record three jobs alone and with other work, and compare their hosts and verdicts.
 
     python bench/host_load.py [--times 5] [--only NAME] [--loads alone,1,4,jobs] [--csv FILE]
 
@@ -57,7 +57,7 @@ JOBS = [
         "--no-check-for-nan-in-loss-and-grad",
     ),
 ]  # fmt: skip
-#: Busy loops beside a recording; "jobs": the same job twice at once.
+#: Busy loops during a recording; "jobs": the same job twice at once.
 LOADS = {"alone": 0, "1": 1, "4": 4, "jobs": 0}
 
 
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="append every recording to this file")
     arguments = parser.parse_args()
     print(
-        f"{'job':<18} {'beside':>6} {'n':>3} {'host':>12} {'median':>7} {'most':>7} {'step':>12} {'slower':>6} "
+        f"{'job':<18} {'with':>6} {'n':>3} {'host':>12} {'median':>7} {'most':>7} {'step':>12} {'slower':>6} "
         f"{'load':>5}  limited by"
     )
     for job in JOBS:

@@ -252,7 +252,7 @@ class Surroundings:
         if self.is_recorded and ending.message:
             how = (
                 "fakedist runs steps for that after everything is recorded, without values, and could not run this "
-                f"script there: that is no error of the script's ({ending.message})"
+                f"script there: the error is not the script's ({ending.message})"
             )
         if not self.is_recorded:
             self._close(ending, line)

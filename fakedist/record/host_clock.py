@@ -44,7 +44,8 @@ from fakedist.rundir.launch_records import HostClockRecord
 from fakedist.rundir.records import NoteRecord
 from fakedist.rundir.time_notes import host_clock_disturbed, host_measured_as_recorded, host_not_measured
 
-_P, _T = ParamSpec("_P"), TypeVar("_T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 #: Steps to measure at most, and from how many on the first one does not count: caches that the recorder kept cold.
 _MOST_STEPS, _SPARES_FIRST = 24, 3
 #: Bare steps may take so much of the time of the recorded ones, or so many seconds.

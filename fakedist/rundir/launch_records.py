@@ -231,7 +231,7 @@ class HostClockRecord(Record):
         pace_us: How long the core took for a fixed piece of work in a calm moment. 0 in earlier versions, whose times
             are at the pace that the core had, and whose ``linear_us`` is the least of several or their mean.
         slowdown: The mean pace of the core in these steps, over ``pace_us``.
-        is_recorded: It is the recorded step's. No pause of the collector, nor DataLoaders' time is told apart.
+        is_recorded: It is the recorded step's. The time of the collector and of DataLoaders is not known.
     """
 
     step: int

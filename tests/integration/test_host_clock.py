@@ -110,7 +110,7 @@ def test_an_error_in_a_bare_step_is_not_the_scripts(profile_once: ProfileOnce) -
     assert "Traceback" not in run.finished.stderr
     assert json.loads((run.path / "run.json").read_text())["exit"]["outcome"] == "stopped"
     note = run.note("host_measured_as_recorded")
-    assert "that is no error of the script's" in note
+    assert "the error is not the script's" in note
     assert "the loss of this step is broken" in note
 
 
