@@ -170,10 +170,11 @@ def run_bare(world_size: int, script: str, flags: list[str]) -> None:
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
+        from fakedist.gpu.driver_clock import DriverClock
         from fakedist.gpu.values.engine import ValueEngine
         from fakedist.rank.frameworks.adapting import adapted_frameworks
         from fakedist.record.dispatch import every_operation
-        from fakedist.record.machine_score import linear_us
+        from fakedist.record.machine_score import linear_over_pace
         from fakedist.world.environ import rank_environment
         from fakedist.world.process_group import still_calls
         from fakedist.world.reroute import fake_world
@@ -186,7 +187,7 @@ def run_bare(world_size: int, script: str, flags: list[str]) -> None:
         answers = (ctypes.c_uint64 * 4)(
             *(word for one in ones for word in (one.nbytes, one.data_ptr()))
         )  # each read: 1
-        watch, ends = Stopwatch(library), list[tuple[int, float]]()
+        watch, ends, pace_us = Stopwatch(library), list[tuple[int, float]](), DriverClock().pace_us
 
         def stepped(*_: object) -> None:
             watch.stop()
@@ -196,7 +197,7 @@ def run_bare(world_size: int, script: str, flags: list[str]) -> None:
                 gc.callbacks.append(watch.collects)
                 library.fakedist_answer_reads(answers, len(ones))
                 library.fakedist_clock(1, ctypes.c_uint64(0))
-            ends.append((watch.read_ns, linear_us()))
+            ends.append((watch.read_ns, linear_over_pace(pace_us) * pace_us()))
             if len(ends) > WARM_UP + STEPS:
                 at_ns, scores_us = zip(*ends[WARM_UP:], strict=True)
                 steps_ms = [(end - begin) / 1e6 for begin, end in itertools.pairwise(at_ns)]

@@ -134,10 +134,12 @@ def recorded_models(recording: Recording, launches: pd.DataFrame, job: Job | Non
     depth = queue_depth("" if recording.gpu is None else recording.gpu.launch_queues)
     scores = _machine_scores(recording, clock)
     least, most = min(scores, default=None), max(scores, default=0.0)
+    at_one_pace = clock is not None and recording.host_clock is not None and recording.host_clock.pace_us > 0
+    machine_us = scores[0] if scores and at_one_pace else least
     notes = (
         [time_notes.machine_scores_differ(least, most)] if least is not None and most > _SCORES_DIFFER * least else []
     )
-    chosen = host_model(gpu, None if job is None else job.host, least, clock, depth=depth)
+    chosen = host_model(gpu, None if job is None else job.host, machine_us, clock, depth=depth)
     if job is None or not job.times:
         return Models(gpu, prices_of(gpu), network, chosen), notes
     try:
@@ -153,7 +155,7 @@ def _clock_of(recording: Recording, launches: pd.DataFrame) -> ClockSteadiness |
     if clock is None or not launches["dispatch_us"].notna().any():
         return None
     bound = clock.bound_us / clock.step_us if clock.step_us else 0.0
-    return ClockSteadiness(clock.num_repeats, clock.spread, bound)
+    return ClockSteadiness(clock.num_repeats, clock.spread, bound, is_recorded=clock.is_recorded)
 
 
 #: Two scores of a machine in one run that differ so many times are said: one of them is not the machine's own.
@@ -161,9 +163,13 @@ _SCORES_DIFFER = 2
 
 
 def _machine_scores(recording: Recording, clock: ClockSteadiness | None) -> list[float]:
-    """The machine's scores: the least around the clock's own steps, if it has one, and that at the run's end."""
-    around = recording.host_clock.linear_us if clock is not None and recording.host_clock is not None else 0.0
+    """The machine's scores: that of the clock's own steps, if it has one, and that at the end, at the same pace."""
     at_end = 0.0 if recording.machine is None else recording.machine.linear_us
+    if clock is None or recording.host_clock is None:
+        return [at_end] if at_end else []
+    around, pace_us = recording.host_clock.linear_us, recording.host_clock.pace_us
+    if recording.machine is not None and recording.machine.pace_us and pace_us:
+        at_end *= pace_us / recording.machine.pace_us
     return [score for score in (around, at_end) if score]
 
 

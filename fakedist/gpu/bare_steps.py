@@ -19,6 +19,7 @@ from torch import Tensor, empty
 from torch import tensor as new_tensor
 from torch._ops import OpOverload
 
+from fakedist.gpu.driver_clock import DriverClock, PaceRow
 from fakedist.gpu.launch_log import TO_HOST, Launch, LaunchKind, LaunchLog
 from fakedist.gpu.values.tensors import Arguments
 
@@ -108,6 +109,7 @@ class TimedLaunches:
         num_optimizer_steps: Steps of optimizers.
         last_optimizer: Position in the log at which the last of them ended.
         tape: What the host read.
+        paces: The core's pace in the step; none if the host's clock did not run.
     """
 
     launches: Sequence[Launch]
@@ -116,6 +118,7 @@ class TimedLaunches:
     last_optimizer: int
     step: int
     tape: ReadTape = field(default_factory=ReadTape)
+    paces: list[PaceRow] = field(default_factory=list)
 
 
 class _Answer(ctypes.Structure):
@@ -126,8 +129,8 @@ class _Answer(ctypes.Structure):
 
 _LAUNCH = struct.Struct("<QQqqQQ4q3I3I3i4i3i4B4xQ")
 assert _LAUNCH.size == ctypes.sizeof(Launch)
-#: Calls of which the clock's own cost is the mean, and launches that show how far it is off.
-_NUM_STOPS, _NUM_LAUNCHES, _NUM_ROUNDS = 10_000, 2_000, 5
+#: Launches that show how far the clock is off, and how often.
+_NUM_LAUNCHES, _NUM_ROUNDS = 2_000, 5
 #: What launches that are not the script's are tagged with: any collective's number.
 _LEFT_OUT = 0
 
@@ -136,20 +139,17 @@ class BareGpu:
     """The driver in bare steps. Implements protocol ``record.host_clock.ClockedGpu``; ``timed`` is asked at the begin.
 
     Attributes:
-        stop, go: The host's clock stands still between these calls; ``go(ns)`` counts so much of that time.
+        stop, go, hook_ran, pace_us, pace_here, paces: Those of the clock.
     """
 
-    def __init__(self, log: LaunchLog, timed: Callable[[], TimedLaunches | None]) -> None:
-        self._log = log
+    def __init__(self, log: LaunchLog, clock: DriverClock, timed: Callable[[], TimedLaunches | None]) -> None:
+        self._log, self._clock = log, clock
         self._timed = timed
         library = ctypes.PyDLL(None)
-        library.fakedist_clock.argtypes = [ctypes.c_int, ctypes.c_uint64]
-        library.fakedist_clock_go.argtypes = [ctypes.c_uint64]
-        library.fakedist_clock_ns.restype = ctypes.c_uint64
         library.fakedist_answer_reads.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         self._library = library
-        self.stop: Callable[[], object] = library.fakedist_clock_stop
-        self.go: Callable[[int], object] = library.fakedist_clock_go
+        self.stop, self.go, self.hook_ran = clock.stop, clock.go, clock.hook_ran
+        self.pace_us, self.pace_here, self.paces = clock.pace_us, clock.pace_here, clock.paces
         self._kept: list[object] = []
 
     # ---- the recorded step
@@ -175,6 +175,13 @@ class BareGpu:
         # A wait that the log has as work of its own, too, is none of a bare step.
         return [("again",) if is_again else keys[position] for position, is_again in timed.rows], before
 
+    def recorded(self) -> tuple[list[int], list[float], list[PaceRow]]:
+        """The positions of its rows in its log, the host's clock at each of its launches, and the core's pace."""
+        timed = self._timed()
+        assert timed is not None
+        positions = [position for position, _ in timed.rows]
+        return positions, [launch.at_ns / 1000 for launch in timed.launches], timed.paces
+
     # ---- bare steps
 
     def begin(self) -> float:
@@ -189,6 +196,7 @@ class BareGpu:
         bound_us = self._calibrate()
         self._library.fakedist_answer_reads(array, len(answers))
         self._log.begin()
+        self._clock.pace_begins()
         return bound_us
 
     def operators(self) -> Mapping[OpOverload, Callable[[], object]]:
@@ -196,9 +204,9 @@ class BareGpu:
         timed = self._timed()
         return {} if timed is None else {func: self._next(results) for func, results in timed.tape.results.items()}
 
-    def now(self) -> tuple[int, float]:
-        """Launches in the log, and microseconds on the host's clock."""
-        return self._log.num_launches(), self._library.fakedist_clock_ns() / 1000
+    def num_launches(self) -> int:
+        """Launches in the log."""
+        return self._log.num_launches()
 
     def collective(self, sequence: int) -> None:
         """A collective begins on the current stream; -1: it ended."""
@@ -228,7 +236,7 @@ class BareGpu:
         """Stop the clock. Returns the key of each launch since it was started, and the time on the host's clock."""
         self._library.fakedist_answer_reads(None, 0)
         launches = self._log.end()
-        self._library.fakedist_clock(0, 0)
+        self._clock.end()
         keys, at_ns = _keys(bytes(launches))
         return keys, [each / 1000 for each in at_ns]
 
@@ -245,28 +253,20 @@ class BareGpu:
         return answer
 
     def _calibrate(self) -> float:
-        """Start the clock with what a stop costs, from an empty job. Tiny operations show by how much it is off.
+        """Start the clock. Tiny operations show by how much it is off.
 
         Their tensor has a segment without known values, where what the driver does without the clock takes no time.
         """
-        library = self._library
-        library.fakedist_clock(1, 0)
-        costs = []
-        for _ in range(_NUM_ROUNDS):
-            begin = library.fakedist_clock_ns()
-            library.fakedist_clock_stops(_NUM_STOPS)
-            costs.append((library.fakedist_clock_ns() - begin) / _NUM_STOPS)
-        residue = round(min(costs))
         pool = torch.cuda.MemPool()
         with torch.cuda.use_mem_pool(pool):
             tiny = empty(1, device="cuda")
         plain, clocked = [], []
         for _ in range(_NUM_ROUNDS):
-            library.fakedist_clock(0, 0)
+            self._clock.end()
             plain.append(_time_of(tiny, time.perf_counter_ns))
-            library.fakedist_clock(1, residue)
+            self._clock.begin()
             self._log.begin()
-            clocked.append(_time_of(tiny, library.fakedist_clock_ns))
+            clocked.append(_time_of(tiny, self._clock.now_ns))
             self._log.end()
         return abs(min(clocked) - min(plain)) / _NUM_LAUNCHES / 1000
 

@@ -21,6 +21,7 @@ from fakedist.gpu.demand.launch_demand import Tagged
 from fakedist.gpu.demand.operation_demand import Demand, DemandCounter, reduced_demand
 from fakedist.gpu.demand.triton_demand import TritonKernel
 from fakedist.gpu.demand.work_shapes import Known
+from fakedist.gpu.driver_clock import DriverClock, PaceRow
 from fakedist.gpu.launch_log import Launch, LaunchLog
 from fakedist.gpu.launch_rows import LaunchRows, ScriptRange, StepRanges, Tags
 from fakedist.gpu.values.tensors import Arguments, Keywords
@@ -54,7 +55,8 @@ class ModelTracer:
     Implements protocol ``record.timed_step.tracer.OperationTracer``. ``known`` returns a tensor's values, or None if no
     kernel computed them; ``numbers`` gives tags, the fast path's also to what it runs. ``inside`` returns the
     location of what a compiled graph launches in this thread, ``known_in_graph`` its buffers' values; None otherwise.
-    ``log`` is the driver's; with ``keeps_keys`` the keys of its launches are recorded, too. ``timed`` is what the log
+    ``log`` is the driver's; with ``keeps_keys`` the keys of its launches are recorded, too. ``clock`` is the host's,
+    which runs in a step; None leaves it off. ``timed`` is what the log
     had of the step whose records were made last; ``keep_reads`` gets a tape for what the host reads in a step, and
     None when it ends.
     """
@@ -65,9 +67,11 @@ class ModelTracer:
         numbers: Tags | None = None,
         log: LaunchLog | None = None,
         *,
+        clock: DriverClock | None = None,
         keeps_keys: bool = False,
     ) -> None:
-        self._keeps_keys = keeps_keys
+        self._clock, self._keeps_keys = clock, keeps_keys
+        self._paces: list[PaceRow] = []
         self.inside: Callable[[], Location | None] = lambda: None
         self.location_of: Callable[[int], Location] = lambda scope: _Outside.location
         self.known_in_graph: Known = lambda tensor: None
@@ -110,11 +114,14 @@ class ModelTracer:
         self._watch()
         self._log.begin()
         self._ranges.step_begins()
+        if self._clock is not None:
+            self._clock.step_begins()
 
     @no_collector()
     def end(self) -> None:
         """The step is over. What it launched is kept, and looked at only if its records are asked for."""
         self._is_on = False
+        self._paces = [] if self._clock is None else self._clock.step_ended()
         self.keep_reads(None)
         self._forget()
         self._tags |= self._numbers.take(self.location_of)
@@ -131,11 +138,13 @@ class ModelTracer:
         """Drop what the step that ended launched after it might have."""
         if self._may_end:
             self._launches = self._launches[: self._may_end]
+            self._paces = self._paces[:-1]  # that of the script's own end
             self._ranges.cut_short(len(self._launches))
 
     def taken(self) -> Callable[[], Sequence[Record]]:
         """Take what the step that ended launched. The function makes the journal's records of it, now or later."""
-        timed = TimedLaunches([], [], self._num_may_end, self._may_end, step=self._step, tape=self._tape)
+        marks = self._num_may_end, self._may_end
+        timed = TimedLaunches([], [], *marks, step=self._step, tape=self._tape, paces=self._paces)
         made = partial(self._records, timed, self._launches, self._tags, self._ranges.of_step)
         self._tags, self._launches = {}, []
         return made

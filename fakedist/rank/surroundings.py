@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 
 from fakedist.gpu.bare_steps import BareGpu, TimedLaunches
+from fakedist.gpu.driver_clock import DriverClock
 from fakedist.gpu.fast_path.compiled import CompiledFastPath, make_fast_path
 from fakedist.gpu.fast_path.event_tracker import EventTracker
 from fakedist.gpu.models.catalogue import find_gpu, gpu_of_product
@@ -210,6 +211,8 @@ class Surroundings:
             self._world_notes = world.enter_context(faked)
             if self._gpu is not None and self._lags:
                 world.enter_context(around_calls(partial(self._gpu.as_one, 1), partial(self._gpu.as_one, -1)))
+            if self._bare_gpu is not None:
+                self._until_bare.enter_context(around_calls(self._bare_gpu.stop, partial(self._bare_gpu.go, 0)))
             if self._gpu is not None:
                 world.enter_context(self._stream_uses.watching())
             world.enter_context(warnings_at_the_script())
@@ -247,7 +250,10 @@ class Surroundings:
         """Write what is still in memory, and how and where the script ended; then the host's time."""
         how = ""
         if self.is_recorded and ending.message:
-            how = f"in a step after the recorded ones, the script ended: {ending.message}"
+            how = (
+                "fakedist runs steps for that after everything is recorded, without values, and could not run this "
+                f"script there: the error is not the script's ({ending.message})"
+            )
         if not self.is_recorded:
             self._close(ending, line)
         for record in self._recorder.host_clock.records(how):
@@ -377,17 +383,18 @@ class Surroundings:
 
         keeps_keys = self._job.gpu_lag == "estimated" and not self._lags
         numbers, log = None if fast_path is None else fast_path.tags(), LaunchLog()
+        # Tests compare the recording with and without the clock.
+        clock = None if os.environ.get("FAKEDIST_HOST_CLOCK") == "0" else DriverClock()
         if self._values is None:
-            tracer = ModelTracer(numbers=numbers, log=log, keeps_keys=keeps_keys)
+            tracer = ModelTracer(numbers=numbers, log=log, clock=clock, keeps_keys=keeps_keys)
         else:
-            tracer = ModelTracer(self._values.known, numbers, log, keeps_keys=keeps_keys)
+            tracer = ModelTracer(self._values.known, numbers, log, clock=clock, keeps_keys=keeps_keys)
             tracer.keep_reads = self._values.keep_reads
 
         def timed() -> TimedLaunches | None:
             return tracer.timed
 
-        if os.environ.get("FAKEDIST_HOST_CLOCK") != "0":  # tests compare the recording with and without bare steps
-            self._bare_gpu = BareGpu(log, timed)
+        self._bare_gpu = None if clock is None else BareGpu(log, clock, timed)
         return tracer
 
     def _write_gpu(self) -> None:
@@ -477,7 +484,9 @@ class Surroundings:
     def _write_machine_score(self) -> None:
         """Write how fast this machine is, once the run is recorded. A process that is out of memory has no score."""
         with suppress(RuntimeError):
-            self._process.journal.append(machine_score())
+            clock = DriverClock()
+            with clock.without_effects():
+                self._process.journal.append(machine_score(clock.pace_us))
 
     def _write_traced(self) -> None:
         if self._gpu is None:

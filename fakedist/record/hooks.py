@@ -73,9 +73,14 @@ def keyword_arguments(module: nn.Module) -> dict[str, object]:
 
 @contextmanager
 def module_hooks(
-    begins: Callable[[nn.Module, tuple[object, ...]], None], ended: Callable[[nn.Module], None], unseen: Unseen
+    begins: Callable[[nn.Module, tuple[object, ...]], None],
+    ended: Callable[[nn.Module], None],
+    unseen: Unseen,
+    still: Callable[[Callable[..., None]], Callable[..., None]] = lambda function: function,
 ) -> Iterator[None]:
     """Call ``begins`` (with the positional arguments) before and ``ended`` after every forward, even one that raises.
+
+    ``still(hook)`` is what torch calls instead of each of the two hooks.
 
     ``torch.compile`` does not see these hooks, so it compiles the same graphs, which do not call them.
     ``module.compile()`` compiles the hooks with the module, so its calls are reported from outside the compiled code.
@@ -105,8 +110,8 @@ def module_hooks(
 
         module._compiled_call_impl = call
 
-    remove_before = unseen.add(nn_module.register_module_forward_pre_hook(before_forward))
-    remove_after = unseen.add(nn_module.register_module_forward_hook(after_forward, always_call=True))
+    remove_before = unseen.add(nn_module.register_module_forward_pre_hook(still(before_forward)))
+    remove_after = unseen.add(nn_module.register_module_forward_hook(still(after_forward), always_call=True))
     try:
         with patched(nn.Module, "compile", compile_) as original:
             yield

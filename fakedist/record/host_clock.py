@@ -6,13 +6,9 @@ faked ranks, but without the recorder and the value engine. The driver's log has
 stands still in our own code. The launches of a bare step are matched with those of the timed step.
 
 That clock is the monotonic one, not a thread's CPU time: a read of the latter takes a microsecond, as long as some
-launches. A thread that was pre-empted shows in one of the steps, launch by launch, and in the CPU time of a whole step.
-Forward and backward, which run in two threads, alternate, so one clock serves both.
-
-A core's speed changes, within milliseconds and for seconds, with what its sibling runs: on a virtual machine another's.
-That slows the machine's score, which repeats the same instructions, more than a step: 2.2 to 3.6 times against up to
-1.35, where a call of a Python function takes 1.7 times as long. So the score is the least of many, and only steps
-between scores near it count, if there are any. Where a run is disturbed all the time, they are up to a third too long.
+launches. Forward and backward, which run in two threads, alternate, so one clock serves both. What other processes and
+the core's other hardware thread do to it is taken out
+(:mod:`fakedist.record.launch_times`), of the machine's score too.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from itertools import pairwise
 from math import inf, isnan, nan
 from statistics import fmean, median, stdev
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -38,36 +34,38 @@ from torch.utils import _python_dispatch
 from fakedist.patch import patched
 from fakedist.record.ddp_buckets import new_buckets_within
 from fakedist.record.dispatch import no_operation
+from fakedist.record.launch_times import Key, Pace, Sample, align, as_if_warm, calm_clock, times_of, times_of_rows
 from fakedist.record.ledger import Ledger
 from fakedist.record.loading import Loading
-from fakedist.record.machine_score import ROOM_BYTES, linear_us
+from fakedist.record.machine_score import ROOM_BYTES, linear_over_pace
 from fakedist.record.steps import SAVES
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.launch_records import HostClockRecord
 from fakedist.rundir.records import NoteRecord
-from fakedist.rundir.time_notes import host_clock_disturbed, host_not_measured
+from fakedist.rundir.time_notes import host_clock_disturbed, host_measured_as_recorded, host_not_measured
 
-#: What a launch is. Those with equal keys are the same work on the same stream.
-Key = object
-
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 #: Steps to measure at most, and from how many on the first one does not count: caches that the recorder kept cold.
-_MOST_STEPS, _SPARES_FIRST = 8, 3
+_MOST_STEPS, _SPARES_FIRST = 24, 3
 #: Bare steps may take so much of the time of the recorded ones, or so many seconds.
 _FRACTION, _LEAST_S = 0.3, 1.5
 #: A bare step that takes so many times the longest recorded one, and so many seconds more, has run away.
 _RUNS_AWAY, _RUNS_AWAY_S = 10, 5.0
 #: Launches that must be those of the timed step.
 _LEAST_MATCHED = 0.9
-#: Launches to look ahead for those that follow in both steps, and how many of them must agree.
-_LOOK_AHEAD, _AGREE = 64, 3
 #: The wall time of a step over its CPU time, from which on other processes were in the way.
 _DISTURBED = 1.5
+#: The recorded step's own clock, over that of bare steps, and its error, as a fraction. It took 1.36 (GPT-2 with DDP),
+#: 1.65 (DeepSpeed ZeRO-3), 2.35 (Megatron-core) and 1.52 times as long (a pipeline by hand), as the recorder leaves the
+#: script's caches cold. With DTensors, whose own Python is faster in a recorded step, it was 0.93 and 1.25 (Llama).
+_RECORDED_SLOWER, _SLOWER_WITH_DTENSORS, _RECORDED_BOUND = 1.6, 1.1, 0.5
 #: Bare steps may take so many times as long in all where they were.
 _DISTURBED_BUDGET = 2
-#: Scores at most so many times the least are of a core that was not disturbed.
-_UNDISTURBED = 1.2
-#: A launch that takes so many times its least, and so many us more, was pre-empted: time slices are 0.7 ms and longer.
-_PREEMPTED, _PREEMPTED_US = 1.5, 300.0
+
+
+#: The fields of :class:`Pace`.
+_PaceRow = tuple[int, float, float, float, float, int, int]
 
 
 class ClockedGpu(Protocol):
@@ -76,6 +74,9 @@ class ClockedGpu(Protocol):
     #: The clock stands still between these calls; ``go(ns)`` counts so much of that time.
     stop: Callable[[], object]
     go: Callable[[int], object]
+
+    #: A hook of the recorder's ran.
+    hook_ran: Callable[[], object]
 
     @property
     def step(self) -> int:
@@ -94,14 +95,26 @@ class ClockedGpu(Protocol):
     def operators(self) -> Mapping[OpOverload, Callable[[], object]]:
         """Operators that Python answers, and what returns the next result of each."""
 
-    def now(self) -> tuple[int, float]:
-        """Launches in the log, and microseconds on the host's clock."""
+    def num_launches(self) -> int:
+        """Launches in the log."""
+
+    def pace_us(self) -> float:
+        """How long the core takes for a fixed piece of work now."""
+
+    def pace_here(self) -> None:
+        """Keep the core's pace as of now."""
+
+    def paces(self) -> list[_PaceRow]:
+        """The core's pace at moments since the beginning: the fields of :class:`Pace`."""
 
     def collective(self, sequence: int) -> None:
         """A collective begins on the current stream; -1: it ended."""
 
     def left_out(self) -> AbstractContextManager[None]:
         """Launches of this thread have no key meanwhile."""
+
+    def recorded(self) -> tuple[list[int], list[float], list[_PaceRow]]:
+        """The positions of the timed step's rows in its log, the clock at each launch there, and the core's pace."""
 
     def reads_itself(self) -> AbstractContextManager[None]:
         """Let this thread read what the device's memory holds, not what it read before."""
@@ -113,116 +126,15 @@ class ClockedGpu(Protocol):
 class Mark(NamedTuple):
     """Where one bare step ended and the next one began: launches in the log, and several clocks in microseconds.
 
-    ``linear_us`` is the machine's score there; NaN without one.
+    ``linear`` is the machine's score there, over the core's pace; NaN without one.
     """
 
     position: int
-    host_us: float
     wall_us: float
     cpu_us: float
     loading_us: float
     collector_us: float
-    linear_us: float
-
-
-# ---- arithmetic on logs
-
-
-def align(recorded: Sequence[Key], bare: Sequence[Key]) -> list[int]:
-    """For each launch of the recorded step, the position of the same launch in a bare one; -1 where it has none.
-
-    Where they differ, both are followed from the nearest launches on from which they agree for a while. Of those
-    before, as many as possible are matched in order.
-    """
-    matched = [-1] * len(recorded)
-    at = bare_at = 0
-    while at < len(recorded) and bare_at < len(bare):
-        if recorded[at] == bare[bare_at]:
-            matched[at] = bare_at
-            at, bare_at = at + 1, bare_at + 1
-            continue
-        end, bare_end = _agree_again(recorded, bare, at, bare_at)
-        for row, position in _common(recorded[at:end], bare[bare_at:bare_end]):
-            matched[at + row] = bare_at + position
-        at, bare_at = end, bare_end
-    return matched
-
-
-def _agree_again(recorded: Sequence[Key], bare: Sequence[Key], at: int, bare_at: int) -> tuple[int, int]:
-    for total in range(1, _LOOK_AHEAD):
-        for left_out in range(total + 1):
-            begin, bare_begin = at + left_out, bare_at + total - left_out
-            follows = recorded[begin : begin + _AGREE]
-            if len(follows) == _AGREE and follows == bare[bare_begin : bare_begin + _AGREE]:
-                return begin, bare_begin
-    return min(at + _LOOK_AHEAD, len(recorded)), min(bare_at + _LOOK_AHEAD, len(bare))
-
-
-def _common(recorded: Sequence[Key], bare: Sequence[Key]) -> Iterator[tuple[int, int]]:
-    """Positions of a longest common subsequence of two short sequences."""
-    longest = [[0] * (len(bare) + 1) for _ in range(len(recorded) + 1)]
-    for row in reversed(range(len(recorded))):
-        for position in reversed(range(len(bare))):
-            is_same = recorded[row] == bare[position]
-            longest[row][position] = (
-                longest[row + 1][position + 1] + 1
-                if is_same
-                else max(longest[row + 1][position], longest[row][position + 1])
-            )
-    row = position = 0
-    while row < len(recorded) and position < len(bare):
-        if recorded[row] == bare[position]:
-            yield row, position
-            row, position = row + 1, position + 1
-        elif longest[row + 1][position] >= longest[row][position + 1]:
-            row += 1
-        else:
-            position += 1
-
-
-def times_of_rows(matched: Sequence[int], at_us: Sequence[float], before_us: float) -> list[float]:
-    """The time from the launch matched before to each one; NaN for what is not matched.
-
-    ``before_us`` is the clock before the first. What only a bare step launches counts for the next launch of both.
-    """
-    times, last_us = [], before_us
-    for position in matched:
-        times.append(nan if position < 0 else at_us[position] - last_us)
-        last_us = last_us if position < 0 else at_us[position]
-    return times
-
-
-def mean_times(repeats: Sequence[Sequence[float]]) -> list[float]:
-    """The mean time of each row over the steps that have it, not pre-empted, at least 0; NaN for a row of no step."""
-    return [_undisturbed_mean([time for time in times if not isnan(time)]) for times in zip(*repeats, strict=True)]
-
-
-def _undisturbed_mean(times: Sequence[float]) -> float:
-    if not times:
-        return nan
-    most = _PREEMPTED * min(times) + _PREEMPTED_US
-    return max(fmean(time for time in times if time <= most), 0.0)
-
-
-def without_waits(times: Sequence[float], keys: Sequence[Key], waited_us: float) -> list[float]:
-    """The rows of a step without the time in which the process had no core.
-
-    It is taken from the rows that exceed the median of the same work by more than a time slice, the longest first.
-    """
-    by_key = dict[Key, list[float]]()
-    for key, time_us in zip(keys, times, strict=True):
-        if not isnan(time_us):
-            by_key.setdefault(key, []).append(time_us)
-    typical = {key: median(each) for key, each in by_key.items()}
-    found = list(times)
-    rows = [row for row, time_us in enumerate(times) if not isnan(time_us)]
-    for row in sorted(rows, key=lambda row: typical[keys[row]] - times[row]):
-        excess_us = times[row] - typical[keys[row]]
-        if waited_us <= 0 or excess_us <= _PREEMPTED_US:
-            break
-        found[row] -= min(excess_us, waited_us)
-        waited_us -= excess_us
-    return found
+    linear: float
 
 
 def clock_record(
@@ -230,6 +142,8 @@ def clock_record(
     rows: tuple[Sequence[Key], int],
     log: tuple[Sequence[Key | None], Sequence[float]],
     marks: Sequence[Mark],
+    paces: Sequence[Pace],
+    *,
     launch_bound_us: float,
 ) -> HostClockRecord | str:
     """The record of bare steps between marks, or why there is none. Arguments as :class:`ClockedGpu` returns them.
@@ -239,50 +153,81 @@ def clock_record(
     """
     recorded, split = rows
     turned = [*recorded[split:], *recorded[:split]]
-    (keys, at_us), repeats, num_matched, num_launches = log, [], 0, 0
-    pairs = undisturbed(marks)
-    for before, after in pairs:
+    (keys, at_us), repeats, num_matched, num_launches = log, list[list[Sample]](), 0, 0
+    clock, steps = calm_clock(at_us, paces), list(pairwise(marks))
+    for before, after in steps:
         positions = [at for at in range(before.position, after.position) if keys[at] is not None]
         matched = align(turned, [keys[at] for at in positions])
         num_matched = max(num_matched, len(matched) - matched.count(-1))
         num_launches = max(num_launches, len(positions))
         # The time between the mark and the last launch before it belongs to the first launch after it.
-        begin_us = at_us[before.position - 1] if before.position else before.host_us
-        times = times_of_rows(matched, [at_us[at] for at in positions], begin_us)
-        in_order = [*times[len(recorded) - split :], *times[: len(recorded) - split]]
-        waited_us = (after.wall_us - before.wall_us) - (after.cpu_us - before.cpu_us)
-        repeats.append(without_waits(in_order, recorded, waited_us))
+        begin_us = clock.at_us[before.position - 1] if before.position else 0.0
+        times = times_of_rows(matched, [clock.at_us[at] for at in positions], begin_us)
+        warm_us = [clock.warm_us[positions[at]] if at >= 0 else 0.0 for at in matched]
+        repeats.append(list(map(Sample, times, warm_us)))
     if num_matched < _LEAST_MATCHED * len(recorded):
         return f"only {num_matched:,} of its {len(recorded):,} launches were those of step {step}"
-    steps_us = [after.host_us - before.host_us for before, after in pairs]
-    sums_us = [sum(time_us for time_us in times if not isnan(time_us)) for times in repeats]
-    scores = [mark.linear_us for mark in marks if not isnan(mark.linear_us)]
+    repeats = as_if_warm(turned, repeats)
+    dispatch_us = times_of(repeats)
+    sums_us = [sum(sample.time_us for sample in row if not isnan(sample.time_us)) for row in repeats]
+    linears = [mark.linear for mark in marks if not isnan(mark.linear)]
+    slowdown = fmean(pace.work_us for pace in paces) / clock.pace_us if clock.pace_us else 1.0
+    collector_us = (marks[-1].collector_us - marks[0].collector_us) / len(steps)
     return HostClockRecord(
         step=step,
-        dispatch_us=array("d", mean_times(repeats)).tobytes(),
-        num_repeats=len(pairs),
-        step_us=median(steps_us),
-        wall_us=median([after.wall_us - before.wall_us for before, after in pairs]),
-        cpu_us=median([after.cpu_us - before.cpu_us for before, after in pairs]),
-        loading_us=median([after.loading_us - before.loading_us for before, after in pairs]),
-        bound_us=launch_bound_us * num_launches,
-        spread=stdev(sums_us) / max(fmean(sums_us), 1e-9) if len(pairs) > 1 else 0.0,
-        linear_us=min(scores, default=0.0),
-        collector_us=(marks[-1].collector_us - marks[0].collector_us) / (len(marks) - 1),
+        dispatch_us=array(
+            "d", [*dispatch_us[len(recorded) - split :], *dispatch_us[: len(recorded) - split]]
+        ).tobytes(),
+        num_repeats=len(steps),
+        step_us=median(sums_us),
+        wall_us=median([after.wall_us - before.wall_us for before, after in steps]),
+        cpu_us=median([after.cpu_us - before.cpu_us for before, after in steps]),
+        loading_us=median([after.loading_us - before.loading_us for before, after in steps]) / slowdown,
+        bound_us=launch_bound_us * num_launches / slowdown,
+        spread=stdev(sums_us) / max(fmean(sums_us), 1e-9) if len(steps) > 1 else 0.0,
+        linear_us=median(linears) * (clock.pace_us or 1.0) if linears else 0.0,
+        collector_us=collector_us / slowdown,
+        pace_us=clock.pace_us,
+        slowdown=slowdown,
     )
 
 
-def undisturbed(marks: Sequence[Mark]) -> list[tuple[Mark, Mark]]:
-    """The bare steps between two scores near the least one. If there are none, that between the lowest scores.
+def recorded_clock(
+    step: int,
+    keys: Sequence[Key],
+    positions: Sequence[int],
+    at_us: Sequence[float],
+    paces: Sequence[Pace],
+    *,
+    slower: float = _RECORDED_SLOWER,
+) -> HostClockRecord | str:
+    """The record of the recorded step itself, or why there is none. Arguments as :class:`ClockedGpu` returns them.
 
-    Without all scores, every step.
+    Its clock ran so many times ``slower`` than that of bare steps.
     """
-    pairs = list(pairwise(marks))
-    if any(isnan(mark.linear_us) for mark in marks):
-        return pairs
-    highest_us = [max(before.linear_us, after.linear_us) for before, after in pairs]
-    most_us = max(_UNDISTURBED * min(mark.linear_us for mark in marks), min(highest_us))
-    return [pair for pair, high_us in zip(pairs, highest_us, strict=True) if high_us <= most_us]
+    if not paces or not positions:
+        return "no step was timed"
+    clock, first, last = calm_clock(at_us, paces), paces[0], paces[-1]
+    times_us = times_of_rows(positions, clock.at_us, 0.0)
+    rows = [Sample(time_us, clock.warm_us[at]) for time_us, at in zip(times_us, positions, strict=True)]
+    dispatch_us = [time_us / slower for time_us in times_of(as_if_warm(keys, [rows]))]
+    slowdown = fmean(pace.work_us for pace in paces) / clock.pace_us
+    if last.position == len(at_us):  # else it was cut short
+        dispatch_us[0] += max(last.host_us - at_us[-1], 0.0) / slowdown / slower
+    return HostClockRecord(
+        step=step,
+        dispatch_us=array("d", dispatch_us).tobytes(),
+        num_repeats=1,
+        step_us=sum(dispatch_us),
+        wall_us=last.wall_us - first.wall_us,
+        cpu_us=last.cpu_us - first.cpu_us,
+        loading_us=0.0,
+        bound_us=_RECORDED_BOUND * sum(dispatch_us),
+        spread=0.0,
+        pace_us=clock.pace_us,
+        slowdown=slowdown,
+        is_recorded=True,
+    )
 
 
 # ---- the bare steps
@@ -304,15 +249,34 @@ class HostClock:
         self._gpu = gpu
         self._go_bare, self._why_none = go_bare, why_not
         self._loading = loading
+        if gpu is not None:
+            loading.clock = self._load
         self._why_not = "that takes up to two steps more than the recorded ones, and the script or --until ended before"
         self._marks: list[Mark] = []
         self._begins_with_forward = self._is_over = False
         self._num_optimizer_steps = 0
+        self._slower = _RECORDED_SLOWER
         self._launch_bound_us = self._loading_us = self._collector_us = self._collects_at_us = 0.0
         self._begin_s = self._last_s = time.monotonic()
         self._budget_s = self._limit_s = inf
         self._inside = ExitStack()
         self._told = threading.Event()
+
+    def still(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
+        """The function, with the clock standing still in it, for the recorder's own hooks."""
+        gpu = self._gpu
+        if gpu is None:
+            return function
+
+        def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            gpu.stop()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                gpu.hook_ran()
+                gpu.go(0)
+
+        return run
 
     @property
     def is_wanted(self) -> bool:
@@ -344,7 +308,8 @@ class HostClock:
         self._inside.callback(gc.callbacks.remove, self._collects)
         gc.callbacks.append(self._collects)
         ledger.around = self._around
-        self._loading.clock = self._load
+        self._loading.is_over = True
+        self._loading_us = 0.0
         self._begin_s = self._last_s = time.monotonic()
         self._budget_s = max(_FRACTION * recorded_s, _LEAST_S)
         self._limit_s = _RUNS_AWAY * longest_s + _RUNS_AWAY_S
@@ -378,6 +343,13 @@ class HostClock:
         self._num_optimizer_steps += 1
         return not self._begins_with_forward and self._may_mark(gpu)
 
+    def optimizer_recorded(self, optimizer: object) -> None:
+        """An optimizer's step ended, in a recorded step."""
+        dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+        groups = getattr(optimizer, "param_groups", None) or []
+        if dtensor and any(isinstance(parameter, dtensor) for group in groups for parameter in group["params"][:1]):
+            self._slower = _SLOWER_WITH_DTENSORS
+
     def _forward(self, stop: Callable[[], None]) -> None:
         """The module whose forward begins a step is called, in a bare step."""
         gpu = self._gpu
@@ -397,10 +369,11 @@ class HostClock:
             gpu.go(0)
 
     def _mark(self, gpu: ClockedGpu) -> None:
-        position, host_us = gpu.now()
-        now_s = time.monotonic()
-        clocks = (host_us, now_s * 1e6, time.process_time() * 1e6, self._loading_us, self._collector_us)
+        gpu.pace_here()
+        position, now_s = gpu.num_launches(), time.monotonic()
+        clocks = (now_s * 1e6, time.process_time() * 1e6, self._loading_us, self._collector_us)
         self._marks.append(Mark(position, *clocks, self._score(gpu)))
+        gpu.pace_here()
         took_s, self._last_s = now_s - self._last_s, now_s
         self._told.set()
         num_steps = len(self._marks) - 1
@@ -414,12 +387,12 @@ class HostClock:
         return after.wall_us - before.wall_us > _DISTURBED * (after.cpu_us - before.cpu_us)
 
     def _score(self, gpu: ClockedGpu) -> float:
-        """The machine's score now; NaN inside a CUDA graph's capture, or where the GPU is nearly full."""
+        """The machine's score over its pace; NaN inside a CUDA graph's capture, or where the GPU is nearly full."""
         if torch.cuda.is_current_stream_capturing():
             return nan
         with suppress(RuntimeError), gpu.left_out():
             if torch.cuda.mem_get_info()[0] >= ROOM_BYTES:  # else a step may lack what the score has taken
-                return linear_us()
+                return linear_over_pace(gpu.pace_us)
         return nan
 
     def _collects(self, phase: str, _: Mapping[str, int]) -> None:
@@ -438,23 +411,35 @@ class HostClock:
         gpu = self._gpu
         if gpu is None:
             return []
-        if not self.is_on:
-            return [NoteRecord(host_not_measured(self._why_not))]
+        record = self._bare_record(gpu, how) if self.is_on else self._why_not
+        if isinstance(record, str):
+            why = record
+            record = (
+                recorded_clock(gpu.step, *self._recorded(gpu), slower=self._slower) if gpu.step else "no step was timed"
+            )
+            if isinstance(record, str):
+                return [NoteRecord(host_not_measured(why))]
+            return [record, NoteRecord(host_measured_as_recorded(why))]
+        blocked = record.wall_us / max(record.cpu_us, 1.0)
+        return [record, *([NoteRecord(host_clock_disturbed(blocked))] if blocked > _DISTURBED else [])]
+
+    def _bare_record(self, gpu: ClockedGpu, how: str) -> HostClockRecord | str:
         self.is_on, self._is_over = False, True
         self._told.set()
         self._inside.close()
-        log, self._loading.clock = gpu.end(), None
+        log = gpu.end()
         if len(self._marks) < 2:
-            return [NoteRecord(host_not_measured(how or "the script ended before such a step did"))]
+            return how or "the script ended before such a step did"
         keys, split = gpu.rows()
         if self._begins_with_forward:
             split = len(keys)
-        marks = self._marks[len(self._marks) > _SPARES_FIRST :]
-        record = clock_record(gpu.step, (keys, split), log, marks, self._launch_bound_us)
-        if isinstance(record, str):
-            return [NoteRecord(host_not_measured(record))]
-        blocked = record.wall_us / max(record.cpu_us, 1.0)
-        return [record, *([NoteRecord(host_clock_disturbed(blocked))] if blocked > _DISTURBED else [])]
+        marks, paces = self._marks[len(self._marks) > _SPARES_FIRST :], [Pace(*pace) for pace in gpu.paces()]
+        return clock_record(gpu.step, (keys, split), log, marks, paces, launch_bound_us=self._launch_bound_us)
+
+    @staticmethod
+    def _recorded(gpu: ClockedGpu) -> tuple[Sequence[Key], Sequence[int], Sequence[float], Sequence[Pace]]:
+        positions, at_us, paces = gpu.recorded()
+        return gpu.rows()[0], positions, at_us, [Pace(*pace) for pace in paces]
 
     @contextmanager
     def _around(self, sequence: int, operation: str) -> Iterator[None]:
@@ -470,12 +455,14 @@ class HostClock:
         gpu = self._gpu
         assert gpu is not None
         gpu.stop()
+        gpu.pace_here()  # between these two, the process may wait for other processes: no wait for a core
         begin_ns = time.thread_time_ns()
         try:
             return load()
         finally:
             loading_ns = time.thread_time_ns() - begin_ns
             self._loading_us += loading_ns / 1000
+            gpu.pace_here()
             gpu.go(loading_ns)
 
     def _watch(self) -> None:

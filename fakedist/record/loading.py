@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from types import ModuleType
 from typing import Any
@@ -45,13 +46,14 @@ class Loading:
 
     One feeds the steps if a forward with gradients or a backward follows its batch before any forward without.
 
-    ``clock(load)`` calls ``load`` instead, if it is not None, and nothing is recorded.
+    ``clock(load)`` calls ``load`` instead, if it is not None; once ``is_over``, nothing is recorded.
     """
 
     def __init__(self) -> None:
         self._loaders: dict[tuple[str, str, int], _DataLoader] = {}
         self._waiting: list[_DataLoader] = []
         self._depth = 0
+        self.is_over = False
         self.clock: Callable[[Callable[[], object]], object] | None = None
 
     @contextmanager
@@ -95,15 +97,12 @@ class Loading:
 
     def _timed(self, original: Callable[[Any], object]) -> Callable[[Any], object]:
         def __next__(iterator: Any) -> object:  # noqa: N807 (the name that a traceback shows)
-            if self.clock is not None and not self._depth:
-                return self.clock(lambda: self._nested(original, iterator))
-            self._depth += 1
+            if self._depth:  # torchdata's calls torch's
+                return original(iterator)
             begin = time.perf_counter()
-            try:
-                batch = original(iterator)
-            finally:
-                self._depth -= 1
-            if not self._depth:  # torchdata's calls torch's
+            load = partial(self._nested, original, iterator)
+            batch = load() if self.clock is None else self.clock(load)
+            if not self.is_over:
                 self._took(iterator, batch, (time.perf_counter() - begin) * 1e6)
             return batch
 

@@ -21,42 +21,49 @@ from torch.nn.functional import linear as apply_linear
 from fakedist.rundir.launch_records import MachineScoreRecord
 
 _Measured = TypeVar("_Measured")
-#: Repeats of each operation, and how often a repeat runs it: 20 us of Python and torch at most, so some 30 ms in all.
-_REPEATS = 15
-#: Repeats around a bare step, and how often each runs the operation: 5 to 10 ms. Short ones find a moment in which
-#: nothing disturbs the core.
-_SHORT_REPEATS, _FEW_FORWARDS = 20, 25
-_FORWARDS, _ADDITIONS, _CALLS = 100, 100, 2000
+#: How long this thread's core takes for a fixed piece of work now, in us (driver/pace.c).
+PaceUs = Callable[[], float]
+#: Repeats of each operation, and how often a repeat runs it: 250 us of Python and torch, between two looks at the pace.
+_REPEATS, _SHORT_REPEATS = 40, 20
+_FORWARDS, _ADDITIONS, _CALLS = 25, 100, 2000
 _ROWS, _WIDTH = 8, 64
 #: Free memory from which on the script has room for what a score takes: a small segment, and cuBLAS's workspace, which
 #: stays.
 ROOM_BYTES = 1 << 30
 
 
-def machine_score() -> MachineScoreRecord:
-    """Measure this machine: CPU time of this thread, the least of the repeats, so that a busy machine seems no slower.
+def machine_score(pace_us: PaceUs) -> MachineScoreRecord:
+    """Measure this machine in a calm moment: CPU time of this thread, as if the core's pace had been the best one.
 
     Call it when nothing is recorded any more, and no hook of fakedist's is left in torch. It draws no random number.
     """
-    return _in_own_segment(_score)
+    return _in_own_segment(lambda: _score(pace_us))
 
 
-def linear_us() -> float:
-    """``linear_us`` of :func:`machine_score` alone, in a third of the time."""
-    return _in_own_segment(lambda: min(_forward_times_us(*_linear(), _FEW_FORWARDS, _SHORT_REPEATS)))
+def linear_over_pace(pace_us: PaceUs) -> float:
+    """``linear_us`` of :func:`machine_score` alone, over the pace meanwhile, in 10 ms."""
+    return _in_own_segment(lambda: statistics.median(_forwards(pace_us, _SHORT_REPEATS)))
 
 
-def _score() -> MachineScoreRecord:
+def _score(pace_us: PaceUs) -> MachineScoreRecord:
+    paces_us = list[float]()
+
+    def kept_us() -> float:
+        paces_us.append(pace_us())
+        return paces_us[-1]
+
+    _, x = _linear()
+    forward = _forwards(kept_us, _REPEATS)
+    addition = statistics.median(_over_pace(lambda: x + x, _ADDITIONS, _REPEATS, kept_us))
+    call = statistics.median(_over_pace(_through_another, _CALLS, _REPEATS, kept_us))
+    least_us, usual = min(paces_us), statistics.median(forward)
+    spread = usual / min(forward) - 1
+    return MachineScoreRecord(usual * least_us, addition * least_us, call * least_us, spread, least_us)
+
+
+def _forwards(pace_us: PaceUs, repeats: int) -> list[float]:
     linear, x = _linear()
-    forward = _forward_times_us(linear, x, _FORWARDS, _REPEATS)
-    addition = _times_us(lambda: x + x, _ADDITIONS, _REPEATS)
-    call = _times_us(_through_another, _CALLS, _REPEATS)
-    least = min(forward)
-    return MachineScoreRecord(least, min(addition), min(call), statistics.median(forward) / least - 1)
-
-
-def _forward_times_us(linear: nn.Module, x: torch.Tensor, number: int, repeats: int) -> list[float]:
-    return _times_us(lambda: linear(x), number, repeats)
+    return _over_pace(lambda: linear(x), _FORWARDS, repeats, pace_us)
 
 
 class _Linear(nn.Module):
@@ -101,15 +108,19 @@ def _as_in_training() -> Iterator[None]:
             gc.enable()
 
 
-def _times_us(operation: Callable[[], object], number: int, repeats: int) -> list[float]:
-    """The time of one operation in each of the repeats."""
+def _over_pace(operation: Callable[[], object], number: int, repeats: int, pace_us: PaceUs) -> list[float]:
+    """The time of one operation in each of the repeats, over the mean of the paces before and after it."""
     operation()
     times = []
+    before_us = pace_us()
     for _ in range(repeats):
         begin = time.thread_time_ns()
         for _ in range(number):
             operation()
-        times.append((time.thread_time_ns() - begin) / number / 1e3)
+        took_us = (time.thread_time_ns() - begin) / number / 1e3
+        after_us = pace_us()
+        times.append(2 * took_us / (before_us + after_us))
+        before_us = after_us
     return times
 
 

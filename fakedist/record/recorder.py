@@ -141,18 +141,18 @@ class Recorder(StepListener):
         global _active
         if _active is not None:
             raise RecordingError("a recorder is already running in this process", "this is a bug in fakedist")
-        unseen, recorded = Unseen(), self._recorded_step
+        unseen, recorded, still = Unseen(), self._recorded_step, self.host_clock.still
         with ExitStack() as stack:
             if self._capacity is not None:
                 stack.enter_context(beyond_capacity(self._capacity, self._append, self._position))
-            stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended, unseen))
+            stack.enter_context(optimizer_hooks(still(self._optimizer_begins), still(self._optimizer_ended), unseen))
             stack.enter_context(self._memory.host.watching())
             stack.enter_context(self._training.watching())  # what it does when a checkpoint is written comes last
             until_bare = stack.enter_context(ExitStack())
             until_bare.enter_context(self._memory.watching(unseen))
             until_bare.enter_context(remember_parents(self._layers, lambda: self._position.layer != OUTSIDE, unseen))
-            until_bare.enter_context(module_hooks(self._module_begins, self._module_ended, unseen))
-            until_bare.enter_context(backward_hook(self._backward_begins, self._backward_ended))
+            until_bare.enter_context(module_hooks(self._module_begins, self._module_ended, unseen, still))
+            until_bare.enter_context(backward_hook(still(self._backward_begins), still(self._backward_ended)))
             until_bare.enter_context(made_optimizers(self._training.steps.optimizer_made))
             until_bare.enter_context(recorded.watching())
             until_bare.enter_context(self._later_step.watching())
@@ -325,6 +325,7 @@ class Recorder(StepListener):
         if self._is_closed:
             return
         self._training.optimizer_ended(optimizer)
+        self.host_clock.optimizer_recorded(optimizer)
         self._recorded_step.optimizer_ended()
         self._memory.optimizer_ended(optimizer)
         self._position.optimizer_ended()

@@ -204,7 +204,9 @@ class LaunchKeysRecord(Record):
 
 @record_kind("host_clock")
 class HostClockRecord(Record):
-    """The host's time in the steps after the recorded ones, in which neither the recorder nor the value engine runs.
+    """The host's time in steps after the recorded ones, in which neither the recorder nor the value engine runs.
+
+    If there were none, it is that of the recorded step (``is_recorded``), without the time in the recorder.
 
     The clock stands still in fakedist's own code: the virtual GPU's library, faked collectives, answered reads. What a
     real CUDA library takes there is not in it. Of blocked DataLoaders it counts the main thread's CPU time alone.
@@ -213,19 +215,23 @@ class HostClockRecord(Record):
         step: The recorded step whose launches the rows are.
         dispatch_us: For each row of that step's :class:`LaunchesRecord`: the time from the row before it to this one;
             NaN where no step had such a launch. Rows of one CUDA graph's launch but for the first have 0. The first
-            row's includes what follows the last launch of the step before. The mean of the repeats in which its thread
-            was not pre-empted there.
+            row's includes what follows the last launch of the step before. The mean of the repeats with warm caches, as
+            if the core's pace had always been ``pace_us``.
         num_repeats: Steps that were measured and count.
-        step_us: The time of a whole step, the median.
-        wall_us: The same with our own code and with waits for DataLoaders.
+        step_us: The time of a whole step at that pace, the median.
+        wall_us: A step with our own code and all waits, at the pace that the core had.
         cpu_us: CPU time of the process in such a step, our own code included, the median.
         loading_us: The part of ``step_us`` in DataLoaders' iterators, in the main thread.
         bound_us: By how much our own code may have put ``step_us`` off: the error of the clock for each launch, from a
             job of tiny operations, for all of them.
         spread: The standard deviation of the steps, over their mean; 0 of one step.
-        linear_us: The machine's score (``MachineScoreRecord.linear_us``) that ``dispatch_us`` are for: the least of
-            those taken between the steps, in earlier versions the mean. 0 if there was none.
+        linear_us: The machine's score (``MachineScoreRecord.linear_us``) at ``pace_us``, which ``dispatch_us`` are for.
+            0 if there was none: then that of :class:`MachineScoreRecord` counts, at its own pace.
         collector_us: Pauses of Python's garbage collector in such a step, the mean; no other time includes them.
+        pace_us: How long the core took for a fixed piece of work in a calm moment. 0 in earlier versions, whose times
+            are at the pace that the core had, and whose ``linear_us`` is the least of several or their mean.
+        slowdown: The mean pace of the core in these steps, over ``pace_us``.
+        is_recorded: It is the recorded step's. The time of the collector and of DataLoaders is not known.
     """
 
     step: int
@@ -239,11 +245,14 @@ class HostClockRecord(Record):
     spread: float
     linear_us: float = 0.0
     collector_us: float = 0.0
+    pace_us: float = 0.0
+    slowdown: float = 1.0
+    is_recorded: bool = False
 
 
 @record_kind("machine_score")
 class MachineScoreRecord(Record):
-    """How fast the machine that recorded the run is at what a host does. CPU time of one thread, least of repeats.
+    """How fast the machine that recorded the run is at what a host does. CPU time of one thread in a calm moment.
 
     Taken on the virtual GPU, where CUDA's own calls take nothing, once nothing more is recorded. It scales what no
     :class:`HostClockRecord` with a score of its own has.
@@ -253,9 +262,12 @@ class MachineScoreRecord(Record):
         operator_us: An addition of two tensors on the GPU.
         python_us: A call of a Python function with ten arguments through another.
         spread: Median of the repeats of ``linear_us`` over the least, less one.
+        pace_us: As of :class:`HostClockRecord`, for these times; 0 in earlier versions, which have the least of the
+            repeats.
     """
 
     linear_us: float
     operator_us: float
     python_us: float
     spread: float
+    pace_us: float = 0.0

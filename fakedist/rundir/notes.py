@@ -733,6 +733,7 @@ WARNINGS = (
     "collectives_not_priced",
     "experts_load",
     "host_not_measured",
+    "host_measured_as_recorded",
     "host_clock_disturbed",
     "machine_scores_differ",
     "not_steady",

@@ -84,11 +84,13 @@ class ClockSteadiness:
         num_repeats: Steps that it measured.
         spread: Their standard deviation, over their mean; 0 of one step.
         bound: The most that fakedist's own time may be of the step's, as a fraction.
+        is_recorded: It measured the recorded step itself, not steps after it.
     """
 
     num_repeats: int
     spread: float
     bound: float
+    is_recorded: bool = False
 
 
 @dataclass(frozen=True)

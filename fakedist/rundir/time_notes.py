@@ -61,6 +61,15 @@ def host_not_measured(why: str) -> str:
 
 
 @note
+def host_measured_as_recorded(why: str) -> str:
+    """The host's time was measured in the recorded step, not in steps after it."""
+    return (
+        "the host's time was measured in the recorded step, without the recorder's own time, which is less certain "
+        f"than in steps after it: {why}"
+    )
+
+
+@note
 def host_clock_disturbed(ratio: float) -> str:
     """Other processes were in the way of the steps in which the host's time was measured."""
     return (
@@ -135,9 +144,10 @@ def host_time(time: HostTime) -> str:
             f"{interval}"
         )
     clock = time.clock
+    steps = "the recorded step itself" if clock.is_recorded else counted(clock.num_repeats, "step")
     differ = f" (standard deviation {clock.spread:.0%})" if clock.num_repeats > 1 else ""
     text = (
-        f"the host's time was measured by {counted(clock.num_repeats, 'step')} on the machine that recorded the run"
+        f"the host's time was measured by {steps} on the machine that recorded the run"
         f"{differ}, and is taken {time.scale:.2g} times for the host {time.model}"
     )
     if time.machine_us is not None and time.host_us is not None:

@@ -18,7 +18,17 @@ from tests.support.virtual import on_virtual_gpu
 JOB = Path(__file__).parent / "jobs" / "host_clock.py"
 WAITS = JOB.with_name("host_waits.py")
 STATIC_GRAPH = JOB.with_name("static_graph.py")
-RECORDED, BARE = 2, 9
+RAISES = JOB.with_name("raises_in_step.py")
+RECORDED, BARE = 2, 25
+
+
+def intervals_overlap(first: Profiled, second: Profiled) -> bool:
+    """Return whether the intervals of two estimated steps overlap."""
+    low, high = zip(
+        *((run.summary["time"]["step_low_us"], run.summary["time"]["step_high_us"]) for run in (first, second)),
+        strict=True,
+    )
+    return bool(max(low) <= min(high))
 
 
 def steps_of(run: Profiled) -> list[Any]:
@@ -47,7 +57,9 @@ def test_a_run_has_the_hosts_time_of_each_launch(clocked: Profiled) -> None:
     assert 0 < clock.loading_us < clock.step_us <= clock.wall_us
     assert clock.linear_us > 0
     kernels = clocked.summary["kernels"]
-    assert kernels["host"]["machine_us"] == min(clock.linear_us, at_end.linear_us)
+    assert kernels["host"]["machine_us"] == clock.linear_us
+    assert clock.pace_us > 0
+    assert at_end.pace_us > 0
 
 
 def test_bare_steps_see_what_the_recorded_step_saw(clocked: Profiled) -> None:
@@ -68,18 +80,38 @@ def test_bare_steps_change_nothing_that_is_recorded(clocked: Profiled, profile_o
         assert bare.drop(columns=times).equals(table.drop(columns=times)), name
 
 
-def test_a_script_that_ends_by_itself_has_a_note_instead(profile_once: ProfileOnce) -> None:
+def test_a_script_that_ends_by_itself_has_the_clock_of_the_recorded_step(
+    clocked: Profiled, profile_once: ProfileOnce
+) -> None:
     run = profile_once(JOB, "2", options=("--json", "--steps", "2"))
-    assert "was not measured, and is estimated" in run.note("host_not_measured")
-    assert read_recording(run.path).host_clock is None
-    assert run.table("launches")["dispatch_us"].isna().all()
+    clock, bare = read_recording(run.path).host_clock, read_recording(clocked.path).host_clock
+    assert clock is not None
+    assert bare is not None
+    assert clock.is_recorded
+    assert not bare.is_recorded
+    assert clock.step == RECORDED
+    assert (run.table("launches")["dispatch_us"] >= 0).all()
+    assert run.summary["kernels"]["host"]["source"] == "measured"
+    assert "the script or --until ended before" in run.note("host_measured_as_recorded")
+    assert run.note("host_not_measured") == ""
+    assert intervals_overlap(run, clocked)
 
 
 def test_a_script_that_ends_in_a_bare_step_was_stopped_all_the_same(profile_once: ProfileOnce) -> None:
     run = profile_once(JOB, "3", options=("--json", "--steps", "2"))
     assert run.finished.code == 0
     assert json.loads((run.path / "run.json").read_text())["exit"]["outcome"] == "stopped"
-    assert run.note("host_not_measured").endswith("the script ended before such a step did")
+    assert run.note("host_measured_as_recorded").endswith("the script ended before such a step did")
+
+
+def test_an_error_in_a_bare_step_is_not_the_scripts(profile_once: ProfileOnce) -> None:
+    run = profile_once(RAISES, "3", options=("--json", "--steps", "2"))
+    assert run.finished.code == 0
+    assert "Traceback" not in run.finished.stderr
+    assert json.loads((run.path / "run.json").read_text())["exit"]["outcome"] == "stopped"
+    note = run.note("host_measured_as_recorded")
+    assert "the error is not the script's" in note
+    assert "the loss of this step is broken" in note
 
 
 def test_memory_that_only_a_bare_step_lacks_is_not_the_ranks(profile_once: ProfileOnce) -> None:

@@ -13,7 +13,9 @@ def test_the_score_draws_no_number_and_leaves_memory_as_it_was() -> None:
     """With known values in the default segment, where the virtual GPU takes ten times as long for a launch."""
     found = on_virtual_gpu(
         """
-        from fakedist.record.machine_score import linear_us, machine_score
+        from fakedist.gpu.driver_clock import DriverClock
+        from fakedist.record.machine_score import linear_over_pace, machine_score
+        pace_us = DriverClock().pace_us
         import dataclasses, random
         kept = torch.ones(1, device="cuda")
         def states():
@@ -21,7 +23,7 @@ def test_the_score_draws_no_number_and_leaves_memory_as_it_was() -> None:
             return [torch.get_rng_state().tolist(), torch.cuda.get_rng_state().tolist(), random.getstate(), memory]
         torch.set_grad_enabled(False)
         before = states()
-        score, found["linear_us"] = machine_score(), linear_us()
+        score, found["linear_us"] = machine_score(pace_us), linear_over_pace(pace_us) * pace_us()
         found["same"] = before == states() and not torch.is_grad_enabled()
         found["score"] = dataclasses.asdict(score)
         """

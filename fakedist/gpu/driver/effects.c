@@ -11,7 +11,7 @@
  * The recorder knows from the schema of an operation of torch's own what it writes, so these cover their launches. Of
  * others, it knows which arguments are not written: those are protected.
  *
- * While the host's clock runs, launches have no effect: the host reads what it read before, and a look through the known
+ * While the host's clock runs in bare steps, launches have no effect: the host reads what it read before, and a look through the known
  * bytes of a segment takes longer than what the clock measures, and empties the caches. */
 #include "effects.h"
 
@@ -31,12 +31,12 @@ static __thread int covers;
 API void fakedist_cover(int more) { covers += more; }
 /* A new result held nothing before. Where the allocator does not report its block, what the block held is tainted. */
 static int has_none(void) {
-    return (covers && memory_blocks_are_told()) || __atomic_load_n(&clock_is_on, __ATOMIC_RELAXED);
+    return (covers && memory_blocks_are_told()) || clock_is_bare();
 }
 
 /* The caching allocator handed out a block, or took it back. torch cannot detach who tells, and bare steps need no values. */
 API void fakedist_handed_out(void *block, size_t size) {
-    if (!__atomic_load_n(&clock_is_on, __ATOMIC_RELAXED)) memory_told(block, size);
+    if (!clock_is_bare()) memory_told(block, size);
 }
 /* Memory that the operation which runs in this thread does not write, whatever its kernels get. */
 enum { MOST_PROTECTED = 64 };

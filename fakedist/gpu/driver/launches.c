@@ -3,6 +3,7 @@
 #include "launches.h"
 
 #include "devices.h"
+#include "pace.h"
 
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -47,7 +48,10 @@ API void fakedist_clock(int wanted, uint64_t residue) {
     __atomic_store_n(&clock_is_on, wanted, __ATOMIC_RELAXED);
 }
 API uint64_t fakedist_clock_ns(void) { return clock_ns(); }
-API void fakedist_clock_stop(void) { launch_clock_stop(); }
+/* The recorder stops it whether it is on or not. */
+API void fakedist_clock_stop(void) {
+    if (__atomic_load_n(&clock_is_on, __ATOMIC_RELAXED)) launch_clock_stop();
+}
 /* Let it go on. It counts so much of the time in which it stood still. */
 API void fakedist_clock_go(uint64_t counted) {
     launch_clock_go();
@@ -88,7 +92,14 @@ API size_t fakedist_num_launches(void) {
     return found;
 }
 
+/* Measure the core's pace here, if the clock is on. */
+API void fakedist_pace_here(void) {
+    CLOCK_STANDS_STILL;
+    if (clock_was_stopped) pace_measure(fakedist_num_launches(), clock_ns());
+}
+
 void launch_append(const struct launch *made) {
+    uint64_t host_ns = 0, position = 0;
     pthread_mutex_lock(&lock);
     if (launch_is_logged()) {
         if (count == room) {
@@ -96,10 +107,14 @@ void launch_append(const struct launch *made) {
             written = realloc(written, room * sizeof *written);
             if (!written) abort();
         }
+        host_ns = __atomic_load_n(&clock_is_on, __ATOMIC_RELAXED) ? clock_ns() : 0;
         written[count] = *made;
-        written[count++].at_ns = __atomic_load_n(&clock_is_on, __ATOMIC_RELAXED) ? clock_ns() : 0;
+        written[count++].at_ns = host_ns;
+        position = count;
     }
     pthread_mutex_unlock(&lock);
+    CLOCK_STANDS_STILL;
+    if (host_ns) pace_may_measure(position, host_ns);
 }
 
 static uint64_t mix(uint64_t hash, uint64_t value) { return (hash ^ value) * 0x100000001b3u; } /* FNV-1a */

@@ -27,6 +27,9 @@
 
 // The virtual GPU's driver (driver/effects.c, memory.c). On a real GPU there are no such functions.
 extern "C" __attribute__((weak)) void fakedist_cover(int more);
+extern "C" __attribute__((weak)) void fakedist_clock_stop();
+extern "C" __attribute__((weak)) void fakedist_clock_go(uint64_t counted);
+extern "C" __attribute__((weak)) void fakedist_operation_ran();
 extern "C" __attribute__((weak)) void fakedist_know(const void *address, size_t size, int holding);
 
 namespace {
@@ -326,7 +329,26 @@ class Covered {
     }
 };
 
+class Still {
+  public:
+    Still() { stop(); }
+    ~Still() {
+        if (fakedist_clock_go) fakedist_clock_go(0);
+    }
+    static void stop() {
+        if (fakedist_clock_stop) fakedist_clock_stop();
+    }
+};
+class Going {
+  public:
+    Going() {
+        if (fakedist_clock_go) fakedist_clock_go(0);
+    }
+    ~Going() { Still::stop(); }
+};
+
 void run(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
+    const Still still;
     const fakedist::nodes::Operation here_runs;
     const auto to_python = [&](const trace::Key *key = nullptr) {
         const trace::Asked asked(key);
@@ -377,6 +399,8 @@ void run(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
     {
         const Covered covered;
         const c10::impl::ExcludeDispatchKeyGuard guard(ABOVE);
+        if (fakedist_operation_ran) fakedist_operation_ran();
+        const Going going;
         op.redispatchBoxed(keys & BELOW, stack);
     }
     if (tracing) trace::operation_ended(traced, now);

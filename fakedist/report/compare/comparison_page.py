@@ -65,7 +65,7 @@ def _step(name: str, run: Run) -> dict[str, str]:
         "text": step_text(time),
         "word": source.source,
         "number": str(source.step),
-        "more": step_remark(time),
+        "more": step_remark(time, source),
     }
 
 

@@ -111,7 +111,7 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
         "source": word[:1].upper() + word[1:],
         "step": timed_step_name(run.summary, source.step),
         "notes": [text for text in (*(note.text for note in source.notes), accuracy_text(source)) if text],
-        "figures": time_figures(time),
+        "figures": time_figures(time, source),
         "shares": _shares(time),
         "kinds": _kinds(kernels),
         "families": _families(time),
@@ -160,7 +160,7 @@ def step_figure(summary: Summary) -> dict[str, str] | None:
         "text": step_text(time),
         "word": source.source,
         "step": timed_step_name(summary, source.step),
-        "more": step_remark(time) or f"communication {communication_word(time)}",
+        "more": step_remark(time, source) or f"communication {communication_word(time)}",
     }
 
 

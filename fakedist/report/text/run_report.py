@@ -163,7 +163,7 @@ def _print_figures(console: Console, run: Run) -> None:
         time, source = summary.timed
         print_heading(console, f"Time of {timed_step_name(summary, source.step)}, {source_word(source)}")
         figures = short_time_figures if run.memory is not None else time_figures
-        print_figures(console, figures(time), is_right=True)
+        print_figures(console, figures(time, source), is_right=True)
         if limit := limit_text(time):
             print_words(console, Text(limit), 2)
         if run.memory is None:  # another program's report

@@ -275,7 +275,7 @@ def range_sheet(time: StepTime, word: str) -> Sheet:
 def print_time(console: Console, time: StepTime, source: KernelSource, step: str) -> None:
     """Print the time of a step, named ``step``, and how it is spent."""
     print_heading(console, f"Time of {step}, {source_word(source)}")
-    print_figures(console, time_figures(time), is_right=True)
+    print_figures(console, time_figures(time, source), is_right=True)
     for text in (*(note.text for note in source.notes), accuracy_text(source)):
         if text:
             print_remark(console, text)
@@ -291,7 +291,8 @@ def time_markdown(run: Run, time: StepTime, source: KernelSource, *, all_layers:
 def _time(time: StepTime, source: KernelSource, step: str) -> list[str]:
     lines = [f"**Time of {step}**, {source_word(source)}", ""]
     lines += [
-        f"- {name}: **{figure}**{', ' if more else ''}{escaped(more)}" for name, figure, more in time_figures(time)
+        f"- {name}: **{figure}**{', ' if more else ''}{escaped(more)}"
+        for name, figure, more in time_figures(time, source)
     ]
     texts = [*(note.text for note in source.notes), accuracy_text(source)]
     return [*lines, *(f"- {escaped(text)}" for text in texts if text)]

@@ -441,10 +441,10 @@ def unknown_time(time_us: float, num_unknown: int) -> str:
 MFU_BASIS = "model FLOPs, forward and backward, of the whole step's dense bf16 peak"
 
 
-def time_figures(time: StepTime) -> list[tuple[str, str, str]]:
+def time_figures(time: StepTime, source: KernelSource) -> list[tuple[str, str, str]]:
     """The step's time and its parts: name, figure, more."""
     step_us = time.step_us or 1.0
-    rows = [("step", step_text(time), step_remark(time))]
+    rows = [("step", step_text(time), step_remark(time, source))]
     for name, us, more in (
         ("computes", time.busy_us, "at least one stream"),
         ("communicates", time.communication_us, f"while nothing computes; {communication_word(time)}"),
@@ -462,9 +462,9 @@ def time_figures(time: StepTime) -> list[tuple[str, str, str]]:
     return [*rows, *throughput_figures(time)]
 
 
-def short_time_figures(time: StepTime) -> list[tuple[str, str, str]]:
+def short_time_figures(time: StepTime, source: KernelSource) -> list[tuple[str, str, str]]:
     """The step's time, MFU, and tokens or samples per second: name, figure, more."""
-    rows = [("step", step_text(time), step_remark(time))]
+    rows = [("step", step_text(time), step_remark(time, source))]
     if (utilised := time.step_flops_utilisation) is not None and time.model_flops:
         lacking = f"a lower bound: {time.num_lacking_flops:,} kernels lack FLOPs" if time.num_lacking_flops else ""
         rows.append(("MFU", f"{utilised:.1%}", "; ".join(filter(None, (MFU_BASIS, lacking)))))
@@ -592,15 +592,17 @@ def step_text(time: StepTime) -> str:
     return f"{step} ({low} to {high})"
 
 
-def step_remark(time: StepTime) -> str:
-    """The meaning of a step's interval, and the communication that its time does not include."""
+def step_remark(time: StepTime, source: KernelSource | None = None) -> str:
+    """The meaning of a step's interval, a host that was not measured, and the communication not in the step's time."""
     if time.step_low_us is None:
         interval = ""
     elif time.step_high_us == time.step_us:  # nothing of it is estimated
         interval = "without the tool that slowed its host, the step is in this range"
     else:
         interval = "the true step is in this range in 9 of 10 cases"
-    return "; ".join(filter(None, (interval, without_communication(time))))
+    is_constant = source is not None and source.host is not None and source.host.source == "constant"
+    host = "the host was not measured" if is_constant else ""
+    return "; ".join(filter(None, (interval, host, without_communication(time))))
 
 
 def utilisation(time: StepTime) -> tuple[str, str] | None:

@@ -1,0 +1,223 @@
+"""The host's time before each launch, from logs of bare steps (:mod:`fakedist.record.host_clock`).
+
+The core does not always run alike. Others share it: its other hardware thread, and processes that take it for a while
+and leave its caches cold. So the driver measures the core's pace, the time of a fixed piece of work, every 250 us, and
+the time between two launches counts as if the pace had been that of a calm moment. After a wait for the core, launches
+took 1.27 times as long at first, and 1.04 after 2 ms. So of the repeats of a launch those count that were not so soon
+after a wait. If there are none, its time is divided by how much longer the same launches of the step took so soon.
+
+The least of the repeats is not taken: it falls with their number.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import inf, isnan, nan
+from statistics import fmean
+from typing import NamedTuple
+
+#: What a launch is. Those with equal keys are the same work on the same stream.
+Key = object
+
+#: Launches to look ahead for those that follow in both steps, and how many of them must agree.
+_LOOK_AHEAD, _AGREE = 64, 3
+#: A wait of the process for a core that takes so long changes what follows.
+_WAIT_US = 100.0
+#: A time between two launches that is longer was spent without a core, if the process had none for a while.
+_SLICE_US = 1000.0
+#: CPU time since the last such wait, from which on the caches are warm, and bounds of the classes before that.
+_WARM_US = 2500.0
+_SINCE_US = (1.0, 500.0, 1000.0, 1500.0, _WARM_US)
+#: Launches that say how much longer those of a class take.
+_ENOUGH = 100
+#: What the recorder costs a script besides the time in our own code, over the core's pace: caches, torch's boxes,
+#: slower calls of modules. And the least that is left of the time between two moments.
+_OPERATION_COST, _HOOK_COST, _LEAST_OF_SCRIPT = 0.55, 1.5, 0.2
+#: The pace of a calm moment is this quantile of all.
+_CALM = 0.02
+
+
+class Pace(NamedTuple):
+    """The core's pace at a moment: launches in the log, several clocks, and the time of the work, in microseconds.
+
+    ``num_operations`` and ``num_hooks`` of the recorder's had run, in a recorded step.
+    """
+
+    position: int
+    host_us: float
+    wall_us: float
+    cpu_us: float
+    work_us: float
+    num_operations: int = 0
+    num_hooks: int = 0
+
+
+class CalmClock(NamedTuple):
+    """The host's clock as if the core's pace had always been ``pace_us``, without waits for the core.
+
+    Attributes:
+        at_us: The clock at each launch of the log.
+        warm_us: CPU time since the process last waited for a core, at each launch.
+    """
+
+    pace_us: float
+    at_us: list[float]
+    warm_us: list[float]
+
+
+def calm_clock(at_us: Sequence[float], paces: Sequence[Pace]) -> CalmClock:
+    """The calm clock of a log. ``at_us`` is the host's clock at each of its launches."""
+    works = sorted(pace.work_us for pace in paces)
+    calm_us = works[int(_CALM * len(works))] if works else 0.0
+    last_us = paces[0].host_us if paces and not paces[0].position else at_us[0] if at_us else 0.0
+    now_us, since_us = 0.0, inf
+    clock = CalmClock(calm_us, [], [])
+    for before, after in pairwise([None, *paces, None]):
+        begin = 0 if before is None else before.position
+        end = len(at_us) if after is None else after.position
+        waited_us = 0.0
+        if before is not None and after is not None:
+            cpu_us = after.cpu_us - before.cpu_us
+            waited_us = after.wall_us - before.wall_us - cpu_us
+            since_us = 0.0 if waited_us > _WAIT_US else since_us + cpu_us
+        moments_us = [last_us, *at_us[begin:end]]
+        gaps_us = [now - last for last, now in pairwise(moments_us)]
+        last_us = moments_us[-1]
+        if gaps_us and waited_us > _WAIT_US:
+            longest = max(range(len(gaps_us)), key=gaps_us.__getitem__)
+            if gaps_us[longest] > min(waited_us / 2, _SLICE_US):  # else it waited in our own code
+                gaps_us[longest] -= min(waited_us, gaps_us[longest])
+        works = [pace.work_us for pace in (before, after) if pace is not None]
+        rate = calm_us / fmean(works) if works else 1.0
+        if before is not None and after is not None:
+            rate *= _of_script(before, after, sum(gaps_us))
+        for gap_us in gaps_us:
+            now_us += gap_us * rate
+            clock.at_us.append(now_us)
+            clock.warm_us.append(since_us)
+    return clock
+
+
+def _of_script(before: Pace, after: Pace, host_us: float) -> float:
+    """The fraction of the time between two moments that the script would have taken without the recorder."""
+    cost = _OPERATION_COST * (after.num_operations - before.num_operations)
+    cost += _HOOK_COST * (after.num_hooks - before.num_hooks)
+    return (
+        max(1 - cost * (before.work_us + after.work_us) / 2 / host_us, _LEAST_OF_SCRIPT)
+        if cost and host_us > 0
+        else 1.0
+    )
+
+
+def align(recorded: Sequence[Key], bare: Sequence[Key]) -> list[int]:
+    """For each launch of the recorded step, the position of the same launch in a bare one; -1 where it has none.
+
+    Where they differ, both are followed from the nearest launches on from which they agree for a while. Of those
+    before, as many as possible are matched in order.
+    """
+    matched = [-1] * len(recorded)
+    at = bare_at = 0
+    while at < len(recorded) and bare_at < len(bare):
+        if recorded[at] == bare[bare_at]:
+            matched[at] = bare_at
+            at, bare_at = at + 1, bare_at + 1
+            continue
+        end, bare_end = _agree_again(recorded, bare, at, bare_at)
+        for row, position in _common(recorded[at:end], bare[bare_at:bare_end]):
+            matched[at + row] = bare_at + position
+        at, bare_at = end, bare_end
+    return matched
+
+
+def _agree_again(recorded: Sequence[Key], bare: Sequence[Key], at: int, bare_at: int) -> tuple[int, int]:
+    for total in range(1, _LOOK_AHEAD):
+        for left_out in range(total + 1):
+            begin, bare_begin = at + left_out, bare_at + total - left_out
+            follows = recorded[begin : begin + _AGREE]
+            if len(follows) == _AGREE and follows == bare[bare_begin : bare_begin + _AGREE]:
+                return begin, bare_begin
+    return min(at + _LOOK_AHEAD, len(recorded)), min(bare_at + _LOOK_AHEAD, len(bare))
+
+
+def _common(recorded: Sequence[Key], bare: Sequence[Key]) -> Iterator[tuple[int, int]]:
+    """Positions of a longest common subsequence of two short sequences."""
+    longest = [[0] * (len(bare) + 1) for _ in range(len(recorded) + 1)]
+    for row in reversed(range(len(recorded))):
+        for position in reversed(range(len(bare))):
+            is_same = recorded[row] == bare[position]
+            longest[row][position] = (
+                longest[row + 1][position + 1] + 1
+                if is_same
+                else max(longest[row + 1][position], longest[row][position + 1])
+            )
+    row = position = 0
+    while row < len(recorded) and position < len(bare):
+        if recorded[row] == bare[position]:
+            yield row, position
+            row, position = row + 1, position + 1
+        elif longest[row + 1][position] >= longest[row][position + 1]:
+            row += 1
+        else:
+            position += 1
+
+
+def times_of_rows(matched: Sequence[int], at_us: Sequence[float], before_us: float) -> list[float]:
+    """The time from the launch matched before to each one; NaN for what is not matched.
+
+    ``before_us`` is the clock before the first. What only a bare step launches counts for the next launch of both.
+    """
+    times, last_us = [], before_us
+    for position in matched:
+        times.append(nan if position < 0 else at_us[position] - last_us)
+        last_us = last_us if position < 0 else at_us[position]
+    return times
+
+
+class Sample(NamedTuple):
+    """The time before a launch of a repeat, and how long the caches had been warm. NaN: the repeat lacks it."""
+
+    time_us: float
+    warm_us: float
+
+
+def as_if_warm(keys: Sequence[Key], repeats: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+    """Each sample as if the caches had been warm.
+
+    The samples of one class are so many times longer as they are, in sum, than warm ones of the same launches, of which
+    each is known by its key and by the one before it.
+    """
+    pairs = list(zip([keys[-1], *keys[:-1]], keys, strict=True)) if keys else []
+    warm = dict[object, tuple[float, int]]()
+    for row in repeats:
+        for pair, (time_us, warm_us) in zip(pairs, row, strict=True):
+            if warm_us >= _WARM_US and not isnan(time_us):
+                sum_us, number = warm.get(pair, (0.0, 0))
+                warm[pair] = sum_us + time_us, number + 1
+    cold_us, usual_us, numbers = ([0.0] * (len(_SINCE_US) + 1) for _ in range(3))
+    for row in repeats:
+        for pair, (time_us, warm_us) in zip(pairs, row, strict=True):
+            if pair in warm and not isnan(time_us):
+                class_ = bisect_right(_SINCE_US, warm_us)
+                sum_us, number = warm[pair]
+                cold_us[class_] += time_us
+                usual_us[class_] += sum_us / number
+                numbers[class_] += 1
+    slower = [
+        max(cold / usual, 1.0) if number >= _ENOUGH and usual > 0 else 1.0
+        for cold, usual, number in zip(cold_us, usual_us, numbers, strict=True)
+    ]
+    return [[Sample(us / slower[bisect_right(_SINCE_US, warm_us)], warm_us) for us, warm_us in row] for row in repeats]
+
+
+def times_of(repeats: Sequence[Sequence[Sample]]) -> list[float]:
+    """The time of each row: the mean of its warm samples, else that of the longest after a wait; NaN without any."""
+    return [_time_of([sample for sample in row if not isnan(sample.time_us)]) for row in zip(*repeats, strict=True)]
+
+
+def _time_of(samples: Sequence[Sample]) -> float:
+    if not samples:
+        return nan
+    least_us = min(_WARM_US, max(sample.warm_us for sample in samples))
+    return max(fmean(sample.time_us for sample in samples if sample.warm_us >= least_us), 0.0)

@@ -1,0 +1,149 @@
+from math import inf, isnan, nan
+
+import pytest
+
+from fakedist.record.launch_times import Pace, Sample, align, as_if_warm, calm_clock, times_of, times_of_rows
+
+
+def test_launches_of_equal_steps_are_matched_one_by_one() -> None:
+    assert align("abcabc", "abcabc") == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_launch_that_only_the_recorded_step_had_is_not_matched() -> None:
+    assert align("abXcde", "abcde") == [0, 1, -1, 2, 3, 4]
+
+
+def test_a_launch_that_only_the_bare_step_has_is_passed_by() -> None:
+    assert align("abcde", "abXYcde") == [0, 1, 4, 5, 6]
+
+
+def test_between_launches_that_differ_as_many_as_possible_are_matched() -> None:
+    # A read of a size: the recorded step has the read alone, the bare one kernels before and after it.
+    assert align("grgi", "gkrwgkrwi") == [0, 2, 4, 8]
+
+
+def test_steps_without_a_common_launch_match_nothing() -> None:
+    assert align("aaaa", "bbbb") == [-1] * 4
+
+
+def test_a_bare_step_may_end_before_the_recorded_one() -> None:
+    assert align("abcd", "ab") == [0, 1, -1, -1]
+
+
+def test_the_time_of_a_launch_of_the_bare_step_alone_counts_for_the_next_one_of_both() -> None:
+    assert times_of_rows([0, 2], [10.0, 25.0, 40.0], 7.0) == [3.0, 30.0]
+
+
+def test_a_row_without_a_launch_has_no_time_and_takes_none_from_the_next() -> None:
+    first, second, third = times_of_rows([0, -1, 1], [10.0, 25.0], 0.0)
+    assert (first, third) == (10.0, 15.0)
+    assert isnan(second)
+
+
+def paces(*rows: tuple[int, float, float, float]) -> list[Pace]:
+    """Paces at launches, with wall time, CPU time and pace; the host's clock is the wall time."""
+    return [Pace(position, wall_us, wall_us, cpu_us, work_us) for position, wall_us, cpu_us, work_us in rows]
+
+
+def test_between_two_moments_the_clock_goes_by_their_mean_pace() -> None:
+    moments = paces((0, 0, 0, 6), (2, 40, 40, 6), (4, 160, 160, 18), (6, 340, 340, 18))
+    clock = calm_clock([20, 40, 100, 160, 250, 340], moments)
+    assert clock.pace_us == 6
+    assert clock.at_us == [20, 40, 70, 100, 130, 160]
+    assert clock.warm_us == [inf] * 6
+
+
+def test_before_the_first_moment_and_after_the_last_one_the_nearest_counts() -> None:
+    assert calm_clock([10, 20, 30, 50], paces((2, 20, 20, 5), (2, 20, 20, 10))).at_us == [0, 10, 15, 25]
+
+
+def test_without_moments_the_clock_goes_as_it_went() -> None:
+    assert calm_clock([5, 20, 30], []) == (0.0, [0, 15, 25], [inf] * 3)
+    assert calm_clock([], []) == (0.0, [], [])
+
+
+def test_a_wait_for_a_core_is_taken_from_the_longest_time_since_the_moment_before() -> None:
+    moments = paces((0, 0, 0, 5), (3, 3030, 130, 5), (4, 3040, 140, 5), (5, 3070, 170, 5))
+    clock = calm_clock([10, 3020, 3030, 3040, 3070], moments)
+    assert clock.at_us == [10, 120, 130, 140, 170]
+    assert clock.warm_us == [0, 0, 0, 10, 40]
+
+
+def test_a_wait_in_our_own_code_is_taken_from_no_launch() -> None:
+    # The clock stood still meanwhile: 3 ms of wall time, 30 us on it.
+    moments = [Pace(0, 0, 0, 0, 5), Pace(3, 30, 3030, 130, 5)]
+    assert calm_clock([10, 20, 30], moments).at_us == [10, 20, 30]
+
+
+def test_of_waits_in_our_own_code_and_between_launches_the_latter_is_taken() -> None:
+    moments = [Pace(0, 0, 0, 0, 5), Pace(3, 2030, 9030, 30, 5)]
+    assert calm_clock([10, 2020, 2030], moments).at_us == [10, 10, 20]
+
+
+def test_a_short_sleep_leaves_the_caches_warm() -> None:
+    clock = calm_clock([10, 60], paces((0, 0, 0, 5), (2, 60, 10, 5)))
+    assert (clock.at_us, clock.warm_us) == ([10, 60], [inf] * 2)
+
+
+def test_what_the_recorder_costs_besides_is_taken_from_the_time_between_two_moments() -> None:
+    moments = [Pace(0, 0, 0, 0, 10), Pace(2, 100, 100, 100, 10, num_operations=4, num_hooks=2)]
+    at_us = calm_clock([40, 100], moments).at_us
+    assert at_us == pytest.approx([40 * 0.48, 100 * 0.48])  # 1 - (4 * 0.55 + 2 * 1.5) * 10 / 100
+
+
+def test_something_is_left_for_the_script_however_much_the_recorder_costs() -> None:
+    moments = [Pace(0, 0, 0, 0, 10), Pace(1, 100, 100, 100, 10, num_operations=400)]
+    assert calm_clock([100], moments).at_us == pytest.approx([20])
+
+
+def samples(times_us: list[float], warm_us: float = inf) -> list[Sample]:
+    return [Sample(time_us, warm_us) for time_us in times_us]
+
+
+def test_only_repeats_with_warm_caches_count() -> None:
+    assert times_of([samples([10, 25]), samples([12, 21]), samples([90, 80], 100)]) == [11, 23]
+
+
+def test_a_row_without_a_warm_repeat_has_the_one_that_waited_the_longest_ago() -> None:
+    assert times_of([samples([10], 100), samples([14], 700), samples([90], 0)]) == [14]
+
+
+def test_a_row_that_one_repeat_lacks_has_the_time_of_the_others() -> None:
+    first, second = times_of([samples([nan, nan]), samples([4.0, nan])])
+    assert first == 4.0
+    assert isnan(second)
+
+
+def test_no_row_has_less_than_no_time() -> None:
+    assert times_of([samples([-0.5])]) == [0.0]
+
+
+def test_the_number_of_repeats_does_not_change_what_the_time_of_a_row_tends_to() -> None:
+    rows = [samples([time_us]) for time_us in (8, 9, 10, 11, 12)]
+    assert times_of(rows[2:3]) == times_of(rows[1:4]) == times_of(rows) == [10]
+
+
+def test_a_cold_launch_is_shortened_by_how_much_longer_others_of_the_step_took_when_cold() -> None:
+    # Layers of one kind: 200 of them are seen warm and, in the other repeat, 1.5 times as long soon after a wait.
+    keys = ["a", *["layer"] * 400]
+    warm = [Sample(10, inf)] * 201 + [Sample(15, 100)] * 200
+    cold = [Sample(15, 100)] * 201 + [Sample(12, 700)] * 200
+    first, second = as_if_warm(keys, [warm, cold])
+    assert {sample.time_us for sample in first} == {10}
+    assert {sample.time_us for sample in second} == {10}
+    assert times_of([first, second]) == [10] * 401
+
+
+def test_too_few_launches_say_nothing_on_cold_caches() -> None:
+    rows = as_if_warm("aaaa", [samples([10] * 4), samples([15] * 4, 100)])
+    assert rows[1] == samples([15] * 4, 100)
+
+
+def test_after_a_wait_no_launch_is_made_longer() -> None:
+    keys = ["a"] * 200
+    assert as_if_warm(keys, [samples([10] * 200), samples([5] * 200, 100)])[1] == samples([5] * 200, 100)
+
+
+@pytest.mark.parametrize("keys", ["", "a"])
+def test_a_step_of_next_to_nothing_is_kept(keys: str) -> None:
+    assert as_if_warm(keys, [samples([10] * len(keys))]) == [samples([10] * len(keys))]
