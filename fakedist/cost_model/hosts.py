@@ -85,11 +85,12 @@ def scaled(host: HostCosts, factor: float) -> HostCosts:
         launch_us=host.launch_us * factor,
         graph_us=host.graph_us * factor,
         dispatch=host.dispatch * factor,
-        calls=_scaled_calls(host.calls, factor),
+        calls=scaled_calls(host.calls, factor),
     )
 
 
-def _scaled_calls(calls: CallCosts, factor: float) -> CallCosts:
+def scaled_calls(calls: CallCosts, factor: float) -> CallCosts:
+    """CUDA's calls that take ``factor`` times as long."""
     return CallCosts(**{name: us * factor for name, us in asdict(calls).items()})
 
 
@@ -230,7 +231,7 @@ def find_host(text: str, machine_us: float | None) -> HostSpec:
         name=_THIS if text == _THIS else f"{factor:g} times this machine's",
         cpu="the machine that recorded the run",
         linear_us=reference.linear_us * slowness,
-        calls=_scaled_calls(reference.calls, slowness),
+        calls=scaled_calls(reference.calls, slowness),
         of_machine=factor,
     )
 
