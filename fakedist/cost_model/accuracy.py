@@ -126,11 +126,14 @@ def _bins(time_us: Floats, octaves: Floats) -> tuple[npt.NDArray[np.intp], npt.N
 
 #: How errors of different shapes of one family go together: as if half of their variance was common to all.
 _COMMON = 0.5
+#: How many times as wide the interval of a sum is as these errors say. Fitted on half of the published steps that kernels
+#: limit (tests/truth/fits.py).
+KERNELS_WIDER = 1.1
 
 
 def half_width(priced: pd.DataFrame, counts: Array, side: str) -> float:
     """Half the interval of the sum of all launches, in microseconds, on the ``side`` low_us or high_us."""
-    return float(np.sqrt(sum(variances(priced, counts, side).values())))
+    return KERNELS_WIDER * float(np.sqrt(sum(variances(priced, counts, side).values())))
 
 
 def variances(priced: pd.DataFrame, counts: Array, side: str = "high_us") -> dict[str, float]:

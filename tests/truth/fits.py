@@ -8,7 +8,7 @@ docs/accuracy/host-fits.json and interval-widths.json; ``python -m tests.accurac
 tests hold the model to them.
 
 The numbers of a host are ``dispatch_us``, a forward of torch's Linear without CUDA's own calls, which scales the host
-clock by the score of the machine that recorded a step, and ``launch_us``, a launch, which scales all of CUDA's calls.
+clock by the score of the machine that recorded a step, and ``launch_us``, a launch in a step, which scales all of CUDA's calls.
 They minimise the sum of the sizes of the logarithms of estimate over published step. No step is shorter than its host's
 own time: a step that kernels limit, published for a GPU next to that host, counts like another row by as much as it is.
 
@@ -35,7 +35,7 @@ from fakedist.cost_model.hosts import HOSTS, HostCosts, HostModel, HostSpec, def
 from fakedist.cost_model.job import job_times
 from fakedist.cost_model.timeline import Timeline
 from tests.accuracy.results import write_result
-from tests.truth.catalogue import Row, catalogue, results
+from tests.truth.catalogue import Row, catalogue, halves, results
 from tests.truth.steps import Recording, is_recorded
 
 Floats = npt.NDArray[np.float64]
@@ -46,7 +46,9 @@ DISPATCH_US, LAUNCH_US = (3.0, 4.5, 6.0, 8.0, 11.0, 16.0), (2.0, 5.0, 10.0)
 _TRIED_DISPATCH_US, _TRIED_LAUNCH_US = np.arange(3.0, 16.0, 0.05), np.arange(2.0, 10.01, 0.1)
 #: Factors of the host's time for which intervals are computed, and interpolated between.
 _HOST_WIDTHS = (1.15, 1.4, 1.8)
-#: The GPUs that a host model is of: the hosts of others, which have it for want of one, bound nothing.
+#: What the host's width was before it was fitted, a prior.
+_PRIOR = 1.5
+#: The GPUs that a host model is of: the steps of others, which have it for want of one, bound nothing.
 _GPUS = {"dgx-h100": "h100", "grace": "gb"}
 #: Of the fitted half, inside of the intervals.
 _INSIDE = 0.9
@@ -82,22 +84,6 @@ class Bound:
 #: 5.1 us, the step took 4.48 s with a dispatch of 6.48 us and a launch of 2; 4.24 s of that was the host of its busiest
 #: rank, so the host has the published step less 0.24 s. CUDA's calls are taken to be a tenth, as in Qwen3 30B's step.
 _MIXTRAL = Bound("mixtral-8x7b", 3.306e6 - 0.24e6, 0.9 * 4.24e6 / 6.48, 0.1 * 4.24e6 / 2.0)
-
-
-def halves(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """The rows to fit and the rows to judge: every other one in the order of their names, from the first on."""
-    ordered = sorted(rows, key=lambda row: row.name)
-    return ordered[::2], ordered[1::2]
-
-
-def rows_next_to(host: str, *, is_host_bound: bool) -> list[Row]:
-    """The rows on GPUs that a host model is of, with a host clock, by their names."""
-    return [
-        row
-        for row in sorted(catalogue().rows, key=lambda row: row.name)
-        if row.published_s and row.is_host_bound is is_host_bound and row.gpu.startswith(_GPUS[host])
-        if is_recorded(row) and Recording(row).host.time.clock is not None
-    ]
 
 
 def with_numbers(host: HostModel, spec: HostSpec, numbers: HostNumbers) -> HostModel:
@@ -142,17 +128,23 @@ def fit(fitted: Sequence[Floats], bounds: Sequence[Bound]) -> HostNumbers:
     return HostNumbers(round(float(_TRIED_DISPATCH_US[dispatch]), 2), round(float(_TRIED_LAUNCH_US[launch]), 1))
 
 
+def _steps_of_kernels(gpu: str) -> list[Row]:
+    """The rows of some GPUs that kernels limit, with a host clock, whether the power model is fitted on them or not."""
+    chosen = [row for row in catalogue().rows if row.gpu.startswith(gpu) and row.published_s and not row.is_host_bound]
+    return [row for row in chosen if is_recorded(row) and Recording(row).host.time.clock is not None]
+
+
 def fit_host(name: str) -> Iterator[dict[str, object]]:
     """The lines of a host: both halves, with the numbers, the errors and the bounds that are not kept."""
-    spec, rows = HOSTS[name], rows_next_to(name, is_host_bound=True)
+    spec, rows, others = HOSTS[name], catalogue().step_groups()[name], _steps_of_kernels(_GPUS[name])
     of_rows = {row.name: errors(row, spec) for row in rows}
-    bounds = [bound_of(row, spec) for row in rows_next_to(name, is_host_bound=False)]
+    bounds = [bound_of(row, spec) for row in others]
     bounds += [_MIXTRAL] if name == "dgx-h100" else []
     numbers = fit([of_rows[row.name] for row in halves(rows)[0]], bounds)
     at = tuple(int(np.argmin(abs(np.ravel(tried) - own))) for tried, own in zip(_TRIED, numbers, strict=True))
-    broken = {bound.name: float(bound.over(*numbers)) for bound in bounds if bound.over(*numbers) > 1}
+    broken = {bound.name: round(float(bound.over(*numbers)), 3) for bound in bounds if bound.over(*numbers) > 1}
     for half, chosen in zip(("fitted", "judged"), halves(rows), strict=True):
-        off = {row.name: math.expm1(float(of_rows[row.name][at])) for row in chosen}
+        off = {row.name: round(math.expm1(float(of_rows[row.name][at])), 4) for row in chosen}
         yield {
             "host": name, "half": half, **numbers._asdict(), "errors": off, "num_bounds": len(bounds), "broken": broken
         }  # fmt: skip
@@ -175,13 +167,12 @@ class Parts(NamedTuple):
 
 def parts_of(recording: Recording) -> Parts:
     """The parts of a row's interval, without today's factor of the kernels'."""
-    step_s = recording.estimate(results().heat, results().fp8_heat)[0]
-    with mock.patch.object(placing, "interval_of", wraps=placing.interval_of) as alone:
-        with mock.patch.object(job_times, "interval_of", alone):
-            recording.estimate(results().heat, results().fp8_heat)
-    end_us, sides = alone.call_args.args
-    off = [np.array([(end - end_us) / end_us * step_s for end in side]) for side in sides]
-    kernels_s, calls_s, host_s = np.array([[side[0], side[1] if len(side) > 2 else 0.0, side[-1]] for side in off]).T
+    with mock.patch.object(placing, "interval_of", wraps=placing.interval_of) as combined:
+        with mock.patch.object(job_times, "interval_of", combined):
+            step_s = recording.estimate(results().heat, results().fp8_heat)[0]
+    end_us, sides = combined.call_args.args
+    ends = np.array([[side[0], side[1] if len(side) > 2 else end_us, side[-1]] for side in sides])
+    kernels_s, calls_s, host_s = ((ends - end_us) / end_us * step_s).T
     return Parts(recording.row.published_s or 0.0, step_s, kernels_s / KERNELS_WIDER, calls_s, host_s)
 
 
@@ -204,8 +195,8 @@ def least_factor(inside: Sequence[tuple[float, int]], number: int) -> float:
 
 def fit_widths() -> Iterator[dict[str, object]]:
     """A line for each width: the factor, and how many of each half are inside with it."""
-    rows = [row for row in catalogue().rows if row.published_s and not row.is_fitted and is_recorded(row)]
-    fitted, judged = halves([row for row in rows if not row.is_host_bound])
+    groups = catalogue().step_groups()
+    fitted, judged = halves(groups["kernels"])
     parts = {row.name: parts_of(Recording(row)) for row in (*fitted, *judged)}
 
     def held(half: Sequence[Row], factor: float) -> int:
@@ -214,8 +205,7 @@ def fit_widths() -> Iterator[dict[str, object]]:
     factors = np.round(np.arange(0.5, 4.0, 0.05), 2).tolist()
     kernels = least_factor([(factor, held(fitted, factor)) for factor in factors], len(fitted))
     yield _width("kernels", kernels, [(held(half, kernels), held(half, 1.0), len(half)) for half in (fitted, judged)])
-    of_hosts = [halves([row for row in rows if row.is_host_bound and row.gpu.startswith(gpu)]) for gpu in _GPUS.values()]
-    fitted, judged = ([row for half in side for row in half] for side in zip(*of_hosts, strict=True))
+    fitted, judged = ([*one, *other] for one, other in zip(*(halves(groups[name]) for name in HOSTS), strict=True))
     known = {row.name: host_parts(row) for row in (*fitted, *judged)}
 
     def hosts_held(half: Sequence[Row], width: float) -> int:
@@ -228,8 +218,8 @@ def fit_widths() -> Iterator[dict[str, object]]:
 
     widths = np.round(np.arange(1.15, 1.8, 0.01), 2).tolist()
     width = least_factor([(width, hosts_held(fitted, width)) for width in widths], len(fitted))
-    own = HOSTS["dgx-h100"].most
-    yield _width("host", width, [(hosts_held(half, width), hosts_held(half, own), len(half)) for half in (fitted, judged)])
+    of_halves = [(hosts_held(half, width), hosts_held(half, _PRIOR), len(half)) for half in (fitted, judged)]
+    yield _width("host", width, of_halves)
 
 
 def _width(kind: str, factor: float, sides: Sequence[tuple[int, int, int]]) -> dict[str, object]:
