@@ -26,10 +26,10 @@ from fakedist.rundir.plain import PlainValueError, from_plain
 #: powers of two: below, between and above these.
 TIME_EDGES_US = (16.0, 64.0, 256.0, 1024.0)
 OCTAVE_EDGES = (0.2, 0.5)
-#: The share of published dense steps inside their 90 % intervals, without those that a parameter was fitted on
-#: (docs/truth.md); below, of steps that the host limits.
-HELD_STEPS = 39 / 48
-HELD_HOST_STEPS = 16 / 16
+#: The share of published steps inside their 90 % intervals, of those that no width was fitted on (docs/truth.md): steps
+#: that kernels limit, and steps that the host limits.
+HELD_STEPS = 21 / 28
+HELD_HOST_STEPS = 11 / 13
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def _bins(time_us: Floats, octaves: Floats) -> tuple[npt.NDArray[np.intp], npt.N
 
 #: How errors of different shapes of one family go together: as if half of their variance was common to all.
 _COMMON = 0.5
-#: How many times as wide the interval of a sum is as these errors say. Fitted on half of the published steps that kernels
-#: limit (tests/truth/fits.py).
+#: How many times as wide the interval of a sum is as these errors say: fitted on half of the published steps that
+#: kernels limit (tests/truth/fits.py).
 KERNELS_WIDER = 1.1
 
 

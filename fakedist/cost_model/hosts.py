@@ -1,13 +1,13 @@
 """The host of a GPU: how long torch, Python and CUDA's own calls take there.
 
 Where a run has a host clock, each launch has the time that the script, torch and Python took before it on the machine
-that recorded it. A host model scales that, by a forward of torch's ``Linear``: the time on the host, less what CUDA's own
-calls take of it, over the time on the recording machine, where those calls take nothing. What the calls take is added
-for each launch. Without a clock, the host takes a constant time for each operation and launch.
+that recorded it. A host model scales that, by a forward of torch's ``Linear``: the time on the host, less what CUDA's
+own calls take of it, over the time on the recording machine, where those calls take nothing. What the calls take is
+added for each launch. Without a clock, the host takes a constant time for each operation and launch.
 
 A forward of ``Linear`` is the one operation whose time is published for named hosts. The models' own, and how much
-longer CUDA's calls take in a step, are fitted on published steps (docs/accuracy/method.md). About half of the forward is
-Python. It was published without saying whether torch recorded a graph for it: here it does, as in training.
+longer CUDA's calls take in a step, are fitted on published steps (docs/accuracy/method.md). About half of the forward
+is Python. It was published without saying whether torch recorded a graph for it: here it does, as in training.
 """
 
 from __future__ import annotations

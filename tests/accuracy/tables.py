@@ -63,22 +63,28 @@ def host_fits(data: Data) -> str:
              f"{median(map(abs, errors)):.1%}", f"{min(errors):+.0%} to {max(errors):+.0%}",
              f"{row['num_bounds']}, not kept: {broken or 'none'}")
         )  # fmt: skip
-    columns = ("host", "forward of Linear, without CUDA's calls", "launch", "half", "rows", "median", "errors", "bounds")
+    columns = (
+        "host",
+        "forward of Linear, without CUDA's calls",
+        "launch in a step",
+        "half",
+        "rows",
+        "median",
+        "errors",
+        "bounds",
+    )
     return _table(data, columns, lines)
 
 
 def interval_widths(data: Data) -> str:
     """A line for each width: the factor, and how many of each half are inside with it and without."""
+
+    def inside(row: dict[str, Any], half: str) -> str:
+        held, number = row[f"{half}_inside"], row[f"{half}_rows"]
+        return f"{held} of {number} ({held / number:.0%}), before {row[f'{half}_inside_before']}"
+
     lines = [
-        (
-            row["kind"],
-            f"x {row['factor']:g}",
-            *(
-                f"{row[f'{half}_inside']} of {row[f'{half}_rows']} ({row[f'{half}_inside'] / row[f'{half}_rows']:.0%}), "
-                f"before {row[f'{half}_inside_before']}"
-                for half in ("fitted", "judged")
-            ),
-        )
+        (row["kind"], f"x {row['factor']:g}", *(inside(row, half) for half in ("fitted", "judged")))
         for row in data["rows"]
     ]
     return _table(data, ("width of", "factor", "fitted half, inside", "judged half, inside"), lines)

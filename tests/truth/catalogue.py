@@ -290,7 +290,6 @@ class Catalogue:
             else:
                 yield word
 
-
     def step_groups(self) -> dict[str, list[Row]]:
         """Rows with a step by what is fitted on half of them: by host model those that the host limits; "kernels" has
         the others, without those that a parameter of the power model is fitted on."""

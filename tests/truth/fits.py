@@ -4,13 +4,14 @@
     python -m tests.truth.fits widths    # then the widths, by the host models as they are
 
 Of some rows in the order of their names, the first, third and so on are fitted, the others judged. Written are
-docs/accuracy/host-fits.json and interval-widths.json; ``python -m tests.accuracy.results`` makes the tables of them, and
-tests hold the model to them.
+docs/accuracy/host-fits.json and interval-widths.json; ``python -m tests.accuracy.results`` makes the tables of them,
+and tests hold the model to them.
 
 The numbers of a host are ``dispatch_us``, a forward of torch's Linear without CUDA's own calls, which scales the host
-clock by the score of the machine that recorded a step, and ``launch_us``, a launch in a step, which scales all of CUDA's calls.
-They minimise the sum of the sizes of the logarithms of estimate over published step. No step is shorter than its host's
-own time: a step that kernels limit, published for a GPU next to that host, counts like another row by as much as it is.
+clock by the score of the machine that recorded a step, and ``launch_us``, a launch in a step, which scales all of
+CUDA's calls. They minimise the sum of the sizes of the logarithms of estimate over published step. No step is shorter
+than its host's own time: a step that kernels limit, published for a GPU next to that host, counts like another row by as
+much as it is.
 
 A width is the least factor with which 90 % of the fitted half are inside of their intervals: of what the errors of a
 step's kernels say, and of the host's time in both directions.
@@ -22,7 +23,6 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import NamedTuple
 from unittest import mock
 
@@ -68,7 +68,7 @@ _TRIED: _Grid = (_TRIED_DISPATCH_US[:, None], _TRIED_LAUNCH_US[None, :])
 
 @dataclass(frozen=True)
 class Bound:
-    """A published step, and the host's own time in it: its parts, each per microsecond of a number of the host model."""
+    """A published step and the host's own time in it: its parts, each per microsecond of a number of the host model."""
 
     name: str
     published_us: float
@@ -80,9 +80,10 @@ class Bound:
         return (self.dispatch * dispatch_us + self.launch * launch_us) / self.published_us
 
 
-#: Mixtral 8x7B on 64 H100 (NVIDIA/Megatron-LM @d98e8a64, 3.306 s), of which no launches are kept: recorded at a score of
-#: 5.1 us, the step took 4.48 s with a dispatch of 6.48 us and a launch of 2; 4.24 s of that was the host of its busiest
-#: rank, so the host has the published step less 0.24 s. CUDA's calls are taken to be a tenth, as in Qwen3 30B's step.
+#: Mixtral 8x7B on 64 H100 (NVIDIA/Megatron-LM @d98e8a64, 3.306 s), of which no launches are kept. Recorded at a score
+#: of 5.1 us and priced with a dispatch of 6.48 us and a launch of 2, its step took 4.48 s and the host of its busiest
+#: rank 4.24 s, so the host has the published step less 0.24 s. CUDA's calls are taken to be a tenth, as in Qwen3 30B's
+#: step.
 _MIXTRAL = Bound("mixtral-8x7b", 3.306e6 - 0.24e6, 0.9 * 4.24e6 / 6.48, 0.1 * 4.24e6 / 2.0)
 
 
@@ -167,9 +168,9 @@ class Parts(NamedTuple):
 
 def parts_of(recording: Recording) -> Parts:
     """The parts of a row's interval, without today's factor of the kernels'."""
-    with mock.patch.object(placing, "interval_of", wraps=placing.interval_of) as combined:
-        with mock.patch.object(job_times, "interval_of", combined):
-            step_s = recording.estimate(results().heat, results().fp8_heat)[0]
+    combined = mock.Mock(wraps=placing.interval_of)
+    with mock.patch.object(placing, "interval_of", combined), mock.patch.object(job_times, "interval_of", combined):
+        step_s = recording.estimate(results().heat, results().fp8_heat)[0]
     end_us, sides = combined.call_args.args
     ends = np.array([[side[0], side[1] if len(side) > 2 else end_us, side[-1]] for side in sides])
     kernels_s, calls_s, host_s = ((ends - end_us) / end_us * step_s).T

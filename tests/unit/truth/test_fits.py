@@ -37,11 +37,14 @@ def test_each_group_is_split_and_rows_of_the_power_models_fit_are_in_none() -> N
 
 
 def test_only_judged_steps_count_as_held() -> None:
-    found, rows = results(), catalogue().rows
-    assert held_steps([(row, found.steps[row.name]) for row in rows if row.name in ("gpt-tiny", "eager-8")]) == []
-    row = catalogue().row("gpt-tiny-unfused")
-    step = replace(found.steps[row.name], low_s=0.0, high_s=1.0)
-    assert held_steps([(row, step), (row, replace(step, high_s=0.01))]) == [True, False]
+    found = results()
+    judged = [row for row in catalogue().rows if row.name in catalogue().judged_steps]
+    assert len(held_steps(found, is_host_bound=False)) == 28
+    before = sum(held_steps(found, is_host_bound=True))
+    assert next(row.name for row in judged if row.is_host_bound) == "gpt-tiny-gb200"
+    for name in ("gpt-tiny", "gpt-tiny-gb200"):
+        found.steps[name] = replace(found.steps[name], low_s=0.0, high_s=1e-3)
+    assert sum(held_steps(found, is_host_bound=True)) == before - 1
 
 
 def _steps_of(dispatch: float, launch: float, published_us: float) -> fits.Floats:

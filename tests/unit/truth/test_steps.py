@@ -16,7 +16,7 @@ from tests.truth import __main__ as runner
 from tests.truth import steps
 from tests.truth.catalogue import Row, Step, catalogue, results
 from tests.truth.jobs import ROOT
-from tests.truth.page import time_error
+from tests.truth.page import held_steps, time_error
 
 EIGHT_STAGES = "nemotron-340b"
 
@@ -55,9 +55,8 @@ def test_published_steps_are_met_and_held_by_their_intervals() -> None:
 
 def test_the_share_of_published_steps_that_held_is_the_one_that_reports_print() -> None:
     for is_host_bound, declared in ((False, HELD_STEPS), (True, HELD_HOST_STEPS)):
-        judged = [pair for pair in _steps(is_host_bound).values() if pair[0].kind == "dense" and not pair[0].is_fitted]
-        held = [step for row, step in judged if step.low_s <= (row.published_s or 0.0) <= step.high_s]
-        assert declared == len(held) / len(judged)
+        held = held_steps(results(), is_host_bound=is_host_bound)
+        assert declared == sum(held) / len(held)
 
 
 def test_published_steps_of_experts_are_held_by_their_intervals() -> None:
