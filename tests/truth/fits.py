@@ -10,8 +10,8 @@ and tests hold the model to them.
 The numbers of a host are ``dispatch_us``, a forward of torch's Linear without CUDA's own calls, which scales the host
 clock by the score of the machine that recorded a step, and ``launch_us``, a launch in a step, which scales all of
 CUDA's calls. They minimise the sum of the sizes of the logarithms of estimate over published step. No step is shorter
-than its host's own time: a step that kernels limit, published for a GPU next to that host, counts like another row by as
-much as it is.
+than its host's own time: a step that kernels limit, published for a GPU next to that host, counts like another row by
+as much as it is.
 
 A width is the least factor with which 90 % of the fitted half are inside of their intervals: of what the errors of a
 step's kernels say, and of the host's time in both directions.

@@ -82,7 +82,7 @@ def test_communication_matters_and_rows_left_out_of_the_fit_are_as_close() -> No
 
 
 @pytest.mark.parametrize(
-    ("gpu", "number", "middle", "most", "inside"), [("h100-80g", 15, 0.25, 0.37, 14), ("gb200", 12, 0.37, 0.81, 11)]
+    ("gpu", "number", "middle", "most", "inside"), [("h100-80g", 15, 0.22, 0.39, 14), ("gb200", 12, 0.12, 0.32, 11)]
 )
 def test_steps_that_the_host_limits_are_as_close_as_the_docs_say(
     gpu: str, number: int, middle: float, most: float, inside: int
