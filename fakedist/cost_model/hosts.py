@@ -1,14 +1,13 @@
 """The host of a GPU: how long torch, Python and CUDA's own calls take there.
 
 Where a run has a host clock, each launch has the time that the script, torch and Python took before it on the machine
-that recorded it. A host model scales that, by a forward of torch's ``Linear``: the published time on the host, less
-what CUDA's own calls take of it, over the time on the recording machine, where those calls take nothing. What the calls
-take is added for each launch. Without a clock, the host takes a constant time for each operation and launch.
+that recorded it. A host model scales that, by a forward of torch's ``Linear``: the time on the host, less what CUDA's
+own calls take of it, over the time on the recording machine, where those calls take nothing. What the calls take is
+added for each launch. Without a clock, the host takes a constant time for each operation and launch.
 
-A forward of ``Linear`` is the one operation whose time is published for named hosts. About half of it is Python. It was
-published without saying whether torch recorded a graph for it: here it does, as in training. On a virtual GPU next to
-an AMD EPYC at 2.4 GHz, with a Python that was built without its profile-guided optimization, it takes 12.3 us with a
-graph and 9.6 without, so a host would be 1.3 times as slow by the other reading.
+A forward of ``Linear`` is the one operation whose time is published for named hosts. The models' own, and how much
+longer CUDA's calls take in a step, are fitted on published steps (docs/accuracy/method.md). About half of the forward
+is Python. It was published without saying whether torch recorded a graph for it: here it does, as in training.
 """
 
 from __future__ import annotations
@@ -85,11 +84,12 @@ def scaled(host: HostCosts, factor: float) -> HostCosts:
         launch_us=host.launch_us * factor,
         graph_us=host.graph_us * factor,
         dispatch=host.dispatch * factor,
-        calls=_scaled_calls(host.calls, factor),
+        calls=scaled_calls(host.calls, factor),
     )
 
 
-def _scaled_calls(calls: CallCosts, factor: float) -> CallCosts:
+def scaled_calls(calls: CallCosts, factor: float) -> CallCosts:
+    """CUDA's calls that take ``factor`` times as long."""
     return CallCosts(**{name: us * factor for name, us in asdict(calls).items()})
 
 
@@ -105,6 +105,7 @@ class HostSpec:
         least: The host's time over the estimate where the host clock measured it: the least (90 % interval).
         most: The most.
         of_machine: The host is the machine that recorded the run, this many times as slow; 0 for any other.
+        calls_scale: CUDA's calls take this many times as long in a step, where each comes between others.
     """
 
     name: str
@@ -114,6 +115,7 @@ class HostSpec:
     least: float
     most: float
     of_machine: float = 0.0
+    calls_scale: float = 1.0
 
     @property
     def dispatch_us(self) -> float:
@@ -125,6 +127,7 @@ class HostSpec:
 _NUMBERS = {
     "linear_us": (0.1, 10_000.0),
     **dict.fromkeys((attribute.name for attribute in fields(CallCosts)), (0.0, 10_000.0)),
+    "calls_scale": (0.01, 100.0),
     "least": (0.01, 1.0),
     "most": (1.0, 100.0),
 }
@@ -149,7 +152,7 @@ def read_host(path: Path, known: Mapping[str, HostSpec] | None = None) -> HostSp
     known, like = known or {}, values.get("like")
     if like is not None and (not isinstance(like, str) or like not in known):
         raise JobError(f"{path}: like = {like!r} names no known host", f"the known hosts are {', '.join(known)}")
-    plain = {} if like is None else _plain(known[like])
+    plain: dict[str, object] = {"calls_scale": 1.0} if like is None else _plain(known[like])
     cpu = values.get("cpu", plain.get("cpu", ""))
     if not isinstance(cpu, str) or not cpu.isprintable():
         raise JobError(f"{path}: cpu = {cpu!r} is not a text", 'write cpu = "..."')
@@ -230,7 +233,7 @@ def find_host(text: str, machine_us: float | None) -> HostSpec:
         name=_THIS if text == _THIS else f"{factor:g} times this machine's",
         cpu="the machine that recorded the run",
         linear_us=reference.linear_us * slowness,
-        calls=_scaled_calls(reference.calls, slowness),
+        calls=scaled_calls(reference.calls, slowness),
         of_machine=factor,
     )
 
@@ -290,7 +293,8 @@ def host_model(
         return HostModel(costs, time, chosen)
     dispatch = spec.of_machine or (1.0 if machine_us is None else spec.dispatch_us / machine_us)
     own = HostCosts(queue_depth=depth)
-    costs = replace(scaled(own, slowness), dispatch=dispatch, calls=spec.calls, range=widened(spec, clock))
+    calls = scaled_calls(spec.calls, spec.calls_scale)
+    costs = replace(scaled(own, slowness), dispatch=dispatch, calls=calls, range=widened(spec, clock))
     time = HostTime("measured", spec.name, dispatch, *costs.range, machine_us, spec.dispatch_us, clock, depth)
     return HostModel(costs, time, chosen)
 

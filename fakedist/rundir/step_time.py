@@ -106,7 +106,7 @@ class HostTime:
         high: The most.
         machine_us: A forward of torch's Linear on the machine that recorded the run, where CUDA's own calls take
             nothing; None if it was not measured.
-        host_us: The same on the host, from published figures; None for the constant.
+        host_us: The same on the host, by its model; None for the constant.
         clock: How steady the clock was; None for the constant.
         queue_depth: Launches by which the host can be ahead of a stream.
     """

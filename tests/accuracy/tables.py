@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -49,6 +50,44 @@ def golden_loads(data: Data) -> str:
     ]
     columns = ("load", "tokens, x the mean", "left, least", "left, median", "left, most", "below the golden peak")
     return _table(data, columns, rows)
+
+
+def host_fits(data: Data) -> str:
+    """A line for each half of a host's rows: the numbers that were fitted on the first, and the errors with them."""
+    lines = []
+    for row in data["rows"]:
+        errors = list(row["errors"].values())
+        broken = ", ".join(f"{name}: the host takes {over:.2f} of it" for name, over in row["broken"].items())
+        lines.append(
+            (row["host"], f"{row['dispatch_us']:g} us", f"{row['launch_us']:g} us", row["half"], len(errors),
+             f"{median(map(abs, errors)):.1%}", f"{min(errors):+.0%} to {max(errors):+.0%}",
+             f"{row['num_bounds']}, not kept: {broken or 'none'}")
+        )  # fmt: skip
+    columns = (
+        "host",
+        "forward of Linear, without CUDA's calls",
+        "launch in a step",
+        "half",
+        "rows",
+        "median",
+        "errors",
+        "bounds",
+    )
+    return _table(data, columns, lines)
+
+
+def interval_widths(data: Data) -> str:
+    """A line for each width: the factor, and how many of each half are inside with it and without."""
+
+    def inside(row: dict[str, Any], half: str) -> str:
+        held, number = row[f"{half}_inside"], row[f"{half}_rows"]
+        return f"{held} of {number} ({held / number:.0%}), before {row[f'{half}_inside_before']}"
+
+    lines = [
+        (row["kind"], f"x {row['factor']:g}", *(inside(row, half) for half in ("fitted", "judged")))
+        for row in data["rows"]
+    ]
+    return _table(data, ("width of", "factor", "fitted half, inside", "judged half, inside"), lines)
 
 
 def recordings(data: Data) -> str:
@@ -210,6 +249,8 @@ class GpuTable:
 TABLES: dict[str, Callable[[Data], str]] = {
     "many-processes-virtual": many_processes,
     "golden-loads": golden_loads,
+    "host-fits": host_fits,
+    "interval-widths": interval_widths,
 }
 #: Tables that wait for a GPU until there are data.
 GPU_TABLES = {

@@ -7,10 +7,11 @@ import json
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from fakedist.cost_model.hosts import default_host
 from fakedist.rundir.plain import from_plain, to_plain
 from fakedist.units import GIB
 from tests.truth.jobs import ROOT, Liger, Megatron, Megatron2022, Script, Titan
@@ -288,6 +289,27 @@ class Catalogue:
                 yield from self._words(self.flags[word[1:]])
             else:
                 yield word
+
+    def step_groups(self) -> dict[str, list[Row]]:
+        """Rows with a step by what is fitted on half of them: by host model those that the host limits; "kernels" has
+        the others, without those that a parameter of the power model is fitted on."""
+        groups: dict[str, list[Row]] = {}
+        for row in self.rows:
+            if row.published_s and not row.is_fitted:
+                name = default_host(row.gpu).name if row.is_host_bound else "kernels"
+                groups.setdefault(name, []).append(row)
+        return groups
+
+    @cached_property
+    def judged_steps(self) -> frozenset[str]:
+        """The names of the rows that judge what was fitted on the other half of their groups."""
+        return frozenset(row.name for group in self.step_groups().values() for row in halves(group)[1])
+
+
+def halves(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """The rows to fit and the rows to judge: every other one in the order of their names, from the first on."""
+    ordered = sorted(rows, key=lambda row: row.name)
+    return ordered[::2], ordered[1::2]
 
 
 @cache

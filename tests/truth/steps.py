@@ -71,7 +71,7 @@ class Recording:
         self.tables = {
             rank: {name: pd.read_parquet(place / f"{name}.parquet") for name in TABLES} for rank, place in kept.items()
         }
-        self._host = host_of(kept.values(), self.gpu)
+        self.host = host_of(kept.values(), self.gpu)
 
     def estimate(self, heat: float, fp8_heat: float) -> tuple[float, float, float]:
         """Seconds of the step, and its interval."""
@@ -79,7 +79,7 @@ class Recording:
         network = JobNetwork(find_fabric(self.row.fabric, world_size=self.row.gpus), nccl=Nccl(self.script.nccl))
         scale = 1.0
         if len(self.tables) > 1 or self.row.stages or self.row.micro_batches:
-            models = Models(self.gpu, prices, network, self._host)
+            models = Models(self.gpu, prices, network, self.host)
             ranks, number = frozenset(self.tables), self.row.micro_batches or None
             job = job_times(self.tables.items(), ranks, self.row.gpus, models, micro_batches=number)
             found = (job.step_us, job.low_us, job.high_us)
@@ -135,7 +135,7 @@ class Recording:
 
     def _alone(self, prices: Prices, communication: Communication | None) -> PricedStep:
         (tables,) = self.tables.values()
-        prices = StepPrices(prices, ExpertsLoad(), self._host.costs)
+        prices = StepPrices(prices, ExpertsLoad(), self.host.costs)
         return price_step(tables["launches"], tables["work"], prices, communication)
 
 

@@ -85,6 +85,7 @@ def host_list() -> Sheet:
             SheetColumn("product", us("product_us"), rank=1),
             SheetColumn("copy", us("copy_us"), rank=2),
             SheetColumn("collective", us("collective_us"), rank=1),
+            SheetColumn("calls in a step", [f"x {host.calls_scale:g}" for host in hosts], rank=1),
             SheetColumn("true time", [f"{host.least:g} to {host.most:g} times" for host in hosts], rank=1),
         ],
         ["this: the machine that records; 1.5: so many times its time; for any other, write a host file"],

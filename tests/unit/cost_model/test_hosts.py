@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -36,6 +37,7 @@ STEADY = ClockSteadiness(num_repeats=3, spread=0.0, bound=0.0)
 #: Powers of ten, so that a sum shows which of them it has.
 CALLS = CallCosts(launch_us=1.0, graph_us=10.0, event_us=100.0, copy_us=1e3, product_us=1e4, collective_us=1e5)
 MODELS = Path(catalogue.__file__).parent
+ACCURACY = Path(__file__).parents[3] / "docs" / "accuracy"
 
 
 def timeline_of(rows: list[dict[str, Any]], dispatch_us: list[float], **columns: Any) -> Timeline:
@@ -178,8 +180,8 @@ def test_the_parts_of_a_path_with_full_queues_add_up(seed: int) -> None:
 @pytest.mark.parametrize("name", HOSTS)
 def test_every_figure_of_a_host_model_has_a_source(name: str) -> None:
     lines = (MODELS / f"{name}.host.toml").read_text().splitlines()
-    figures = [line for line in lines if re.match(r"(?!least|most)\w+ = [\d.]", line)]
-    assert len(figures) == 7
+    figures = [line for line in lines if re.match(r"(?!least|most|calls_scale|linear_us)\w+ = [\d.]", line)]
+    assert len(figures) == 6
     shared = next((at for at, line in enumerate(figures) if "the next" in line), len(figures))
     for line in figures[:shared]:
         assert re.search(r"#.*(#\d+|NVIDIA, \")", line), line
@@ -188,17 +190,17 @@ def test_every_figure_of_a_host_model_has_a_source(name: str) -> None:
     assert host.least < 1 < host.most
 
 
-def test_grace_is_between_the_two_published_ratios_to_an_h100s_host() -> None:
-    """Linear without CUDA's calls: 18.8 us, that is 35.1 - 3.3 - 13, to 6.48; a call: 196.8 ns to 176.6."""
-    reference, grace = HOSTS["dgx-h100"], HOSTS["grace"]
-    slow, fast = 18.8 / 6.48, 196.8 / 176.6
-    assert grace.dispatch_us / reference.dispatch_us == pytest.approx(math.sqrt(slow * fast), rel=0.01)
-    for name in ("graph_us", "event_us", "copy_us", "product_us", "collective_us"):
-        ratio = getattr(grace.calls, name) / getattr(reference.calls, name)
-        assert ratio == pytest.approx(math.sqrt(35.1 / 13.48 * fast), rel=0.03)
-    either = math.log(slow / fast) / 2
-    for bound, prior in ((grace.least, 0.65), (grace.most, 1.5)):
-        assert abs(math.log(bound)) == pytest.approx(math.hypot(math.log(prior), either), rel=0.02)
+def test_the_hosts_have_the_numbers_that_were_fitted_and_intervals_that_reach_the_bounds() -> None:
+    fits = {row["host"]: row for row in json.loads((ACCURACY / "host-fits.json").read_text())["rows"]}
+    widths = json.loads((ACCURACY / "interval-widths.json").read_text())["rows"]
+    width = next(row for row in widths if row["kind"] == "host")
+    assert set(fits) == set(HOSTS)
+    for name, host in HOSTS.items():
+        in_step = (host.dispatch_us, host.calls_scale * host.calls.launch_us)
+        assert in_step == pytest.approx((fits[name]["dispatch_us"], fits[name]["launch_us"]), rel=0.01)
+        furthest = max(fits[name]["broken"].values(), default=1.0)
+        assert host.most == width["factor"]
+        assert 1 / max(furthest, width["factor"]) - 0.01 < host.least <= 1 / max(furthest, width["factor"]) + 0.005
 
 
 def test_the_usual_host_is_grace_for_the_gb_models_alone() -> None:
@@ -208,22 +210,23 @@ def test_the_usual_host_is_grace_for_the_gb_models_alone() -> None:
 
 
 def test_the_clock_is_scaled_by_the_machines_score() -> None:
-    """The published forward without CUDA's own calls, 13.48 - 2 - 5, over this machine's."""
-    found = host_model(GPUS["h100-80g"], None, 12.96, STEADY)
-    assert found.costs.dispatch == pytest.approx(6.48 / 12.96)
-    assert found.costs.calls == HOSTS["dgx-h100"].calls
-    assert found.costs.range == pytest.approx((0.65, 1.5))
+    """The forward without CUDA's own calls, 13.9 - 2 - 5, over this machine's."""
+    found = host_model(GPUS["h100-80g"], None, 13.8, STEADY)
+    assert found.costs.dispatch == pytest.approx(6.9 / 13.8)
+    assert found.costs.calls.launch_us == pytest.approx(1.75 * 2.0)
+    assert found.costs.calls.collective_us == pytest.approx(1.75 * 20.0)
+    assert found.costs.range == pytest.approx((HOSTS["dgx-h100"].least, HOSTS["dgx-h100"].most))
     assert (found.time.source, found.time.model) == ("measured", "dgx-h100")
-    assert host_model(GPUS["gb200"], None, 12.96, STEADY).costs.dispatch == pytest.approx(11.7 / 12.96)
+    assert host_model(GPUS["gb200"], None, 12.9, STEADY).costs.dispatch == pytest.approx(6.45 / 12.9)
     assert host_model(GPUS["h100-80g"], None, None, STEADY).costs.dispatch == 1.0
 
 
 def test_this_machine_takes_what_was_measured_and_a_factor_so_many_times_that() -> None:
-    this = host_model(GPUS["h100-80g"], "this", 12.96, STEADY).costs
+    this = host_model(GPUS["h100-80g"], "this", 13.8, STEADY).costs
     assert this.dispatch == 1.0
-    assert this.calls.launch_us == pytest.approx(2.0 * 2)  # twice as slow as a DGX H100
-    twice = host_model(GPUS["h100-80g"], "2", 12.96, STEADY).costs
-    assert (twice.dispatch, twice.calls.launch_us) == (2.0, pytest.approx(8.0))
+    assert this.calls.launch_us == pytest.approx(3.5 * 2)  # twice as slow as a DGX H100
+    twice = host_model(GPUS["h100-80g"], "2", 13.8, STEADY).costs
+    assert (twice.dispatch, twice.calls.launch_us) == (2.0, pytest.approx(14.0))
     assert host_model(GPUS["h100-80g"], "2x", None, STEADY).costs.dispatch == 2.0
 
 
@@ -233,7 +236,7 @@ def test_without_a_clock_only_a_chosen_host_changes_the_constant() -> None:
         assert found.costs == HostCosts()
         assert (found.time.source, found.time.low, found.time.high) == ("constant", *CONSTANT_RANGE)
     grace = host_model(GPUS["gb200"], "grace", None, None).costs
-    assert grace.operation_us == pytest.approx(4.0 * 11.7 / 6.48)
+    assert grace.operation_us == pytest.approx(4.0 * 6.45 / 6.9)
 
 
 @pytest.mark.parametrize(
@@ -245,8 +248,9 @@ def test_the_interval_widens_with_the_error_of_the_mean_and_the_bound(
     clock = ClockSteadiness(num_repeats, spread, bound=0.1)
     low, high = host_model(GPUS["h100-80g"], None, 12.96, clock).costs.range
     own = math.hypot(1.645 * math.log1p(counted) / math.sqrt(num_repeats), math.log(1.1))
-    assert low == pytest.approx(math.exp(-math.hypot(math.log(1 / 0.65), own)))
-    assert high == pytest.approx(math.exp(math.hypot(math.log(1.5), own)))
+    reference = HOSTS["dgx-h100"]
+    assert low == pytest.approx(math.exp(-math.hypot(math.log(reference.least), own)))
+    assert high == pytest.approx(math.exp(math.hypot(math.log(reference.most), own)))
 
 
 def test_a_host_next_to_another_gpu_keeps_the_choice() -> None:
@@ -290,9 +294,9 @@ def test_an_unknown_host_is_refused(text: str) -> None:
 def test_the_note_says_where_the_hosts_time_comes_from() -> None:
     constant = time_notes.host_time(host_model(GPUS["gb200"], None, None, None).time).text
     assert "a constant, not measured: 4 µs an operation of torch and 3 µs a launch; it may be 0.5 to 6.5" in constant
-    measured = time_notes.host_time(host_model(GPUS["h100-80g"], None, 12.96, STEADY).time).text
+    measured = time_notes.host_time(host_model(GPUS["h100-80g"], None, 13.8, STEADY).time).text
     assert "3 steps" in measured
     assert "0.5 times for the host dgx-h100" in measured
-    assert "6.5 µs, and 13.0 µs here" in measured
+    assert "6.9 µs, and 13.8 µs here" in measured
     unscored = time_notes.host_time(host_model(GPUS["h100-80g"], None, None, STEADY).time).text
     assert "speed is not known" in unscored

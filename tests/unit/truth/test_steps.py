@@ -8,6 +8,7 @@ from statistics import median
 
 import pytest
 
+from fakedist.cost_model.accuracy import HELD_HOST_STEPS, HELD_STEPS
 from fakedist.cost_model.kernels.clocks import FP8_HEAT, HEAT
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.rundir.step_time import ClockSteadiness, HostTime
@@ -15,7 +16,7 @@ from tests.truth import __main__ as runner
 from tests.truth import steps
 from tests.truth.catalogue import Row, Step, catalogue, results
 from tests.truth.jobs import ROOT
-from tests.truth.page import time_error
+from tests.truth.page import held_steps, time_error
 
 EIGHT_STAGES = "nemotron-340b"
 
@@ -34,29 +35,33 @@ def test_published_steps_are_met_and_held_by_their_intervals() -> None:
     errors = {name: abs(time_error(*pair)) for name, pair in found.items()}
     assert len(found) == 54
     assert {name for name, error in errors.items() if error > 0.15} == {
-        "llama-70b-nvfp4-gb300", "nemotron-340b-fp8-gb200", "nemotron-15b-fp8-b200", "nemotron-15b-fp8-gb300"
+        "llama-70b-nvfp4-gb300", "nemotron-15b-fp8-b200", "nemotron-15b-fp8-gb300"
     }  # fmt: skip
     assert median(errors.values()) <= 0.08
     for row, step in found.values():  # the others' intervals say what is not known of their products, and power
-        low, high = (0.88, 1.12) if row.precision == "bf16" else (0.76, 1.38)
+        low, high = (0.88, 1.13) if row.precision == "bf16" else (0.72, 1.38)
         assert low * step.step_s < step.low_s < step.step_s < step.high_s < high * step.step_s
     outside = {
         name: (row.published_s or 0.0) / step.high_s
         for name, (row, step) in found.items()
         if not step.low_s <= (row.published_s or 0.0) <= step.high_s
     }
-    assert {name for name in outside if catalogue().row(name).precision == "bf16"} == {
-        "compiled-64-tp8", "nemotron-15b-gb300"
-    }  # fmt: skip
-    assert outside["compiled-64-tp8"] == pytest.approx(1.0, abs=0.01)
-    assert len(outside) <= 9
+    assert {name for name in outside if catalogue().row(name).precision == "bf16"} == {"nemotron-15b-gb300"}
+    assert len(outside) <= 7
+
+
+def test_the_share_of_published_steps_that_held_is_the_one_that_reports_print() -> None:
+    for is_host_bound, declared in ((False, HELD_STEPS), (True, HELD_HOST_STEPS)):
+        held = held_steps(results(), is_host_bound=is_host_bound)
+        assert declared == sum(held) / len(held)
 
 
 def test_published_steps_of_experts_are_held_by_their_intervals() -> None:
     found = [pair for pair in _steps(is_host_bound=False).values() if pair[0].kind == "experts"]
     assert len(found) == 7
-    assert max(abs(time_error(*pair)) for pair in found) <= 0.23
-    assert [row.name for row, step in found if not step.low_s <= (row.published_s or 0.0) <= step.high_s] == []
+    assert max(abs(time_error(*pair)) for pair in found) <= 0.3
+    outside = [row.name for row, step in found if not step.low_s <= (row.published_s or 0.0) <= step.high_s]
+    assert outside == ["qwen3-30b-b200"]  # its recipe launches attention in CUDA graphs
 
 
 def test_communication_matters_and_rows_left_out_of_the_fit_are_as_close() -> None:
@@ -75,7 +80,7 @@ def test_communication_matters_and_rows_left_out_of_the_fit_are_as_close() -> No
 
 
 @pytest.mark.parametrize(
-    ("gpu", "number", "middle", "most", "inside"), [("h100-80g", 15, 0.25, 0.37, 14), ("gb200", 12, 0.37, 0.81, 11)]
+    ("gpu", "number", "middle", "most", "inside"), [("h100-80g", 15, 0.22, 0.39, 14), ("gb200", 12, 0.12, 0.32, 11)]
 )
 def test_steps_that_the_host_limits_are_as_close_as_the_docs_say(
     gpu: str, number: int, middle: float, most: float, inside: int
