@@ -88,16 +88,36 @@ API size_t fakedist_num_launches(void) {
     return found;
 }
 
+static void append_locked(const struct launch *made) {
+    assert(IS_HELD(&lock));
+    if (!launch_is_logged()) return;
+    if (count == room) {
+        room = room ? 2 * room : 1 << 12;
+        written = realloc(written, room * sizeof *written);
+        if (!written) abort();
+    }
+    written[count] = *made;
+    written[count++].at_ns = __atomic_load_n(&clock_is_on, __ATOMIC_RELAXED) ? clock_ns() : 0;
+}
 void launch_append(const struct launch *made) {
     pthread_mutex_lock(&lock);
-    if (launch_is_logged()) {
-        if (count == room) {
-            room = room ? 2 * room : 1 << 12;
-            written = realloc(written, room * sizeof *written);
-            if (!written) abort();
-        }
-        written[count] = *made;
-        written[count++].at_ns = __atomic_load_n(&clock_is_on, __ATOMIC_RELAXED) ? clock_ns() : 0;
+    append_locked(made);
+    pthread_mutex_unlock(&lock);
+}
+
+void launch_of_allocator(int kind, uint64_t bytes) {
+    struct launch made = launch_tagged((struct launch){.kind = kind, .bytes = bytes, .m = 1}, NULL);
+    pthread_mutex_lock(&lock);
+    struct launch *last = count ? written + count - 1 : NULL;
+    if (launch_is_logged() && last && last->kind == kind && last->thread == made.thread &&
+        last->device == made.device) {
+        last->bytes += bytes;
+        last->m++;
+    } else {
+        struct launch wait = launch_tagged((struct launch){.kind = HOST_WAITS_FOR_DEVICE}, NULL);
+        if (kind == ALLOCATOR_FREES)
+            append_locked(&wait); /* cudaFree does; later ones of a row find nothing to wait for */
+        append_locked(&made);
     }
     pthread_mutex_unlock(&lock);
 }
