@@ -176,7 +176,7 @@ class LaunchRows:
                 positions.append((number, kind == LaunchKind.HOST_READS and self._demands.has_launched(launch)))
                 allocator.row(rows[-1][0])
         columns = Columns(LaunchesRecord)
-        columns.extend([*row, self._text(text)] for row, text in zip(rows, allocator.texts(), strict=True))
+        columns.extend([(*row, self._text(text)) for row, text in zip(rows, allocator.texts(), strict=True)])
         ranges = range_rows(self._ranges, [*row_of, len(rows)])
         work_rows = [_with_floats(work) for work in self._work]
         return columns.made(step=self._step, work_rows=work_rows, texts=list(self._texts), ranges=ranges)

@@ -98,6 +98,8 @@ def test_what_the_script_took_is_told_apart_and_measured() -> None:
     assert ("user buffers", "1.00 GiB", "measured: the most at one time") in outside_figures(owned)
     said = verdict(replace(found, estimated_outside=owned), "")
     assert said is not None
-    assert said.word + said.more == f"{FITS}, 1.00 GiB of it for user buffers and extensions, measured: 9.00 GiB is left"
+    assert (
+        said.word + said.more == f"{FITS}, 1.00 GiB of it for user buffers and extensions, measured: 9.00 GiB is left"
+    )
     full = replace(found, estimated_outside=owned, peak_reserved_bytes=80 * GIB - 1, fits=False)
     assert "user buffers and extensions take 1.00 GiB, measured" in getattr(verdict(full, ""), "more", "")
