@@ -67,6 +67,8 @@ _TRAINING = ("h200-sxm", "gb200")
 _ATTENTION_OTHER_GPU, _FLASH_2, _FLEX, _EFFICIENT, _ATTENTION_BACKWARD = 0.10, 0.12, 0.20, 0.35, 0.20
 _NO_LIBRARY, _WINDOW, _NARROW_WINDOW, _CROSS, _ATTENTION_OTHER_TYPE, _NO_SHAPE = 0.25, 0.15, 0.40, 0.15, 0.35, 0.45
 _NARROW = 512
+#: Shorter sequences than this were not published in training, and half the width of the interval that this adds.
+_PUBLISHED, _SHORT = 512, 0.30
 #: The fewest keys that a query of flex_attention meets, in a mask that is not known: a block.
 _BLOCK = 128
 #: The fraction of the peak that is assumed where only the FLOPs are known.
@@ -180,6 +182,8 @@ class AttentionRules(Rules):
         assumed.add(blocks & (shapes.window >= _NARROW), _WINDOW, "a mask costs what its blocks do")
         assumed.add(blocks & (shapes.window < _NARROW), _NARROW_WINDOW, "a mask of few blocks costs what they do")
         assumed.add(shapes.queries != shapes.keys, _CROSS, "queries and keys of different length like their mean")
+        is_short = shapes.length() < _PUBLISHED
+        assumed.add(is_short, _SHORT, "short sequences slow down further as they do from 2,048 to 512 tokens")
         assumed.add(rows.flags("is_dense"), 0.0, "every query meets every key, as the mask is not known")
         assumed.add(rows.flags("deterministic"), _DETERMINISTIC, "a deterministic backward as much slower as on GB200")
         assumed.add(rows.flags("dropout"), _DROPOUT, "dropout takes integer instructions")
