@@ -82,6 +82,8 @@ class AttentionShapes:
         window: The most keys that a query meets; 0 without a window.
         in_blocks: Keys are whole blocks, the number that a query meets on average, as in flex_attention. No tile is
             cut.
+        slowdown: Arithmetic in their type takes so many times as long as in bf16.
+        element_bytes: Bytes of an element.
     """
 
     batch: Integers
@@ -94,6 +96,8 @@ class AttentionShapes:
     causal: npt.NDArray[np.bool_]
     window: Integers
     in_blocks: npt.NDArray[np.bool_]
+    slowdown: Floats | float = 1.0
+    element_bytes: Floats | float = _ELEMENT_BYTES
 
     @classmethod
     def of_itself(
@@ -138,7 +142,7 @@ class AttentionShapes:
         """The fewest bytes that the forward reads and writes. The backward's are twice as many."""
         queries = self.heads * self.queries * (self.width + self.value_width)
         keys = self.kv_heads * self.keys * (self.width + self.value_width)
-        return np.asarray(self.batch * (queries + keys) * _ELEMENT_BYTES, np.float64)
+        return np.asarray(self.batch * (queries + keys) * self.element_bytes, np.float64)
 
     def like_tokens(self) -> Floats:
         """Tokens of the self-attention whose rate counts."""
@@ -210,7 +214,8 @@ class AttentionTimes:
             long_us = self._cudnn_us(long, "bwd" if is_backward else "fwd", roof)
         more, length = more_keys[is_backward], shapes.length()
         shorter = (1 + more / length) / np.minimum(1 + more / _LONG, 1 + more / length)
-        us = long_us * shorter * shapes.flops(direction) / long.flops(direction) / slower[int(is_backward)]
+        shorter *= shapes.flops(direction) / long.flops(direction)
+        us = long_us * shorter * shapes.slowdown / slower[int(is_backward)]
         moved = shapes.moved_bytes() * (2.0 if is_backward else 1.0)
         memory = _START_US + moved / (roof.memory_bandwidth * _ACHIEVED_BANDWIDTH) * 1e6
         rate = _OVER_FLASH_2.get(kernel, (1.0, 1.0))

@@ -119,15 +119,19 @@ class AttentionRules(Rules):
         return estimates
 
     def _with_shape(self, rows: WorkArrays, direction: str, library: str) -> Estimates:
-        shapes = _shapes(rows)
+        dtypes = rows.texts("dtype")
+        own_peak = np.array([self.gpu.peak(str(dtype)) or np.nan for dtype in dtypes])
+        narrower = (dtypes == "fp8") | (dtypes == "bf16")  # fp8 is taken to be no faster: most kernels are not
+        slowdown = np.where(narrower, 1.0, self.gpu.peak_flops["bf16"] / own_peak)
+        shapes = replace(
+            _shapes(rows),
+            slowdown=slowdown,
+            element_bytes=np.where(narrower, 2.0, np.where(dtypes == "fp64", 8.0, 4.0)),
+        )
         kernel, roof = _KERNELS.get(library, "flash2"), attention_roof(self.gpu)
         is_backward = direction == "backward"
         price = self._times.backward_us if is_backward else self._times.forward_us
         time_us = price(shapes, kernel, roof)
-        dtypes = rows.texts("dtype")
-        own_peak = np.array([self.gpu.peak(str(dtype)) or np.nan for dtype in dtypes])
-        narrower = (dtypes == "fp8") | (dtypes == "bf16")  # fp8 is taken to be no faster: most kernels are not
-        time_us = time_us * np.where(narrower, 1.0, roof.peak_flops / own_peak)
         time_us = np.where(rows.flags("deterministic"), time_us / _DETERMINISTIC_RATE, time_us)
         time_us = time_us + np.where(rows.flags("dropout"), self._dropout_us(shapes, kernel), 0.0)
         family = f"attention training {direction}" if self._times.has_training else "attention forward"
@@ -135,7 +139,7 @@ class AttentionRules(Rules):
         spread = self.intervals.half_width(family, time_us, gpu=source)
         assumed = self._assumed(rows, shapes, kernel, library, is_backward=is_backward)
         flops = shapes.flops("backward" if is_backward else "forward")
-        compute = flops / roof.peak_flops * 1e6
+        compute = flops * np.nan_to_num(slowdown, nan=1.0) / roof.peak_flops * 1e6
         memory = shapes.moved_bytes() * (2.0 if is_backward else 1.0) / roof.memory_bandwidth * 1e6
         basis = np.full(len(rows), f"measured: attention on {source}", object)
         accuracy = np.full(len(rows), family, object)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -176,3 +177,12 @@ def test_an_a100_takes_one_to_four_times_as_long_as_an_h100(tokens: int, batch: 
     backward = [times.backward_us(one, "flash2", roof)[0] for times, roof in prices]
     assert 1 <= forward[0] / forward[1] < 4
     assert 1 <= backward[0] / backward[1] < 4
+
+
+def test_arithmetic_of_another_type_is_slower_and_the_start_is_not(times: AttentionTimes) -> None:
+    """In fp32 an H200 has a fifteenth of the peak, and twice the bytes to move."""
+    for tokens, heads, least, most in ((16, 1, 1.0, 1.1), (16384, 64, 14.9, 15.1)):
+        half = shape(tokens, heads=heads)
+        single = replace(half, slowdown=15.0, element_bytes=4.0)
+        for price in (times.forward_us, times.backward_us):
+            assert least <= price(single, "efficient")[0] / price(half, "efficient")[0] <= most
