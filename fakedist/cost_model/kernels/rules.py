@@ -242,6 +242,8 @@ def _shapes(rows: WorkArrays) -> AttentionShapes:
 _PINNED, _PAGEABLE, _LINK_START_US = 0.85, 0.3, 8.0
 _PINNED_SPREAD, _PAGEABLE_SPREAD = 0.2, 0.7
 _MEMORY_OTHER_GPU = 0.10
+#: Half the width of the interval that a kind adds of which one size was measured.
+_ONE_SIZE = 0.25
 
 
 @dataclass(frozen=True)
@@ -367,6 +369,9 @@ class MemoryRules(Rules):
         if not self.table.is_own or source != self.table.name:
             spread = spread + _MEMORY_OTHER_GPU**2
             basis += f"; assumed: {self.gpu.name} reaches the same fraction of its bandwidth"
+        if self._times.is_like_another(rule.kind):
+            spread = spread + _ONE_SIZE**2
+            basis += "; assumed: other sizes as RMSNorm's"
         if rule.words:
             basis += f"; assumed: {rule.words}"
         start = self._times.start_us(rule.kind, self.gpu.memory_bandwidth) * rule.slower
