@@ -105,7 +105,7 @@ from fakedist.gpu.launch_log import LaunchLog
 free, total = c_size_t(), c_size_t()
 driver.cudaMemGetInfo(byref(free), byref(total))
 found["others"] = free.value // MIB, total.value // MIB
-found["beside them"] = [not isinstance(make("cudaMalloc", c_size_t(40 * MIB)), str) for _ in range(2)]
+found["next to them"] = [not isinstance(make("cudaMalloc", c_size_t(40 * MIB)), str) for _ in range(2)]
 
 log = LaunchLog()
 log.begin()
@@ -116,4 +116,4 @@ found["of an extension"] = len(log.end())
 
 def test_what_others_hold_is_taken_and_calls_of_an_extension_are_not_the_allocators() -> None:
     found = on_driver(_CALLS, devices=1, memory_bytes=100 << 20, others_bytes=40 << 20)
-    assert found == {"others": [60, 100], "beside them": [True, False], "of an extension": 0}
+    assert found == {"others": [60, 100], "next to them": [True, False], "of an extension": 0}
