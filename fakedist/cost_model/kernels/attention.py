@@ -205,7 +205,8 @@ class AttentionTimes:
         self, shapes: AttentionShapes, kernel: AttentionKernel, roof: AttentionRoof, *, is_backward: bool
     ) -> Floats:
         """The time at a length that was measured, less by the FLOPs of a shorter one; at least what its bytes take."""
-        long, direction = shapes.at_least(_LONG), "backward" if is_backward else "forward"
+        long = shapes.at_least(_LONG)
+        direction: Literal["forward", "backward"] = "backward" if is_backward else "forward"
         if self._cudnn is None:
             more_keys, slower = _MORE_KEYS["flash2"], np.ones((2, len(shapes.keys)))  # the rate of what was measured
             long_us = self._inference_us(long, roof) * (_BACKWARD_FLOPS / _BACKWARD_RATE if is_backward else 1.0)
