@@ -9,9 +9,10 @@
 - *inference*: causal forwards of FlashAttention-3, TensorRT-LLM and others, by tokens and heads of all sequences. For
   all kinds, it also has the slowdown of few heads.
 
-Training was measured from 2,048 tokens on. Inference kernels of fewer tokens also write the KV cache, for longer than they
-attend: at 512 tokens a FLOP of theirs takes four times as long as at 2,048, and one of cuDNN's or FlashAttention-2's 1.2
-times forward, 1.4 to 1.5 times backward (the FlashAttention-3 paper). So shorter sequences slow down as those do.
+Training was measured from 2,048 tokens on. Inference kernels of fewer tokens also write the KV cache, which takes longer
+than they attend: at 512 tokens a FLOP of theirs takes four times as long as at 2,048, and one of cuDNN's or
+FlashAttention-2's 1.2 times forward, 1.4 to 1.5 times backward (the FlashAttention-3 paper). So shorter sequences slow
+down as those do.
 
 Without a measured backward (Ampere and Ada), FLOPs run at the fraction of the forward's rate that the FlashAttention-2
 paper gives for A100. A window counts with the keys that it leaves, at the rate of a causal sequence twice as long;
