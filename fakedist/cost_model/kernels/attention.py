@@ -9,8 +9,8 @@
 - *inference*: causal forwards of FlashAttention-3, TensorRT-LLM and others, by tokens and heads of all sequences. For
   all kinds, it also has the slowdown of few heads.
 
-Training was measured from 2,048 tokens on. Inference kernels of fewer tokens also write the KV cache, which takes longer
-than they attend: at 512 tokens a FLOP of theirs takes four times as long as at 2,048, and one of cuDNN's or
+Training was measured from 2,048 tokens on. Inference kernels of fewer tokens also write the KV cache, which takes
+longer than they attend: at 512 tokens a FLOP of theirs takes four times as long as at 2,048, and one of cuDNN's or
 FlashAttention-2's 1.2 times forward, 1.4 to 1.5 times backward (the FlashAttention-3 paper). So shorter sequences slow
 down as those do.
 
