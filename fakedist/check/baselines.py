@@ -26,6 +26,7 @@ _SETTINGS = (
     "gpus_per_node",
     "device",
     "gpu_memory_bytes",
+    "reserve_bytes",
     "steps",
     "launcher",
     "collectives",

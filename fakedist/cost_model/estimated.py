@@ -14,6 +14,7 @@ import pandas as pd
 from fakedist.analysis.layer_table import Fold
 from fakedist.analysis.recording import Recording
 from fakedist.cost_model.accuracy import closest
+from fakedist.cost_model.allocator_times import allocator_time
 from fakedist.cost_model.breakdown import break_down, uncertain_parts
 from fakedist.cost_model.busiest_rank import ExpertsLoad, recorded_load
 from fakedist.cost_model.collectives.communication import Communication, communication_of
@@ -227,7 +228,11 @@ def estimate_times(
     is_simulated = traced is not None and traced.source == "simulated"
     made, summary = break_down(priced.kernels, tables, folds, priced, None if is_simulated else peaks)
     uncertain = uncertain_parts(priced, [] if summary is None else summary.by_group, tables)
+    waited_us = priced.placed.passed_us - priced.placed.reached_us
+    allocator = None if traced is not None else allocator_time(priced.launches, waited_us)
     source = _source(priced, models, uncertain, traced)
+    if allocator is not None:
+        source = replace(source, allocator=allocator, notes=[time_notes.allocator_retries(allocator), *source.notes])
     return _without_the_tool(StepTimes({"kernels": priced.kernels, **made}, summary, source, priced.price_list))
 
 

@@ -45,11 +45,15 @@ def launch_table(record: LaunchesRecord | None, clock: HostClockRecord | None = 
         columns = {name: np.frombuffer(getattr(record, name), NUMPY_TYPES[code]) for name, code in codes.items()}
     threads = columns["thread"].astype("f8")
     columns["thread"] = threads if len(threads) else np.full(len(columns["what"]), np.nan)
-    shapes = [""] if record is None else record.texts
-    known = {"what": list(LAUNCH_KINDS), "phase": list(PHASES), "grid": shapes, "block": shapes}
-    texts = {name: pd.Categorical.from_codes(columns[name].astype(np.int32), pd.Index(known[name])) for name in known}
+    if not len(columns["allocator"]):
+        columns["allocator"] = np.zeros(len(columns["what"]), "u4")  # of an earlier version: the text ""
+    texts = [""] if record is None else record.texts
+    known = {"what": list(LAUNCH_KINDS), "phase": list(PHASES), "grid": texts, "block": texts, "allocator": texts}
+    categories = {
+        name: pd.Categorical.from_codes(columns[name].astype(np.int32), pd.Index(known[name])) for name in known
+    }
     step = np.full(len(columns["what"]), 0 if record is None else record.step, "i4")
-    table = pd.DataFrame({**columns, **texts, "recompute": columns["recompute"].astype(bool), "step": step})
+    table = pd.DataFrame({**columns, **categories, "recompute": columns["recompute"].astype(bool), "step": step})
     table = table.assign(measured_us=np.nan, host_us=np.nan, dispatch_us=np.nan)
     if record is not None and clock is not None and clock.step == record.step:
         times_us = np.frombuffer(clock.dispatch_us, "f8")
@@ -266,6 +270,7 @@ def _tables(rows: pd.DataFrame, step: int) -> tuple[pd.DataFrame, pd.DataFrame]:
         what=pd.Categorical(rows["what"], categories=list(LAUNCH_KINDS)),
         phase=pd.Categorical(rows["phase"].astype(str), categories=list(PHASES)),
         grid=pd.Categorical(rows["grid"].astype(str)), block=pd.Categorical(rows["block"].astype(str)),
+        allocator=pd.Categorical(np.full(len(rows), "")),
         recompute=rows["recompute"].astype(bool),
     )  # fmt: skip
     types = {"string": "category", "int32": "i4", "int64": "i8", "uint64": "u8", "double": "f8", "bool": "bool"}

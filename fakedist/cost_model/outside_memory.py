@@ -35,6 +35,7 @@ def estimate_outside(
     taken: TakenRecord | None = None,
     reserved_bytes: int = 0,
     capacity_bytes: int = 0,
+    reserve_bytes: int = 0,
 ) -> Outside:
     """Estimate the GPU memory that the rank takes outside the caching allocator.
 
@@ -45,6 +46,7 @@ def estimate_outside(
         measured_bytes: Used minus reserved memory of the device, at the end; None on a virtual GPU.
         taken: On a virtual GPU, what was taken outside the allocator.
         capacity_bytes: 0 if unknown.
+        reserve_bytes: What ``--reserve`` kept from the allocator for all of that; it is at least so much.
     """
     interconnect, settings = find_interconnect(gpu_name), read_settings(Nccl(nccl_environment, nccl_version))
     network = _network(gpu_name, fabric)
@@ -62,9 +64,8 @@ def estimate_outside(
             if (communicator := communicator_memory(shape, usage, interconnect, settings, network)) is not None:
                 communicators.append((group, shape, communicator))
     taken_bytes = 0 if taken is None else taken.peak_bytes
-    everything = total(
-        [exactly(context), exactly(taken_bytes), *(communicator.bytes for *_, communicator in communicators)]
-    )
+    everything = total([exactly(context + taken_bytes), *(memory.bytes for *_, memory in communicators)])
+    everything = Span(max(everything.low, reserve_bytes), max(everything.high, reserve_bytes))
     return Outside(
         low_bytes=everything.low,
         high_bytes=everything.high,
@@ -72,15 +73,14 @@ def estimate_outside(
         context_source=source,
         nccl_version=nccl_version,
         nccl_environment=dict(nccl_environment),
-        communicators=[
-            _summarized(*communicator) for communicator in sorted(communicators, key=lambda row: -row[2].bytes.high)
-        ],
+        communicators=[_summarized(*row) for row in sorted(communicators, key=lambda row: -row[2].bytes.high)],
         num_unused_groups=len(groups) - len(communicators) if interconnect is not None else 0,
         left_out=[*left_out, _LIBRARIES],
         measured_bytes=measured_bytes,
         beside_reserved=_beside_reserved(reserved_bytes, everything, capacity_bytes),
         taken={} if taken is None else dict(taken.by_owner),
         taken_bytes=taken_bytes,
+        reserve_bytes=reserve_bytes,
     )
 
 

@@ -42,6 +42,7 @@ class StepInterval(NamedTuple):
     kernels_us: float = 0.0
     calls_us: float = 0.0
     host_us: float = 0.0
+    allocator_us: float = 0.0
 
 
 class StepLaunches:
@@ -98,7 +99,12 @@ class StepLaunches:
         durations = np.nan_to_num(step.time_us)
         for side, factor in zip(ends, host.range, strict=True):
             side.append(self.timeline.place(durations, scaled(host, factor)).end_us)
-        return StepInterval(*interval_of(end, ends), kernels_us, calls_us, abs(ends[1][-1] - end))
+        host_us, allocator_us = abs(ends[1][-1] - end), 0.0
+        if bounds := self.timeline.allocator_bounds():
+            for side, timeline in zip(ends, bounds, strict=True):
+                side.append(timeline.place(durations, host).end_us)
+            allocator_us = abs(ends[1][-1] - end)
+        return StepInterval(*interval_of(end, ends), kernels_us, calls_us, host_us, allocator_us)
 
     def varied(self, step: PlacedStep, of_kernels: _KernelInterval) -> list[list[Array]] | None:
         """Durations of the rows at both ends of their 90 % intervals; None if those are unknown.

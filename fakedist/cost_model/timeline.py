@@ -9,6 +9,7 @@ up to the step.
 
 from __future__ import annotations
 
+import copy
 import typing
 from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fakedist.cost_model.allocator_times import allocator_us
 from fakedist.cost_model.hosts import CallCosts, HostCosts
 from fakedist.errors import RunDirectoryError
 from fakedist.rundir.directory import DAMAGED
@@ -35,6 +37,7 @@ _COLLECTIVE, _RECORDS, _WAITS, _HOST_WAITS, _HOST_WAITS_FOR_DEVICE, _READS = map
     LAUNCH_KINDS.index,
     ("collective", "stream_records", "stream_waits", "host_waits", "host_waits_for_device", "host_reads"),
 )
+_LEAST, _ESTIMATE, _MOST = range(3)
 #: Rows by which streams wait for each other.
 EVENTS = (_RECORDS, _WAITS)
 
@@ -150,12 +153,23 @@ class Timeline:
         # A queue is like a stream that its launches share. One without a queue has its stream for that, too.
         queues = np.full(len(launches), -1) if queues is None else queues
         self._queues: Array = np.where(queues >= 0, self._num_streams + queues, self._streams)
+        #: The least, the estimate and the most of the allocator's calls before each row.
+        self._allocator_us = allocator_us(launches)
+        self._bound = _ESTIMATE
         is_apart = launches["is_apart"].to_numpy(bool) & (queues >= 0) if "is_apart" in launches else False
         self._full_behind = dict[int, list[int]]()
         #: The lane besides its queue that waits for the end of each row.
         lanes_after: Array = np.where(is_apart, self._queues, self._streams)
         events = launches["event"].to_numpy("u8")
         self._columns = [each.tolist() for each in (self.what, self._streams, lanes_after, self._queues, events)]
+
+    def allocator_bounds(self) -> list[Timeline]:
+        """This step with the allocator's calls at their least and at their most; empty if it has none that count."""
+        if not self._allocator_us.any():
+            return []
+        bounds = [copy.copy(self), copy.copy(self)]
+        bounds[0]._bound, bounds[1]._bound = _LEAST, _MOST
+        return bounds
 
     def place(self, duration_us: Array, host: HostCosts) -> Placed:
         """Place the launches; a duration is 0 where a row takes no time or that is unknown."""
@@ -312,7 +326,7 @@ class Timeline:
             host_us[begins] += host.calls.graph_us
         if self._host_measured_us is not None:
             host_us = np.where(np.isnan(self._host_measured_us), host_us, self._host_measured_us)
-        scaled_us: Array = host_us / self._host_speed
+        scaled_us: Array = host_us / self._host_speed + self._allocator_us[self._bound]
         return scaled_us
 
     def _call_us(self, calls: CallCosts) -> Array:

@@ -30,6 +30,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers
+from fakedist.cost_model.allocator_times import waits_of_allocator
 from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.collectives.fabric import Fabric
 from fakedist.cost_model.host_times import HOST_WAITS, lines_of_operations
@@ -168,7 +169,7 @@ def _overlapped(what_if: WhatIf, launches: pd.DataFrame, communication: Communic
 def _unsynchronized(what_if: WhatIf, launches: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """The launches with reads of the host as copies that it does not wait for, and without its other waits."""
     what = launches["what"].astype(str)
-    waits = what.isin(HOST_WAITS)
+    waits = what.isin(HOST_WAITS) & ~waits_of_allocator(launches)
     if not waits.any():
         raise JobError(f"{what_if.text}: the step's host waits for nothing", "host=2x makes it faster")
     if what_if.pattern:

@@ -297,6 +297,9 @@ def _keys(log: bytes) -> tuple[list[object], list[int]]:
         stream, name, call = launch[0], launch[1], launch[3]
         kind, direction, graph = launch[16], launch[18], launch[23]
         at_ns.append(launch[-1])
+        if kind > LaunchKind.HOST_READS:  # of the allocator, which may ask for memory elsewhere in each step
+            keys.append(None)
+            continue
         if kind == LaunchKind.HOST_READS or (kind == LaunchKind.COPY and direction == TO_HOST):
             keys.append(("read", stream) if call < 0 else None)
             reads_on = stream

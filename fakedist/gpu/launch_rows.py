@@ -11,7 +11,7 @@ from fakedist.gpu.demand.launch_demand import LaunchDemands, Tagged
 from fakedist.gpu.demand.operation_demand import Demand
 from fakedist.gpu.launch_log import Launch, LaunchKind
 from fakedist.rundir.encoding import Columns
-from fakedist.rundir.launch_records import LaunchesRecord, RangeRow, WorkRow
+from fakedist.rundir.launch_records import ALLOCATOR_CALLS, ALLOCATOR_WAITS, LaunchesRecord, RangeRow, WorkRow
 from fakedist.rundir.rows import Location
 from fakedist.rundir.schema import PHASES
 
@@ -122,6 +122,7 @@ def range_rows(ranges: Sequence[ScriptRange], row_of: Sequence[int]) -> list[Ran
 
 
 _PHASES = {name: code for code, name in enumerate(PHASES)}
+_HOST_WAITS = (LaunchKind.HOST_WAITS, LaunchKind.HOST_WAITS_FOR_DEVICE)
 _Shape = tuple[int, ...]
 #: Threads beyond these are one.
 _MOST_THREADS = 255
@@ -157,10 +158,13 @@ class LaunchRows:
         rows: list[tuple[int, ...]] = []
         row_of: list[int] = []
         positions = self.positions = []
+        allocator = _AllocatorTexts()
         for number, launch in enumerate(self._launches):
             row_of.append(len(rows))
             kind = launch.kind
-            if kind == LaunchKind.HOST_READS and self._demands.has_launched(launch):
+            if kind > LaunchKind.HOST_READS:
+                allocator.call(launch)
+            elif kind == LaunchKind.HOST_READS and self._demands.has_launched(launch):
                 rows.append(self._row(launch, LaunchKind.HOST_WAITS, work=-1, num_operations=0))
             elif LaunchKind.STREAM_RECORDS <= kind < LaunchKind.HOST_READS:
                 rows.append(self._row(launch, kind, work=-1, num_operations=0))
@@ -170,8 +174,9 @@ class LaunchRows:
                 rows.append(self._row(launch, kind, work, self._operations_before(launch)))
             if len(rows) > len(positions):
                 positions.append((number, kind == LaunchKind.HOST_READS and self._demands.has_launched(launch)))
+                allocator.row(rows[-1][0])
         columns = Columns(LaunchesRecord)
-        columns.extend(rows)
+        columns.extend([(*row, self._text(text)) for row, text in zip(rows, allocator.texts(), strict=True)])
         ranges = range_rows(self._ranges, [*row_of, len(rows)])
         work_rows = [_with_floats(work) for work in self._work]
         return columns.made(step=self._step, work_rows=work_rows, texts=list(self._texts), ranges=ranges)
@@ -208,9 +213,40 @@ class LaunchRows:
     def _shape(self, sizes: _Shape) -> int:
         number = self._shapes.get(sizes)
         if number is None:
-            text = ",".join(map(str, sizes)) if any(sizes) else ""
-            number = self._shapes[sizes] = self._texts.setdefault(text, len(self._texts))
+            number = self._shapes[sizes] = self._text(",".join(map(str, sizes)) if any(sizes) else "")
         return number
+
+    def _text(self, text: str) -> int:
+        return self._texts.setdefault(text, len(self._texts))
+
+
+class _AllocatorTexts:
+    """The allocator's calls before each row, as ``LaunchesRecord.allocator`` has them."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._calls: list[str] = []
+        self._num_waits = 0  # rows at the end that wait
+
+    def call(self, launch: Launch) -> None:
+        """The allocator called CUDA. What it waited for right before it gave memory back, it waited for to do so."""
+        name = ALLOCATOR_CALLS[launch.kind - LaunchKind.ALLOCATOR_IS_REFUSED]
+        self._calls.append(f"{name} {launch.m} {launch.bytes}")
+        if launch.kind in (LaunchKind.ALLOCATOR_FREES, LaunchKind.ALLOCATOR_UNMAPS):
+            for row in range(len(self._texts) - self._num_waits, len(self._texts)):
+                self._texts[row] = self._texts[row] or ALLOCATOR_WAITS
+
+    def row(self, kind: int) -> None:
+        """A row of this kind comes next."""
+        self._texts.append(", ".join(self._calls))
+        self._calls.clear()
+        self._num_waits = self._num_waits + 1 if kind in _HOST_WAITS else 0
+
+    def texts(self) -> list[str]:
+        """The text of each row. The last one has what came after it, too."""
+        if self._texts and self._calls:
+            self._texts[-1] = ", ".join(filter(None, (self._texts[-1], *self._calls)))
+        return self._texts
 
 
 def _with_floats(work: WorkRow) -> WorkRow:

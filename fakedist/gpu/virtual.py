@@ -35,7 +35,7 @@ class _GpuModel(ctypes.Structure):
 
     _fields_ = [
         ("name", ctypes.c_char * 64),
-        ("memory_bytes", ctypes.c_uint64),
+        *((name, ctypes.c_uint64) for name in ("memory_bytes", "others_bytes")),
         *((name, ctypes.c_int32) for name in ("devices", "major", "minor", "sms")),
         *((name, ctypes.c_int32) for name in ("clock_khz", "memory_clock_khz", "memory_bus_bits", "l2_bytes")),
         *((name, ctypes.c_int32) for name in ("shared_per_block", "shared_per_block_optin", "shared_per_sm")),
@@ -93,12 +93,13 @@ class VirtualGpu:
         self._decide: object = None  # what the driver calls must live
         self._told: object = None
 
-    def configure(self, spec: GpuSpec, devices: int, memory_bytes: int) -> None:
-        """Act as ``devices`` GPUs of one model, each with ``memory_bytes``."""
+    def configure(self, spec: GpuSpec, devices: int, memory_bytes: int, others_bytes: int = 0) -> None:
+        """Act as ``devices`` GPUs of one model, each with ``memory_bytes``, of which others hold ``others_bytes``."""
         major, minor = spec.compute_capability
         model = _GpuModel(
             name=spec.product.encode()[:63],
             memory_bytes=memory_bytes,
+            others_bytes=others_bytes,
             devices=devices,
             major=major,
             minor=minor,
@@ -311,7 +312,9 @@ class VirtualGpu:
 
 
 @contextmanager
-def virtual_gpu(spec: GpuSpec, devices: int = 1, memory_bytes: int | None = None) -> Iterator[VirtualGpu]:
+def virtual_gpu(
+    spec: GpuSpec, devices: int = 1, memory_bytes: int | None = None, others_bytes: int = 0
+) -> Iterator[VirtualGpu]:
     """Give this process 1 to 128 virtual GPUs. Enter it before torch is imported.
 
     RTLD_GLOBAL puts the driver's functions before those of CUDA libraries that torch loads later; its soname answers
@@ -333,7 +336,7 @@ def virtual_gpu(spec: GpuSpec, devices: int = 1, memory_bytes: int | None = None
     for name in further_libraries(find_cuda()):
         ctypes.CDLL(os.fspath(driver.parent / name), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
     gpu.keep_plans(driver.parent.parent / "compiled" / "cudnn")
-    gpu.configure(spec, devices, memory_bytes or spec.memory_bytes)
+    gpu.configure(spec, devices, memory_bytes or spec.memory_bytes, others_bytes)
     before = {name: os.environ.get(name) for name in (*_variables(driver), *_wishes(driver))}
     gpu.set_environment()
     try:

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from fakedist.errors import JobError
+from fakedist.gpu.models.catalogue import GPUS
 from fakedist.options import kinds
 from fakedist.options.expert_loads import EVEN
 from fakedist.options.kinds import RefusedError
 from fakedist.options.option import Door, Option, OptionGroup, declared, named, options_of
 from fakedist.rank_list import MAX_RANKS
+from fakedist.units import UNLIMITED_BYTES, format_bytes
 
 Device = Literal["cuda", "virtual"]
 Launcher = Literal["torchrun", "slurm", "mpi", "accelerate", "deepspeed"]
@@ -112,6 +114,15 @@ _GPU_MEMORY = Option(
     help="Memory of the virtual GPU: 80GiB, 80GB or unlimited.",
     default_text="the model's",
     example="100GiB",
+)
+_RESERVE = Option(
+    name="reserve",
+    kind=kinds.memory_size(1 << 20),
+    group=OptionGroup.DEVICE,
+    help="GPU memory that PyTorch cannot have: the CUDA context, NCCL, other processes. Its allocator then runs out "
+    "where it would on the cluster, and its retries are counted and timed.",
+    default_text="none",
+    example="3GiB",
 )
 _HOST_MEMORY = Option(
     name="host_memory",
@@ -271,6 +282,7 @@ class Job:
         tapes: Run directories of other ranks, or directories of these, whose tapes supply what those ranks send.
         gpu: Model of the virtual GPU: a name that ``gpu/models`` knows, or the absolute path of a GPU file.
         gpu_memory_bytes: Memory of the virtual GPU; None for the model's own, UNLIMITED_BYTES for no limit.
+        reserve_bytes: What others hold of the virtual GPU's memory; None for nothing.
         host_memory_bytes: Memory of a node's host; None if it is not known.
         storage_bytes_per_s: What a node writes to storage in a second; None if it is not known.
         gpu_power_watts: Power limit of the GPU, for estimated times; None for the model's own.
@@ -297,6 +309,7 @@ class Job:
     device: Device = field(default="virtual", metadata=declared(_DEVICE))
     gpu: str = field(default="h100-80g", metadata=declared(GPU))
     gpu_memory_bytes: int | None = field(default=None, metadata=declared(_GPU_MEMORY))
+    reserve_bytes: int | None = field(default=None, metadata=declared(_RESERVE))
     host_memory_bytes: int | None = field(default=None, metadata=declared(_HOST_MEMORY))
     storage_bytes_per_s: int | None = field(default=None, metadata=declared(_STORAGE))
     oom: OutOfMemoryPolicy = field(default="continue", metadata=declared(_OOM))
@@ -335,12 +348,26 @@ class Job:
             raise JobError(
                 "on a real GPU kernels are measured; a calibration table is for estimates", "leave out times"
             )
+        if self.reserve_bytes is not None:
+            self._check_reserve(self.reserve_bytes)
         if self.gpu_lag != "none" and self.device == "cuda":
             raise JobError("a real GPU lags as it does; gpu_lag is for the virtual one", "leave out gpu_lag")
         if self.gpu_lag == "estimated" and not self.kernels:
             raise JobError("gpu_lag estimated needs the times of a step's kernels", "leave out no_kernels")
         if self.nsys_args and not self.nsys:
             raise JobError("arguments for nsys are given, but the rank does not run under nsys", "add nsys")
+
+    def _check_reserve(self, reserve_bytes: int) -> None:
+        if self.device == "cuda":
+            raise JobError(
+                "on a real GPU others hold what they do; reserve is for the virtual one", "leave out reserve"
+            )
+        if self.gpu_memory_bytes == UNLIMITED_BYTES:
+            raise JobError("unlimited memory less what others hold is unlimited", "leave out reserve or gpu_memory")
+        whole_bytes = self.gpu_memory_bytes or (GPUS[self.gpu].memory_bytes if self.gpu in GPUS else None)
+        if whole_bytes is not None and whole_bytes - reserve_bytes < MIN_GPU_MEMORY_BYTES:
+            least = format_bytes(MIN_GPU_MEMORY_BYTES)
+            raise JobError(f"reserve leaves PyTorch less than {least} of the GPU's memory", "give a smaller reserve")
 
     @property
     def node_rank(self) -> int:

@@ -42,6 +42,7 @@ class JobOptions(TypedDict, total=False):
     device: Device
     gpu: str
     gpu_memory: str
+    reserve: str
     host_memory: str
     storage: str
     oom: OutOfMemoryPolicy

@@ -140,7 +140,8 @@ class Rank:
         self._is_last = self._start.at_exit(self.leave)
         enter, job = self._before_torch.enter_context, self._job
         if job.device == "virtual":
-            gpu = virtual_gpu(find_gpu(job.gpu), devices=job.gpus_per_node, memory_bytes=job.gpu_memory_bytes)
+            spec, others_bytes = find_gpu(job.gpu), job.reserve_bytes or 0
+            gpu = virtual_gpu(spec, job.gpus_per_node, job.gpu_memory_bytes, others_bytes)
             self._gpu = enter(gpu)
             os.environ.pop(LEDGER_VARIABLE, None)  # of another rank
             self._gpu.share(CONTEXT_BYTES.get(find_gpu(job.gpu).product, (0, ""))[0])

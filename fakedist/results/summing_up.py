@@ -221,6 +221,8 @@ def room_of(
     """The memory that the rank may reserve: not known if it ended before its peak."""
     step_us = None if time is None else time.step_us
     limit = capacity_bytes if out_of_memory is None else out_of_memory.limit_bytes or capacity_bytes
+    if outside is not None and limit == capacity_bytes - outside.reserve_bytes:
+        limit = capacity_bytes  # the reserve is part of what is outside
     if not limit or not (ending.ended_well or (out_of_memory is not None and out_of_memory.went_on)):
         return Room(step_us=step_us, capacity_bytes=capacity_bytes)
     low, high = (0, 0) if outside is None else (outside.low_bytes, outside.high_bytes)
@@ -320,6 +322,7 @@ def _outside(
             taken=recording.taken,
             reserved_bytes=in_use[0],
             capacity_bytes=in_use[1],
+            reserve_bytes=0 if job is None else job.reserve_bytes or 0,
         ),
         notes,
     )

@@ -27,6 +27,11 @@ LAUNCH_KINDS = (
     "host_reads",
 )
 
+#: What the caching allocator asks CUDA for in the timed step: a request that is refused, so that it frees what it
+#: caches and asks again; cudaMalloc; cudaFree; and a piece of an expandable segment that it maps, or unmaps.
+ALLOCATOR_CALLS = ("refused", "malloc", "free", "map", "unmap")
+#: Stands for a wait of the host with which the allocator makes sure that nothing uses what it gives back.
+ALLOCATOR_WAITS = "wait"
 
 #: A row of the timed step as the driver follows it with ``--gpu-lag estimated`` (``struct timed_row`` of driver/lag.c):
 #: its key, and microseconds of the host before it and of the GPU for it.
@@ -165,6 +170,9 @@ class LaunchesRecord(Record):
         layer: Row of ``layers``.
         call: Sequence number of the collective that it stands for; -1 otherwise.
         thread: The host's thread that launched it: 0 for the main one. Empty in journals of earlier versions.
+        allocator: What the caching allocator called between the row before and this one, an index in ``texts``:
+            "refused 1 1048576, free 2 4194304, malloc 1 1048576" has the number and the bytes of each of
+            ALLOCATOR_CALLS, in order; ALLOCATOR_WAITS if the row is a wait of its own. Empty in earlier journals.
     """
 
     step: int
@@ -185,6 +193,7 @@ class LaunchesRecord(Record):
     layer: I32
     call: I64
     thread: U8 = b""
+    allocator: U32 = b""
     ranges: list[RangeRow] = field(default_factory=list)
 
 

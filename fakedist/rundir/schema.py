@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from fakedist.docstrings import docstring_of
 from fakedist.rundir.host_memory import HostPhase, Save
-from fakedist.rundir.launch_records import LAUNCH_KINDS, WorkRow
+from fakedist.rundir.launch_records import ALLOCATOR_CALLS, ALLOCATOR_WAITS, LAUNCH_KINDS, WorkRow
 from fakedist.rundir.step_time import KernelTime
 
 
@@ -115,6 +115,13 @@ LAUNCHES = Table(
             "thread",
             "double",
             "The host's thread that launched it: 0 for the main one, others as they come; NaN where it is not known.",
+            is_newer=True,
+        ),
+        Column(
+            "allocator",
+            "string",
+            "What the caching allocator called since the row before, with the number of calls and their bytes: "
+            f"{', '.join(ALLOCATOR_CALLS)}; {ALLOCATOR_WAITS} where the row is a wait of its own; empty for nothing.",
             is_newer=True,
         ),
     ),

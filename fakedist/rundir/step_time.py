@@ -60,15 +60,16 @@ class UncertainPart:
     """A part of a step's interval.
 
     Attributes:
-        kind: kernels, collectives, or host.
-        name: The family of kernels, or what their estimate rests on; the operation of the collectives; the host.
+        kind: kernels, collectives, host or allocator.
+        name: The family of kernels, or what their estimate rests on; the operation of the collectives; the host; the
+            allocator's calls.
         group: The group of the collectives; empty otherwise.
         num_nodes: NVLink domains that it spans; 0 otherwise.
         half_width_us: By how much longer the step may be because of it alone.
         share: Its share of the variance of the step.
     """
 
-    kind: Literal["kernels", "collectives", "host"]
+    kind: Literal["kernels", "collectives", "host", "allocator"]
     name: str
     group: str
     num_nodes: int
@@ -123,6 +124,35 @@ class HostTime:
 
 
 @dataclass(frozen=True)
+class AllocatorTime:
+    """Calls of the caching allocator to CUDA in a step in which it gives memory back; estimated.
+
+    Attributes:
+        num_retries: Requests that were refused, so that it gave back what it caches and asked again.
+        refused_bytes: What they asked for.
+        num_given_back: Calls of cudaFree, and pieces of expandable segments that it unmapped.
+        given_back_bytes: Their bytes.
+        num_taken: Calls of cudaMalloc, and pieces that it mapped.
+        taken_bytes: Their bytes.
+        time_us: How long all these calls take.
+        low_us: The least of the 90 % interval of that.
+        high_us: The most of it.
+        wait_us: How long the host waits for the GPU before it may give memory back.
+    """
+
+    num_retries: int
+    refused_bytes: int
+    num_given_back: int
+    given_back_bytes: int
+    num_taken: int
+    taken_bytes: int
+    time_us: float
+    low_us: float
+    high_us: float
+    wait_us: float
+
+
+@dataclass(frozen=True)
 class KernelSource:
     """Where the kernels of the timed step come from.
 
@@ -144,6 +174,7 @@ class KernelSource:
         clock: The fraction of the full clock that the power limit leaves to products and attention; None if not known.
         watts: The power limit; 0 if not known.
         host: Where the host's time comes from; None if a tool measured it, or nothing is known.
+        allocator: The calls of the caching allocator; None if it gives nothing back.
     """
 
     source: Literal["measured", "simulated", "estimated"]
@@ -163,6 +194,7 @@ class KernelSource:
     clock: float | None = None
     watts: float = 0.0
     host: HostTime | None = None
+    allocator: AllocatorTime | None = None
 
 
 @dataclass(frozen=True)

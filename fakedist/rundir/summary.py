@@ -71,6 +71,8 @@ class Outside:
         taken: On a virtual GPU, *measured*: the most that the script and its libraries took by owner, such as "user
             buffers". At one time they took at most ``taken_bytes``, which ``low_bytes`` and ``high_bytes`` include.
         taken_bytes: The most that was taken at one time.
+        reserve_bytes: What the rank could not have because of ``--reserve``, all of the above included;
+            ``low_bytes`` and ``high_bytes`` are at least that.
     """
 
     low_bytes: int
@@ -86,6 +88,7 @@ class Outside:
     beside_reserved: Literal["fits", "may not fit", "does not fit"] = "fits"
     taken: dict[str, int] = field(default_factory=dict)
     taken_bytes: int = 0
+    reserve_bytes: int = 0
 
 
 @dataclass(frozen=True)

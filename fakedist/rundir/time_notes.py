@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from fakedist.options.expert_loads import EVEN
 from fakedist.rundir.notes import counted, note, share_text
-from fakedist.rundir.step_time import HostTime
+from fakedist.rundir.step_time import AllocatorTime, HostTime
+from fakedist.units import format_bytes, format_us
 
 _MOST_NAMED = 3
 
@@ -155,6 +156,27 @@ def host_time(time: HostTime) -> str:
     elif time.machine_us is None:
         text += ", as this machine's speed is not known"
     return f"{text}; {interval}"
+
+
+@note
+def allocator_retries(time: AllocatorTime) -> str:
+    """The allocator gives memory back in the timed step, because a request was refused or the script asked it to."""
+    back = f"{format_bytes(time.given_back_bytes)} in {counted(time.num_given_back, 'call')}"
+    taken = f"{format_bytes(time.taken_bytes)} in {counted(time.num_taken, 'call')}"
+    if time.num_retries:
+        begin = (
+            f"the caching allocator ran out of memory {counted(time.num_retries, 'time')} in the timed step, and each "
+            f"time gave back what it cached and asked again: {back}; it took {taken}"
+        )
+        remedy = "; lower the peak by as much as that and it keeps its cache"
+    else:
+        begin = f"the caching allocator gave back {back} in the timed step, and took {taken}"
+        remedy = "; without torch.cuda.empty_cache() it would keep them"
+    span = f"{format_us(time.low_us)} to {format_us(time.high_us)}"
+    return (
+        f"{begin}. These calls take {format_us(time.time_us)} ({span}), and the host waits {format_us(time.wait_us)} "
+        f"for the GPU before them{remedy}"
+    )
 
 
 @note

@@ -9,6 +9,11 @@
 - *inference*: causal forwards of FlashAttention-3, TensorRT-LLM and others, by tokens and heads of all sequences. For
   all kinds, it also has the slowdown of few heads.
 
+Training was measured from 2,048 tokens on. Inference kernels of fewer tokens also write the KV cache, which takes
+longer than they attend: at 512 tokens a FLOP of theirs takes four times as long as at 2,048, and one of cuDNN's or
+FlashAttention-2's 1.2 times forward, 1.4 to 1.5 times backward (the FlashAttention-3 paper). So shorter sequences slow
+down as those do.
+
 Without a measured backward (Ampere and Ada), FLOPs run at the fraction of the forward's rate that the FlashAttention-2
 paper gives for A100. A window counts with the keys that it leaves, at the rate of a causal sequence twice as long;
 blocks of keys, at the rate of all that a query meets. Queries and keys of different length take the rate of their
@@ -17,7 +22,7 @@ geometric mean.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -41,6 +46,10 @@ _FLASH_2_FORWARD = np.array([0.312, 0.354, 0.366, 0.372, 0.374, 0.374]) / np.arr
 _FLASH_2_BACKWARD = np.array([0.216, 0.263, 0.294, 0.313, 0.321, 0.325]) / np.array(
     [0.308, 0.412, 0.470, 0.504, 0.524, 0.522]
 )
+#: Sequences from here on were measured. A FLOP of a shorter one takes as much longer as if each query met so many more
+#: keys. Fitted to the same figures at 512 and 2,048 tokens; at 1,024 they differ by 3 %.
+_LONG = 2048.0
+_MORE_KEYS = {"cudnn": (180.0, 436.0), "flash2": (126.0, 280.0)}
 #: Rates of forward and backward over FlashAttention-2's. flex_attention: 0.90 and 0.85, pytorch.org/blog/flexattention.
 #: The memory-efficient kernel (xFormers' CUTLASS): an assumption, about half as in the FlashAttention-2 paper's
 #: figures.
@@ -74,6 +83,8 @@ class AttentionShapes:
         window: The most keys that a query meets; 0 without a window.
         in_blocks: Keys are whole blocks, the number that a query meets on average, as in flex_attention. No tile is
             cut.
+        slowdown: Arithmetic in their type takes so many times as long as in bf16.
+        element_bytes: Bytes of an element.
     """
 
     batch: Integers
@@ -86,6 +97,8 @@ class AttentionShapes:
     causal: npt.NDArray[np.bool_]
     window: Integers
     in_blocks: npt.NDArray[np.bool_]
+    slowdown: Floats | float = 1.0
+    element_bytes: Floats | float = _ELEMENT_BYTES
 
     @classmethod
     def of_itself(
@@ -116,11 +129,21 @@ class AttentionShapes:
         widths = self.width + self.value_width if forward else 3.0 * self.width + 2.0 * self.value_width
         return np.asarray(2.0 * self.batch * self.heads * self.queries * self.met_keys() * widths)
 
+    def length(self) -> Floats:
+        """Tokens of a self-attention with as many pairs of queries and keys."""
+        return np.asarray(np.sqrt(self.queries.astype(float) * self.keys))
+
+    def at_least(self, tokens: float) -> AttentionShapes:
+        """The same with queries and keys of at least this length."""
+        longer = np.maximum(tokens / self.length(), 1.0)
+        queries, keys = (np.ceil(each * longer).astype(np.int64) for each in (self.queries, self.keys))
+        return replace(self, queries=queries, keys=keys)
+
     def moved_bytes(self) -> Floats:
-        """The fewest bytes that the forward reads and writes."""
+        """The fewest bytes that the forward reads and writes. The backward's are twice as many."""
         queries = self.heads * self.queries * (self.width + self.value_width)
         keys = self.kv_heads * self.keys * (self.width + self.value_width)
-        return np.asarray(self.batch * (queries + keys) * _ELEMENT_BYTES, np.float64)
+        return np.asarray(self.batch * (queries + keys) * self.element_bytes, np.float64)
 
     def like_tokens(self) -> Floats:
         """Tokens of the self-attention whose rate counts."""
@@ -169,20 +192,36 @@ class AttentionTimes:
     def forward_us(self, shapes: AttentionShapes, kernel: AttentionKernel, roof: AttentionRoof | None = None) -> Floats:
         """Microseconds of each forward; ``roof`` has the limits of another GPU of the same architecture."""
         limits = roof or self._roof
-        rate = _OVER_FLASH_2.get(kernel, (1.0, 1.0))[0]
-        if self._cudnn is None or kernel == "inference":
-            return self._inference_us(shapes, limits) / rate
-        return self._cudnn_us(shapes, "fwd", limits) / (_slower(shapes, kernel, _FLASH_2_FORWARD) * rate)
+        if kernel == "inference":
+            return self._inference_us(shapes, limits)
+        return self._training_us(shapes, kernel, limits, is_backward=False)
 
     def backward_us(
         self, shapes: AttentionShapes, kernel: AttentionKernel, roof: AttentionRoof | None = None
     ) -> Floats:
         """Microseconds of each backward; ``roof`` has the limits of another GPU of the same architecture."""
-        limits = roof or self._roof
-        rate = _OVER_FLASH_2.get(kernel, (1.0, 1.0))[1]
+        return self._training_us(shapes, kernel, roof or self._roof, is_backward=True)
+
+    def _training_us(
+        self, shapes: AttentionShapes, kernel: AttentionKernel, roof: AttentionRoof, *, is_backward: bool
+    ) -> Floats:
+        """The time at a length that was measured, less by the FLOPs of a shorter one; at least what its bytes take."""
+        long = shapes.at_least(_LONG)
+        direction: Literal["forward", "backward"] = "backward" if is_backward else "forward"
         if self._cudnn is None:
-            return self._inference_us(shapes, limits) * _BACKWARD_FLOPS / (_BACKWARD_RATE * rate)
-        return self._cudnn_us(shapes, "bwd", limits) / (_slower(shapes, kernel, _FLASH_2_BACKWARD) * rate)
+            more_keys, slower = _MORE_KEYS["flash2"], np.ones((2, len(shapes.keys)))  # the rate of what was measured
+            long_us = self._inference_us(long, roof) * (_BACKWARD_FLOPS / _BACKWARD_RATE if is_backward else 1.0)
+        else:
+            more_keys, slower = _MORE_KEYS["cudnn"], _slower(shapes, kernel)
+            long_us = self._cudnn_us(long, "bwd" if is_backward else "fwd", roof)
+        more, length = more_keys[is_backward], shapes.length()
+        shorter = (1 + more / length) / np.minimum(1 + more / _LONG, 1 + more / length)
+        shorter *= shapes.flops(direction) / long.flops(direction)
+        us = long_us * shorter * shapes.slowdown / slower[int(is_backward)]
+        moved = shapes.moved_bytes() * (2.0 if is_backward else 1.0)
+        memory = _START_US + moved / (roof.memory_bandwidth * _ACHIEVED_BANDWIDTH) * 1e6
+        rate = _OVER_FLASH_2.get(kernel, (1.0, 1.0))
+        return np.asarray(np.maximum(us / rate[is_backward], memory / (_slower(shapes, kernel)[0] * rate[0])))
 
     def _inference_us(self, shapes: AttentionShapes, roof: AttentionRoof) -> Floats:
         heads = (shapes.batch * shapes.heads).astype(np.float64)
@@ -198,8 +237,7 @@ class AttentionTimes:
             grids = self._cudnn[direction, causal]
             fraction = grids.at(width[chosen], [tokens[chosen]])
             rate[chosen] = np.exp(fraction) * roof.peak_flops / self._narrower(grids, width[chosen], tokens[chosen])
-        memory = _START_US + shapes.moved_bytes() / (roof.memory_bandwidth * _ACHIEVED_BANDWIDTH) * 1e6
-        return np.maximum(flops * shapes.slowed_by_window() / rate * 1e6 * self._few_heads(shapes), memory)
+        return np.asarray(flops * shapes.slowed_by_window() / rate * 1e6 * self._few_heads(shapes))
 
     def _narrower(self, grids: _Grids, width: Floats, tokens: Floats) -> Floats:
         """Slowdown of a FLOP with these heads against the nearest width that cuDNN was measured with."""
@@ -273,7 +311,9 @@ def _cudnn_grids(training: pd.DataFrame, peak_flops: float) -> dict[tuple[str, b
     return grids
 
 
-def _slower(shapes: AttentionShapes, kernel: AttentionKernel, rates: Floats) -> Floats:
-    if kernel in ("cudnn", "inference"):
-        return np.ones(len(shapes.keys))
-    return np.asarray(np.interp(np.log(shapes.like_tokens()), _FLASH_2_TOKENS, rates))
+def _slower(shapes: AttentionShapes, kernel: AttentionKernel) -> Floats:
+    """The rates of a forward and of a backward over cuDNN's: two rows."""
+    if kernel == "cudnn":
+        return np.ones((2, len(shapes.keys)))
+    tokens = np.log(shapes.like_tokens())
+    return np.array([np.interp(tokens, _FLASH_2_TOKENS, rates) for rates in (_FLASH_2_FORWARD, _FLASH_2_BACKWARD)])

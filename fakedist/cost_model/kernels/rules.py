@@ -67,6 +67,8 @@ _TRAINING = ("h200-sxm", "gb200")
 _ATTENTION_OTHER_GPU, _FLASH_2, _FLEX, _EFFICIENT, _ATTENTION_BACKWARD = 0.10, 0.12, 0.20, 0.35, 0.20
 _NO_LIBRARY, _WINDOW, _NARROW_WINDOW, _CROSS, _ATTENTION_OTHER_TYPE, _NO_SHAPE = 0.25, 0.15, 0.40, 0.15, 0.35, 0.45
 _NARROW = 512
+#: Shorter sequences than this were not published in training, and half the width of the interval that this adds.
+_PUBLISHED, _SHORT = 512, 0.30
 #: The fewest keys that a query of flex_attention meets, in a mask that is not known: a block.
 _BLOCK = 128
 #: The fraction of the peak that is assumed where only the FLOPs are known.
@@ -117,15 +119,19 @@ class AttentionRules(Rules):
         return estimates
 
     def _with_shape(self, rows: WorkArrays, direction: str, library: str) -> Estimates:
-        shapes = _shapes(rows)
+        dtypes = rows.texts("dtype")
+        own_peak = np.array([self.gpu.peak(str(dtype)) or np.nan for dtype in dtypes])
+        narrower = (dtypes == "fp8") | (dtypes == "bf16")  # fp8 is taken to be no faster: most kernels are not
+        slowdown = np.where(narrower, 1.0, self.gpu.peak_flops["bf16"] / own_peak)
+        shapes = replace(
+            _shapes(rows),
+            slowdown=slowdown,
+            element_bytes=np.where(narrower, 2.0, np.where(dtypes == "fp64", 8.0, 4.0)),
+        )
         kernel, roof = _KERNELS.get(library, "flash2"), attention_roof(self.gpu)
         is_backward = direction == "backward"
         price = self._times.backward_us if is_backward else self._times.forward_us
         time_us = price(shapes, kernel, roof)
-        dtypes = rows.texts("dtype")
-        own_peak = np.array([self.gpu.peak(str(dtype)) or np.nan for dtype in dtypes])
-        narrower = (dtypes == "fp8") | (dtypes == "bf16")  # fp8 is taken to be no faster: most kernels are not
-        time_us = time_us * np.where(narrower, 1.0, roof.peak_flops / own_peak)
         time_us = np.where(rows.flags("deterministic"), time_us / _DETERMINISTIC_RATE, time_us)
         time_us = time_us + np.where(rows.flags("dropout"), self._dropout_us(shapes, kernel), 0.0)
         family = f"attention training {direction}" if self._times.has_training else "attention forward"
@@ -133,7 +139,7 @@ class AttentionRules(Rules):
         spread = self.intervals.half_width(family, time_us, gpu=source)
         assumed = self._assumed(rows, shapes, kernel, library, is_backward=is_backward)
         flops = shapes.flops("backward" if is_backward else "forward")
-        compute = flops / roof.peak_flops * 1e6
+        compute = flops * np.nan_to_num(slowdown, nan=1.0) / roof.peak_flops * 1e6
         memory = shapes.moved_bytes() * (2.0 if is_backward else 1.0) / roof.memory_bandwidth * 1e6
         basis = np.full(len(rows), f"measured: attention on {source}", object)
         accuracy = np.full(len(rows), family, object)
@@ -180,6 +186,8 @@ class AttentionRules(Rules):
         assumed.add(blocks & (shapes.window >= _NARROW), _WINDOW, "a mask costs what its blocks do")
         assumed.add(blocks & (shapes.window < _NARROW), _NARROW_WINDOW, "a mask of few blocks costs what they do")
         assumed.add(shapes.queries != shapes.keys, _CROSS, "queries and keys of different length like their mean")
+        is_short = shapes.length() < _PUBLISHED
+        assumed.add(is_short, _SHORT, "short sequences slow down further as they do from 2,048 to 512 tokens")
         assumed.add(rows.flags("is_dense"), 0.0, "every query meets every key, as the mask is not known")
         assumed.add(rows.flags("deterministic"), _DETERMINISTIC, "a deterministic backward as much slower as on GB200")
         assumed.add(rows.flags("dropout"), _DROPOUT, "dropout takes integer instructions")
@@ -234,6 +242,8 @@ def _shapes(rows: WorkArrays) -> AttentionShapes:
 _PINNED, _PAGEABLE, _LINK_START_US = 0.85, 0.3, 8.0
 _PINNED_SPREAD, _PAGEABLE_SPREAD = 0.2, 0.7
 _MEMORY_OTHER_GPU = 0.10
+#: Half the width of the interval that a kind adds of which one size was measured.
+_ONE_SIZE = 0.25
 
 
 @dataclass(frozen=True)
@@ -359,6 +369,9 @@ class MemoryRules(Rules):
         if not self.table.is_own or source != self.table.name:
             spread = spread + _MEMORY_OTHER_GPU**2
             basis += f"; assumed: {self.gpu.name} reaches the same fraction of its bandwidth"
+        if self._times.is_like_another(rule.kind):
+            spread = spread + _ONE_SIZE**2
+            basis += "; assumed: other sizes as RMSNorm's"
         if rule.words:
             basis += f"; assumed: {rule.words}"
         start = self._times.start_us(rule.kind, self.gpu.memory_bandwidth) * rule.slower

@@ -8,6 +8,7 @@
 #include "capacity.h"
 
 #include "devices.h"
+#include "launches.h"
 #include "ledger.h"
 
 #include <dlfcn.h>
@@ -37,6 +38,9 @@ static __thread struct {
     int was_refused, is_granted; /* is_granted: an expandable segment takes its memory in many pieces */
 } request;
 
+/* What others hold of a device: processes of this rank, and whatever --reserve keeps free for. */
+static uint64_t enter(int device) { return ledger_enter(device_installed(device)) + model.others_bytes; }
+
 /* How much this process may hold while others hold so many bytes. */
 static uint64_t limit_beside(int device, uint64_t others) {
     uint64_t limit = limits[device], left = model.memory_bytes > others ? model.memory_bytes - others : 0;
@@ -44,7 +48,7 @@ static uint64_t limit_beside(int device, uint64_t others) {
 }
 static uint64_t limit_of(int device) {
     pthread_mutex_lock(&lock);
-    uint64_t limit = limit_beside(device, ledger_enter(device_installed(device)));
+    uint64_t limit = limit_beside(device, enter(device));
     ledger_leave(device_installed(device), used_bytes[device], all_outside[device]);
     pthread_mutex_unlock(&lock);
     return limit;
@@ -164,7 +168,7 @@ API int fakedist_timeline(int device, struct moment out[MOST_MOMENTS + 1]) {
 
 static int take(int device, uint64_t bytes, enum owner owner, int even_beyond) {
     pthread_mutex_lock(&lock);
-    uint64_t others = ledger_enter(device_installed(device));
+    uint64_t others = enter(device);
     int fits = used_bytes[device] + bytes <= limit_beside(device, others);
     if (fits || even_beyond) {
         used_bytes[device] += bytes;
@@ -245,10 +249,21 @@ static void hush_torch(int device, int on) {
     pthread_mutex_unlock(&lock);
 }
 
+API int fakedist_is_beyond(void) {
+    int any = 0;
+    for (int i = 0; i < MAX_DEVICES; i++) any |= is_beyond[i];
+    return any;
+}
+/* Beyond the device's memory each request is refused once. That is none of the job's. */
+void capacity_log(int kind, uint64_t bytes) {
+    if (launch_is_logged() && !fakedist_is_beyond()) launch_of_allocator(kind, bytes);
+}
+
 int capacity_take(int device, uint64_t bytes, enum owner owner) {
     if (take(device, bytes, owner, request.is_granted)) return 1;
     int (*giving_up)(int device) = __atomic_load_n(&give_up, __ATOMIC_RELAXED);
     if (giving_up && giving_up(device) && take(device, bytes, owner, 0)) return 1;
+    if (owner == ALLOCATOR) capacity_log(ALLOCATOR_IS_REFUSED, bytes);
     if (!decide) return is_beyond[device] && take(device, bytes, owner, 1); /* what runs after the recording, too */
     if (!request.was_refused && !__atomic_load_n(&asked_once, __ATOMIC_RELAXED)) {
         request.was_refused = 1;
@@ -284,7 +299,7 @@ void capacity_give_back(int device, uint64_t bytes, enum owner owner) {
 
 void capacity_left(int device, size_t *free_bytes, size_t *total_bytes) {
     pthread_mutex_lock(&lock);
-    uint64_t used = used_bytes[device] + ledger_enter(device_installed(device));
+    uint64_t used = used_bytes[device] + enter(device);
     ledger_leave(device_installed(device), used_bytes[device], all_outside[device]);
     *total_bytes = model.memory_bytes;
     *free_bytes = is_beyond[device] || used > model.memory_bytes ? 0 : model.memory_bytes - used;
@@ -299,9 +314,4 @@ API void fakedist_go_beyond(decide_function deciding) { decide = deciding; }
 API void fakedist_asked_once(int more) { capacity_asked_once(more); }
 API void fakedist_limit(int device, uint64_t bytes) {
     if (device >= 0 && device < MAX_DEVICES) limits[device] = bytes;
-}
-API int fakedist_is_beyond(void) {
-    int any = 0;
-    for (int i = 0; i < MAX_DEVICES; i++) any |= is_beyond[i];
-    return any;
 }

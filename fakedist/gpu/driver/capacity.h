@@ -5,6 +5,7 @@
 
 /* Who takes memory. All but the caching allocator's (and fakedist's own) is outside of it, and told apart in the report. */
 enum owner { ALLOCATOR, USER_BUFFERS, NVSHMEM_HEAP, MANAGED, MEMORY_POOLS, EXTENSIONS, NUM_OWNERS };
+LOCAL void capacity_log(int kind, uint64_t bytes); /* a call of the allocator, into the log of launches */
 LOCAL enum owner capacity_owner(enum owner otherwise); /* the allocator, if it is what calls; else as given */
 LOCAL int capacity_take(int device, uint64_t bytes, enum owner owner); /* 0: the GPU does not have that much left */
 LOCAL void capacity_give_back(int device, uint64_t bytes, enum owner owner);

@@ -98,23 +98,45 @@ API void fakedist_pace_here(void) {
     if (clock_was_stopped) pace_measure(fakedist_num_launches(), clock_ns());
 }
 
-void launch_append(const struct launch *made) {
-    uint64_t host_ns = 0, position = 0;
-    pthread_mutex_lock(&lock);
-    if (launch_is_logged()) {
-        if (count == room) {
-            room = room ? 2 * room : 1 << 12;
-            written = realloc(written, room * sizeof *written);
-            if (!written) abort();
-        }
-        host_ns = __atomic_load_n(&clock_is_on, __ATOMIC_RELAXED) ? clock_ns() : 0;
-        written[count] = *made;
-        written[count++].at_ns = host_ns;
-        position = count;
+/* Append a launch, if they are logged. Returns the host's clock at it; 0 where the clock is off. */
+static uint64_t append_locked(const struct launch *made) {
+    assert(IS_HELD(&lock));
+    if (!launch_is_logged()) return 0;
+    if (count == room) {
+        room = room ? 2 * room : 1 << 12;
+        written = realloc(written, room * sizeof *written);
+        if (!written) abort();
     }
+    uint64_t host_ns = __atomic_load_n(&clock_is_on, __ATOMIC_RELAXED) ? clock_ns() : 0;
+    written[count] = *made;
+    written[count++].at_ns = host_ns;
+    return host_ns;
+}
+
+void launch_append(const struct launch *made) {
+    pthread_mutex_lock(&lock);
+    uint64_t host_ns = append_locked(made);
+    uint64_t position = count;
     pthread_mutex_unlock(&lock);
     CLOCK_STANDS_STILL;
     if (host_ns) pace_may_measure(position, host_ns);
+}
+
+void launch_of_allocator(int kind, uint64_t bytes) {
+    struct launch made = launch_tagged((struct launch){.kind = kind, .bytes = bytes, .m = 1}, NULL);
+    pthread_mutex_lock(&lock);
+    struct launch *last = count ? written + count - 1 : NULL;
+    if (launch_is_logged() && last && last->kind == kind && last->thread == made.thread &&
+        last->device == made.device) {
+        last->bytes += bytes;
+        last->m++;
+    } else {
+        struct launch wait = launch_tagged((struct launch){.kind = HOST_WAITS_FOR_DEVICE}, NULL);
+        if (kind == ALLOCATOR_FREES)
+            append_locked(&wait); /* cudaFree does; later ones of a row find nothing to wait for */
+        append_locked(&made);
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 static uint64_t mix(uint64_t hash, uint64_t value) { return (hash ^ value) * 0x100000001b3u; } /* FNV-1a */

@@ -15,6 +15,12 @@ enum launch_kind {
     HOST_WAITS, /* for that event; for the stream if it is 0 */
     HOST_WAITS_FOR_DEVICE,
     HOST_READS, /* bytes of what the stream computed, and waits for them */
+    /* Calls of the caching allocator in a row: `m` of them, for so many bytes in all. */
+    ALLOCATOR_IS_REFUSED, /* it frees what it caches, and asks again */
+    ALLOCATOR_MALLOCS,
+    ALLOCATOR_FREES, /* a wait for the device comes before them */
+    ALLOCATOR_MAPS, /* a piece of an expandable segment */
+    ALLOCATOR_UNMAPS,
 };
 enum product_scaling { NOT_SCALED, TENSOR_SCALED, ROW_SCALED, BLOCK_SCALED }; /* by how many values share a scale */
 enum { TO_DEVICE = 1, TO_HOST = 2, WITHIN_DEVICE = 3 }; /* a copy's direction, as in cudaMemcpyKind */
@@ -71,6 +77,7 @@ LOCAL int32_t launch_thread(void); /* the number of this thread */
 LOCAL struct launch launch_tagged(struct launch made,
                                   void *stream); /* with stream, device, this thread's tag and call */
 LOCAL void launch_append(const struct launch *made); /* to the log, if it is still on */
+LOCAL void launch_of_allocator(int kind, uint64_t bytes); /* one of its calls; those in a row become one */
 LOCAL uint64_t launch_new_event(void); /* each recording of an event gets a number, so that a wait refers to it */
 LOCAL uint64_t launch_new_events(size_t number); /* returns the number before the first of them */
 #endif

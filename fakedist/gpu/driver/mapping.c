@@ -198,6 +198,7 @@ API int cuMemMap(void *address, size_t size, size_t offset, void *handle, unsign
         capacity_now_of(memory->properties.device, memory->bytes, memory->owner, ALLOCATOR);
         memory->owner = ALLOCATOR;
     }
+    if (memory->owner == ALLOCATOR) capacity_log(ALLOCATOR_MAPS, size);
     pthread_mutex_unlock(&lock);
     return OK;
 }
@@ -214,6 +215,7 @@ API int cuMemUnmap(void *address, size_t size) {
         }
         done += span;
         *at = m->next;
+        if (m->memory->owner == ALLOCATOR) capacity_log(ALLOCATOR_UNMAPS, span);
         assert(m->memory->uses);
         m->memory->uses--;
         drop_if_unused(m->memory);

@@ -51,7 +51,7 @@ API int nvmlDeviceGetIndex(void *handle, unsigned *index) { return *index = (uns
 
 static uint64_t held_by_others(int installed) {
     struct holder others[MAX_HOLDERS];
-    uint64_t bytes = 0;
+    uint64_t bytes = model.others_bytes;
     for (int i = ledger_holders(installed, others); i--;) bytes += others[i].bytes;
     return bytes < model.memory_bytes ? bytes : model.memory_bytes;
 }

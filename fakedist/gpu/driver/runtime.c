@@ -135,7 +135,10 @@ static int allocate(void **out, size_t size, enum owner otherwise) {
 API int cudaMalloc(void **out, size_t size) {
     TRACED;
     CLOCK_STANDS_STILL;
-    return allocate(out, size, EXTENSIONS);
+    int status = allocate(out, size, EXTENSIONS);
+    if (status == OK && launch_is_logged() && capacity_owner(EXTENSIONS) == ALLOCATOR)
+        capacity_log(ALLOCATOR_MALLOCS, size);
+    return status;
 }
 API int cudaFree(void *address) {
     TRACED;
@@ -144,7 +147,12 @@ API int cudaFree(void *address) {
         address ? stream_check_unsafe_call() : OK; /* cudaFree(NULL) creates the context, which already exists */
     if (unsafe) return unsafe;
     if (address && lag_is_on()) lag_host_waits_for_all(); /* it waits for the device */
-    return pool_free(address) ? OK : memory_free(address);
+    if (pool_free(address)) return OK;
+    size_t size = 0;
+    if (address && launch_is_logged() && capacity_owner(EXTENSIONS) == ALLOCATOR &&
+        QUIET(memory_allocation_of(address, NULL, &size)) == OK)
+        capacity_log(ALLOCATOR_FREES, size);
+    return memory_free(address);
 }
 /* Managed memory counts as device memory. Where its pages are changes nothing. */
 static uint64_t managed_bytes;

@@ -69,7 +69,7 @@ enum {
 /* One GPU model, as gpu/models/spec.py describes it, passed once to fakedist_configure(). gpu/virtual.py mirrors the layout. */
 struct gpu_model {
     char name[64];
-    uint64_t memory_bytes;
+    uint64_t memory_bytes, others_bytes; /* others hold so much of it, whoever they are */
     int32_t devices;
     int32_t major, minor;
     int32_t sms;
@@ -81,7 +81,7 @@ struct gpu_model {
     int32_t runtime_version; /* CUDART_VERSION of the torch build, e.g. 13020 */
     int32_t multicasts; /* its NVSwitches do, and it exports fabric handles */
 };
-_Static_assert(sizeof(struct gpu_model) == 144, "_GpuModel in gpu/virtual.py has the same size");
+_Static_assert(sizeof(struct gpu_model) == 152, "_GpuModel in gpu/virtual.py has the same size");
 
 /* The driver's counters, which gpu/virtual.py reads through fakedist_counters(). */
 struct gpu_counters {

@@ -144,6 +144,8 @@ def outside_figures(outside: Outside) -> list[tuple[str, str, str]]:
         rows.append(("NCCL", span_text(low, high), _communicators(outside)))
     if outside.context_bytes:
         rows.append(("CUDA context", format_bytes(outside.context_bytes), f"measured, {outside.context_source}"))
+    if outside.reserve_bytes:
+        rows.append(("--reserve", format_bytes(outside.reserve_bytes), "all of the above, and what others hold"))
     if outside.measured_bytes is not None:
         remark = (
             "measured on this GPU at the end: used minus reserved, other processes included, without other ranks' NCCL"

@@ -17,7 +17,7 @@ from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.sources import INDUCTOR_FILE
 from fakedist.rundir.step_time import HostWait, KernelSource, StepTime
 from fakedist.rundir.summary import Advice, OutOfMemory, Outside, Remedy, Summary
-from fakedist.units import format_bytes, format_flops, format_us
+from fakedist.units import MIB, format_bytes, format_flops, format_us
 
 #: Columns of the layer table: their categories, and their rank for leaving columns out.
 LAYER_COLUMNS = {
@@ -72,7 +72,10 @@ def need_text(summary: Summary) -> str:
     failed = summary.out_of_memory
     assert failed is not None
     of = f" of {format_bytes(failed.limit_bytes or summary.capacity_bytes)}"
-    if failed.limit_bytes and failed.limit_bytes != summary.capacity_bytes:
+    outside = summary.estimated_outside
+    if outside is not None and failed.limit_bytes == summary.capacity_bytes - outside.reserve_bytes > 0:
+        of += " that --reserve leaves" if outside.reserve_bytes else ""
+    elif failed.limit_bytes and failed.limit_bytes != summary.capacity_bytes:
         of += " that the script allows itself"
     if not failed.went_on:
         return f"needs at least {format_bytes(failed.least_bytes)}{of}"
@@ -102,16 +105,42 @@ def _beside_outside(summary: Summary) -> Verdict:
     left = summary.capacity_bytes - held
     low, high, name = (outside.low_bytes, outside.high_bytes, _outside_name(outside)) if outside else (0, 0, "")
     source = "measured" if outside and high == outside.taken_bytes else "estimated"
+    if outside and high == outside.reserve_bytes > 0:
+        source, name = "by --reserve", "others"
     if not summary.fits or high > left:
         takes = "takes" if name in ("NCCL", "the CUDA context") else "take"
         word = "may not fit" if summary.fits else "does not fit"
         more = f": {format_bytes(left)} is not reserved, but {name} {takes} {span_text(low, high)}, {source}"
-        return Verdict(summary.fits, word, more, is_sure=not summary.fits)
-    more = f", {span_text(low, high)} of it for {name}, {source}" if high else ""
+        if summary.fits:
+            more += f"; --reserve {_whole_mib(high)} shows what PyTorch does with the rest"
+        return Verdict(summary.fits, word, _retries(summary) + more, is_sure=not summary.fits)
+    more = (
+        f", {span_text(low, high)} of it for {name}, {source}: {span_text(left - high, left - low)} is left"
+        if high
+        else ""
+    )
     is_sure = not broke_off(summary)
     recorded = f" ({_recorded(summary)})" if summary.exit.outcome is Outcome.STOPPED else ""
     word = "fits" if is_sure else "fits so far"
-    return Verdict(True, word, f"{recorded}, headroom {format_bytes(left)}{more}", is_sure=is_sure)
+    headroom = f"{recorded}{_retries(summary)}, headroom {format_bytes(left)}{more}"
+    return Verdict(True, word, headroom, is_sure=is_sure)
+
+
+def _retries(summary: Summary) -> str:
+    """How often the allocator runs out of memory in the timed step, and what that takes; empty if it never does."""
+    time = None if summary.kernels is None else summary.kernels.allocator
+    if time is None or not time.num_retries:
+        return ""
+    return (
+        f", but PyTorch's allocator runs out of memory {counted(time.num_retries, 'time')} a step, which takes "
+        f"{format_us(time.time_us + time.wait_us)} to give back {format_bytes(time.given_back_bytes)} of its cache, "
+        "estimated"
+    )
+
+
+def _whole_mib(num_bytes: int) -> str:
+    """A size that ``--reserve`` takes, rounded up."""
+    return f"{-(-num_bytes // MIB)}MiB"
 
 
 def _recorded(summary: Summary) -> str:

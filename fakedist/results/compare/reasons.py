@@ -24,6 +24,7 @@ _JOB = {
     "gpus_per_node": "GPUs a node",
     "device": "device",
     "gpu_memory_bytes": "GPU memory",
+    "reserve_bytes": "GPU memory of others",
     "host_memory_bytes": "host memory",
     "gpu_power_watts": "GPU power limit in watts",
     "steps": "steps asked for",
@@ -54,7 +55,7 @@ def different_settings(a: Manifest, b: Manifest, summaries: tuple[Summary, Summa
 
 def _setting(manifest: Manifest, key: str) -> object:
     value = getattr(manifest.job, key, None)
-    return format_bytes(value) if key.endswith("_memory_bytes") and value is not None else value
+    return format_bytes(value) if key.endswith("_bytes") and value is not None else value
 
 
 def unlike_times(a: Summary, b: Summary) -> list[str]:

@@ -20,7 +20,7 @@ from fakedist.gpu.virtual import virtual_gpu
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 NULL = c_void_p()
 found = {{}}
-with virtual_gpu(find_gpu("{gpu}"), {devices}, {memory}) as gpu:
+with virtual_gpu(find_gpu("{gpu}"), {devices}, {memory}, {others}) as gpu:
     driver = ctypes.CDLL("libcuda.so.1")
 
     def make(function, *arguments):
@@ -34,14 +34,20 @@ with virtual_gpu(find_gpu("{gpu}"), {devices}, {memory}) as gpu:
 """
 
 
-def on_driver(body: str, devices: int = 2, memory_bytes: int = 200 << 30, gpu: str = "h100-80g") -> dict[str, Any]:
+def on_driver(
+    body: str, devices: int = 2, memory_bytes: int = 200 << 30, gpu: str = "h100-80g", others_bytes: int = 0
+) -> dict[str, Any]:
     """Run ``body``, Python that fills the dict ``found``; ``driver``, ``gpu`` and ``make`` are defined.
 
-    Each of the virtual GPUs has ``memory_bytes``.
+    Each of the virtual GPUs has ``memory_bytes``, of which others hold ``others_bytes``.
     """
     indented = textwrap.indent(textwrap.dedent(body), "    ")
     finished = subprocess.run(
-        [sys.executable, "-c", _BEFORE.format(gpu=gpu, devices=devices, memory=memory_bytes, body=indented)],
+        [
+            sys.executable,
+            "-c",
+            _BEFORE.format(gpu=gpu, devices=devices, memory=memory_bytes, others=others_bytes, body=indented),
+        ],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

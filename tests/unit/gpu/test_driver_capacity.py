@@ -98,3 +98,22 @@ def test_an_expandable_segment_gets_all_its_pieces_once_it_is_granted_one(found:
 def test_a_limit_below_the_memory_holds_until_it_is_taken_away(found: dict[str, Any]) -> None:
     assert found["limited"] == [[True, False], 80]
     assert found["no longer"] == [True]
+
+
+_CALLS = """
+from fakedist.gpu.launch_log import LaunchLog
+free, total = c_size_t(), c_size_t()
+driver.cudaMemGetInfo(byref(free), byref(total))
+found["others"] = free.value // MIB, total.value // MIB
+found["next to them"] = [not isinstance(make("cudaMalloc", c_size_t(40 * MIB)), str) for _ in range(2)]
+
+log = LaunchLog()
+log.begin()
+driver.cudaFree(c_void_p(make("cudaMalloc", c_size_t(2 * MIB))))
+found["of an extension"] = len(log.end())
+"""
+
+
+def test_what_others_hold_is_taken_and_calls_of_an_extension_are_not_the_allocators() -> None:
+    found = on_driver(_CALLS, devices=1, memory_bytes=100 << 20, others_bytes=40 << 20)
+    assert found == {"others": [60, 100], "next to them": [True, False], "of an extension": 0}

@@ -104,3 +104,40 @@ def test_a_step_that_is_cut_short_keeps_what_its_ranges_have_of_it() -> None:
     log.ranges.step_ended(log.count)
     log.ranges.cut_short(3)
     assert range_rows(log.ranges.of_step, range(4)) == [RangeRow("all", 0, 0, 0, 3)]
+
+
+def allocator_texts(*launches: Launch) -> list[str]:
+    record = LaunchRows(2, launches, {}, lambda each: "kernel").record()
+    return [record.texts[number] for number in memoryview(record.allocator).cast("I")]
+
+
+def called(kind: LaunchKind, number: int, num_bytes: int) -> Launch:
+    return Launch(kind=kind, tag=-1, call=-1, m=number, bytes=num_bytes)
+
+
+def launched(kind: LaunchKind = LaunchKind.KERNEL, call: int = -1) -> Launch:
+    return Launch(kind=kind, tag=-1, call=call)
+
+
+def test_the_allocators_calls_are_with_the_row_that_comes_next() -> None:
+    retry = [
+        called(LaunchKind.ALLOCATOR_IS_REFUSED, 1, 8),
+        launched(LaunchKind.HOST_WAITS),
+        launched(LaunchKind.HOST_WAITS_FOR_DEVICE),
+        called(LaunchKind.ALLOCATOR_FREES, 2, 16),
+        called(LaunchKind.ALLOCATOR_MALLOCS, 1, 8),
+    ]
+    texts = allocator_texts(launched(), *retry, launched(), launched())
+    assert texts == ["", "refused 1 8", "wait", "free 2 16, malloc 1 8", ""]
+
+
+def test_a_wait_of_the_scripts_is_not_the_allocators_unless_memory_is_given_back_right_after_it() -> None:
+    wait, unmapped = launched(LaunchKind.HOST_WAITS), called(LaunchKind.ALLOCATOR_UNMAPS, 3, 60)
+    assert allocator_texts(wait, launched(), unmapped, launched()) == ["", "", "unmap 3 60"]
+    assert allocator_texts(launched(), wait, unmapped, launched()) == ["", "wait", "unmap 3 60"]
+
+
+def test_what_a_step_ends_with_is_with_its_last_row() -> None:
+    freed = called(LaunchKind.ALLOCATOR_FREES, 1, 4)
+    assert allocator_texts(launched(), launched(LaunchKind.HOST_WAITS_FOR_DEVICE), freed) == ["", "wait, free 1 4"]
+    assert allocator_texts(launched(call=3), called(LaunchKind.ALLOCATOR_MAPS, 1, 4)) == []

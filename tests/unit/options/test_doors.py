@@ -36,6 +36,7 @@ TYPED = {
     "device": ["--device=cuda"],
     "gpu": ["--gpu=h200"],
     "gpu_memory": ["--gpu-memory=100GiB"],
+    "reserve": ["--reserve=3GiB"],
     "host_memory": ["--host-memory=480GiB"],
     "storage": ["--storage=5GB/s"],
     "oom": ["--oom=raise"],

@@ -23,7 +23,8 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 def test_markdown_says_the_verdict_and_every_table(tmp_path: Path) -> None:
     text = run_markdown(open_run(ended_well(tmp_path / "run")))
     recorded = "(2 steps recorded; validation and saving did not run)"
-    assert f"rank 1 of 8 **fits** {recorded}, headroom 79.00 GiB, 986.00 MiB of it for NCCL, estimated. Peak" in text
+    of = "986.00 MiB of it for NCCL, estimated: 78.04 GiB is left"
+    assert f"rank 1 of 8 **fits** {recorded}, headroom 79.00 GiB, {of}. Peak" in text
     assert text.count("<details>") == text.count("</details>") == 8
     assert "| layers.0-2.mlp x3 |" in text
     assert "\nup to 821.51 MiB less reserved, estimated: use expandable segments.\n" in text

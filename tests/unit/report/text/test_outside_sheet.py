@@ -41,16 +41,17 @@ def summary(reserved: int, low: float, high: float, fits: bool = True, measured_
 
 
 FITS = "fits (0 steps recorded), headroom 10.00 GiB"
+HINT = "; --reserve 2048MiB shows what PyTorch does with the rest"
 UNSURE = "1.00 GiB is not reserved, but NCCL takes"
 
 
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        (summary(70, 1, 2), f"{FITS}, 1.00 to 2.00 GiB of it for NCCL, estimated"),
+        (summary(70, 1, 2), f"{FITS}, 1.00 to 2.00 GiB of it for NCCL, estimated: 8.00 to 9.00 GiB is left"),
         (summary(70, 0, 0), FITS),
         (replace(summary(70, 0, 0), estimated_outside=None), FITS),
-        (summary(79, 0.5, 2), f"may not fit: {UNSURE} 512.00 MiB to 2.00 GiB, estimated"),
+        (summary(79, 0.5, 2), f"may not fit: {UNSURE} 512.00 MiB to 2.00 GiB, estimated{HINT}"),
         (summary(79, 1.5, 2, fits=False), f"does not fit: {UNSURE} 1.50 to 2.00 GiB, estimated"),
         (summary(81, 1.5, 2, fits=False), "does not fit: it takes 81.00 GiB, 1.00 GiB more than the GPU has"),
     ],
@@ -97,6 +98,8 @@ def test_what_the_script_took_is_told_apart_and_measured() -> None:
     assert ("user buffers", "1.00 GiB", "measured: the most at one time") in outside_figures(owned)
     said = verdict(replace(found, estimated_outside=owned), "")
     assert said is not None
-    assert said.word + said.more == f"{FITS}, 1.00 GiB of it for user buffers and extensions, measured"
+    assert (
+        said.word + said.more == f"{FITS}, 1.00 GiB of it for user buffers and extensions, measured: 9.00 GiB is left"
+    )
     full = replace(found, estimated_outside=owned, peak_reserved_bytes=80 * GIB - 1, fits=False)
     assert "user buffers and extensions take 1.00 GiB, measured" in getattr(verdict(full, ""), "more", "")
