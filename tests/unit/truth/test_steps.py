@@ -8,6 +8,7 @@ from statistics import median
 
 import pytest
 
+from fakedist.cost_model.accuracy import HELD_HOST_STEPS, HELD_STEPS
 from fakedist.cost_model.kernels.clocks import FP8_HEAT, HEAT
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.rundir.step_time import ClockSteadiness, HostTime
@@ -50,6 +51,13 @@ def test_published_steps_are_met_and_held_by_their_intervals() -> None:
     }  # fmt: skip
     assert outside["compiled-64-tp8"] == pytest.approx(1.0, abs=0.01)
     assert len(outside) <= 9
+
+
+def test_the_share_of_published_steps_that_held_is_the_one_that_reports_print() -> None:
+    for is_host_bound, declared in ((False, HELD_STEPS), (True, HELD_HOST_STEPS)):
+        judged = [pair for pair in _steps(is_host_bound).values() if pair[0].kind == "dense" and not pair[0].is_fitted]
+        held = [step for row, step in judged if step.low_s <= (row.published_s or 0.0) <= step.high_s]
+        assert declared == len(held) / len(judged)
 
 
 def test_published_steps_of_experts_are_held_by_their_intervals() -> None:
