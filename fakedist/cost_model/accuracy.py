@@ -26,9 +26,10 @@ from fakedist.rundir.plain import PlainValueError, from_plain
 #: powers of two: below, between and above these.
 TIME_EDGES_US = (16.0, 64.0, 256.0, 1024.0)
 OCTAVE_EDGES = (0.2, 0.5)
-#: The share of published dense steps that no parameter was fitted on, inside their 90 % intervals (docs/truth.md). Those
-#: that kernels limit, and those that the host limits.
-HELD_STEPS, HELD_HOST_STEPS = 39 / 48, 16 / 16
+#: The share of published dense steps inside their 90 % intervals, without those that a parameter was fitted on
+#: (docs/truth.md); below, of steps that the host limits.
+HELD_STEPS = 39 / 48
+HELD_HOST_STEPS = 16 / 16
 
 
 @dataclass(frozen=True)
