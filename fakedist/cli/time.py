@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -140,24 +141,33 @@ def _print_table(
     path: Path, chosen: Sequence[tuple[str | None, str | None]], values: Mapping[str, object], output: Output
 ) -> None:
     """Price a run for several GPUs and fabrics, and print a row for each."""
-    from fakedist.report.text.model_sheets import GpuStep, priced_objects, priced_sheet
+    from fakedist.report.text.model_sheets import GpuStep, lifting, priced_objects, priced_sheet
     from fakedist.report.text.sheet import print_sheets, sheet_markdown
     from fakedist.results.opening import open_run
     from fakedist.results.repricing import gpu_of
 
     run = open_run(path).keeping_tables()
 
-    def price(gpu: str | None, fabric: str | None) -> GpuStep:
+    def price(gpu: str | None, fabric: str | None, **more: str) -> GpuStep:
         gpu, pricing = pricing_of({**values, "gpu": gpu, "fabric": fabric})
-        priced = run.priced_for(gpu, **pricing)
+        priced = run.priced_for(gpu, **{**pricing, **more})
         assert priced.summary.timed is not None
         return GpuStep(gpu_of(run.manifest, gpu, None), *priced.summary.timed)
 
-    rows = [price(gpu, fabric) for gpu, fabric in chosen]
+    def lifted(gpu: str | None, fabric: str | None) -> GpuStep:
+        """The step with what would lift its limit."""
+        step = price(gpu, fabric)
+        option, value = lifting(step)
+        if not option:
+            return step
+        changed = {"gpu": gpu, "fabric": fabric, option.removeprefix("--").replace("-", "_"): value}
+        return replace(step, lifted_by=f"{option} {value}", lifted_us=price(**changed).time.step_us)
+
+    own, rows = price(None, None), [lifted(gpu, fabric) for gpu, fabric in chosen]
     if output.format == JSON:
-        output.write_object({"run_directory": str(run.path), "priced": priced_objects(rows)})
+        output.write_object({"run_directory": str(run.path), "priced": priced_objects(own, rows)})
         return
-    sheet = priced_sheet(price(None, None), rows)
+    sheet = priced_sheet(own, rows)
     if output.format == MARKDOWN:
         output.write("\n".join(sheet_markdown(sheet)) + "\n")
     else:
