@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -132,8 +133,8 @@ class PricedStep:
     path: CriticalPath
     placed: Placed
     price_list: PriceList
-    host: HostCosts
-    kernel_bounds_us: tuple[float, float]
+    host: HostCosts = field(default_factory=HostCosts)
+    kernel_bounds_us: tuple[float, float] = (math.nan, math.nan)
 
     @property
     def step_low_us(self) -> float | None:

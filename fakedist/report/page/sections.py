@@ -203,7 +203,7 @@ def limit_bars(time: StepTime) -> BarChart | None:
     rows = [("the step", {"step": time.step_us}, *_with_interval(step_text(time)))]
     for limit in time.limits:
         text = span_us(limit.step_us, limit.low_us, limit.high_us)
-        rows.append((limit_name(limit, time), {limit.kind: limit.step_us}, *_with_interval(text)))
+        rows.append((limit_name(limit), {limit.kind: limit.step_us}, *_with_interval(text)))
     chart = time_bars(rows, _LIMIT_STYLES, max(time.step_us, time.limits[0].step_us))
     return replace(chart, legend=[])
 
@@ -391,6 +391,7 @@ def verdict_section(run: Run, summary: Summary) -> dict[str, object]:
         "remedy": remedy_text(summary),
         "time": step_figure(summary),
         "limited": limit_text(summary.timed[0]) if summary.timed else "",
+        "steps": [(step.step, format_us(step.wall_us)) for step in summary.steps[-_STEPS_SHOWN:]],
         "rates": short_time_figures(summary.timed[0])[1:] if summary.timed else [],
         "limits": limits_text(summary.timed[0]) if summary.timed else "",
         "num_notes": len(summary.notes),

@@ -139,9 +139,9 @@ def priced_sheet(own: GpuStep, rows: Sequence[GpuStep]) -> Sheet:
     rates = [rate_of(time) for time in times]
     remarks = [
         f"MFU: {MFU_BASIS}",
-        f"changes by: from {own.time.step_us / 1e3:,.1f} ms on {own.gpu.name} with {own.source.fabric}",
+        f"changes by: from {own.time.step_us / 1e3:,.1f} ms on {own.gpu.name} with {own.source.fabric}"
+        + ("; =: the intervals overlap" if any(_is_tied(own, row) for row in rows) else ""),
     ]
-    remarks += ["=: the intervals overlap"] if any(_is_tied(own, row) for row in rows) else []
     remarks += [cause for row in rows if (cause := _surprise(_alike(own, row, rows), row))]
     limits = [_limited_by(row) for row in rows]
     remarks += dict.fromkeys(
@@ -184,7 +184,7 @@ def _changes_by(own: GpuStep, row: GpuStep) -> str:
 def _limited_by(row: GpuStep) -> str:
     """What limits a step, and what would lift that: "the host: grace launches at 1.8 x; --host dgx-h100: 1.27 s"."""
     limits = tied_limits(row.time)
-    names = limit_names(limits, row.time) if limits else ""
+    names = limit_names(limits) if limits else ""
     words = _host_words(row) if any(limit.kind == "host" for limit in limits) else ""
     lifted = f"{row.lifted_by}: {format_us(row.lifted_us)}" if 0 < row.lifted_us < row.time.step_us else ""
     return "; ".join(filter(None, (f"{names}: {words}" if words else names, lifted)))

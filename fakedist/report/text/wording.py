@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -514,18 +515,22 @@ def limit_text(time: StepTime) -> str:
     parts: dict[tuple[str, str], float] = {}
     for part in time.critical_path:
         parts[part.kind, part.group] = parts.get((part.kind, part.group), 0.0) + part.time_us
-    is_late = bool(parts) and max(parts, key=lambda key: parts[key])[0] == "host"
-    if is_late and (waits := waits_limit(time)):
+    if not parts or not time.step_us:
+        return ""
+    kind, group = max(parts, key=lambda key: parts[key])
+    if kind == "host" and (waits := waits_limit(time)):
         return f"limited by {waits}"
     limits = tied_limits(time)
-    if not limits:
-        return ""
-    lifted = next((gain for gain in time.gains if gain.option.startswith(lifting_option(limits[0]))), None)
-    pair = next((gain for gain in time.gains if gain.is_pair), None)
-    changes = [
-        f"{gain.title}: {relative_time(gain.step_us, time.step_us)}" for gain in (lifted, pair) if gain is not None
-    ]
-    return "; ".join([f"limited by {limit_names(limits, time)}", *dict.fromkeys(changes)])
+    words = f"limited by {limit_names(limits, time)}" if limits else ""
+    if not limits and kind != "idle":  # of an older run, only the critical path is known
+        num_nodes = max((row.num_nodes for row in time.by_group if row.group == group), default=0)
+        limits = [StepLimit(kind, group, num_nodes, math.nan, math.nan, math.nan)]
+    name = limit_names(limits, time) if limits else "waits for an unknown reason"
+    words = words or f"limited by {name}: {parts[kind, group] / time.step_us:.0%} of the critical path"
+    lifted = [gain for gain in time.gains if limits and gain.option.startswith(lifting_option(limits[0]))]
+    gains = [*lifted[:1], *(gain for gain in time.gains if gain.is_pair)]
+    changes = [f"{gain.title}: {relative_time(gain.step_us, time.step_us)}" for gain in gains]
+    return "; ".join([words, *dict.fromkeys(changes)])
 
 
 def tied_limits(time: StepTime) -> list[StepLimit]:
@@ -542,32 +547,33 @@ def tied_limits(time: StepTime) -> list[StepLimit]:
     return [limit for limit in tied if not (has_nics and limit.kind == "collectives" and limit.num_nodes > 1)]
 
 
-def limit_names(limits: Sequence[StepLimit], time: StepTime) -> str:
+def limit_names(limits: Sequence[StepLimit], time: StepTime | None = None) -> str:
     """Limits in words: "dp over the NICs, kernels (compute 81%) or the host"."""
     *names, last = (limit_name(limit, time) for limit in limits)
     return " or ".join(filter(None, (", ".join(names), last)))
 
 
-def limit_name(limit: StepLimit, time: StepTime) -> str:
-    """A limit in words: "kernels (compute 81%)", "dp over the NICs"."""
-    bound = main_bound(*(time.by_bound.get(bound, 0.0) for bound in _BOUNDS))
+def limit_name(limit: StepLimit, time: StepTime | None = None) -> str:
+    """A limit in words: "kernels", "dp over the NICs"; with the step, "kernels (compute 81%)"."""
+    by_bound = {} if time is None else time.by_bound
+    bound = main_bound(*(by_bound.get(bound, 0.0) for bound in _BOUNDS))
     return {
         "kernels": f"kernels ({bound})" if bound else "kernels",
         "collectives": f"{limit.group} over {'the NICs' if limit.num_nodes > 1 else 'the links of a node'}",
         "nics": "all groups over the NICs",
-        "host": "the host",
+        "host": "the host" if time is None else "late launches of the host",
     }[limit.kind]
 
 
 def lifting_option(limit: StepLimit) -> str:
     """The beginning of the option of ``fakedist time`` that makes just one limit less."""
     links = "--what-if bandwidth=nvlink:2x" if limit.num_nodes == 1 else "--what-if bandwidth=2x"
-    return {"kernels": "--gpu ", "host": "--what-if host=2x"}.get(limit.kind, links)
+    return {"kernels": "--gpu ", "host": "--what-if no-host-waits"}.get(limit.kind, links)
 
 
 def limits_text(time: StepTime) -> str:
     """The limits of a step side by side; empty if they are not known."""
-    limits = [f"{limit_name(limit, time).partition(' (')[0]} {format_us(limit.step_us)}" for limit in time.limits]
+    limits = [f"{limit_name(limit)} {format_us(limit.step_us)}" for limit in time.limits]
     return f"if it alone took time, the step would be: {', '.join(limits)}" if limits else ""
 
 
