@@ -44,7 +44,10 @@ def _fenced(page: Path, language: str) -> str:
 
 
 def outputs(page: Path, folder: Path) -> Iterator[tuple[list[str], int, str]]:
-    """Run a tutorial in a folder with the examples: each fakedist command, its exit code and what a terminal shows."""
+    """Run a tutorial in a folder with the examples: each fakedist command, its exit code and what a terminal shows.
+
+    The host takes a constant time, not this machine's, so the figures are the same everywhere.
+    """
     for step in steps(page):
         if step[0] == "cd":
             folder /= step[1]
@@ -55,7 +58,7 @@ def outputs(page: Path, folder: Path) -> Iterator[tuple[list[str], int, str]]:
                 cwd=folder,
                 env=os.environ
                 | {"PYTHONPATH": str(ROOT), "FORCE_COLOR": "1", "COLUMNS": str(_COLUMNS)}
-                | {"GIT_CEILING_DIRECTORIES": str(folder)},
+                | {"GIT_CEILING_DIRECTORIES": str(folder), "FAKEDIST_HOST_CLOCK": "0"},
                 capture_output=True,
                 text=True,
                 check=False,

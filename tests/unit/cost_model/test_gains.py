@@ -169,7 +169,7 @@ def test_the_best_two_of_the_three_best_changes_are_priced_together() -> None:
     assert [option.split()[0] for option in pair.option.split(" --")] == ["--gpu", "what-if"]
     best = [gain for gain in gains if gain.step_us < 0.99 * time.step_us and not gain.is_pair]
     levers = {gain.option.partition(" ")[0] + gain.option.partition("=")[0] for gain in parts}
-    assert len(levers) == 2, "two GPUs, or two bandwidths of one link, are no pair"
+    assert len(levers) == 2, "two GPUs, or two bandwidths of one link, do not pair"
     assert all(gain in best for gain in parts)
     assert gains == sorted(gains, key=lambda gain: gain.step_us)
 

@@ -128,7 +128,7 @@ def test_several_changes_are_made_one_after_the_other() -> None:
     calls = [PRODUCT, *call(40, 7), *call(41, 7), *call(40, 7), waits(40), PRODUCT]
     assert end_us(calls, "overlap+separate=dp") == 100 + 60 + 60 < end_us(calls, "overlap")
     assert end_us(calls, "separate=dp + overlap") == 220
-    with pytest.raises(JobError, match="no collectives on a group 'dp'"):  # the queues of a change are no groups
+    with pytest.raises(JobError, match="no collectives on a group 'dp'"):  # a change leaves no group of that name
         end_us([*calls, *call(42, 8)], "separate=dp+merge=dp,tp")
     assert [change.groups for change in read_what_ifs("separate=dp+tp+merge=a+b,c")] == [("dp+tp",), ("a+b", "c")]
     for text in ("overlap+", "overlap+nothing", "+"):
