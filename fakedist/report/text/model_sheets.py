@@ -182,7 +182,7 @@ def _changes_by(own: GpuStep, row: GpuStep) -> str:
 
 
 def _limited_by(row: GpuStep) -> str:
-    """Name what limits a step, and what would lift that: "the host: grace launches at 1.8 x; --host dgx-h100: 1.27 s"."""
+    """A limit, and the option that lifts it: "the host: grace launches at 1.8 x; --host dgx-h100: 1.27 s"."""
     limits = tied_limits(row.time)
     names = limit_names(limits) if limits else ""
     words = _host_words(row) if any(limit.kind == "host" for limit in limits) else ""

@@ -284,10 +284,13 @@ def test_the_limits_of_a_step_are_bars_on_its_scale_with_their_intervals(run: Pa
 
 def test_the_card_has_the_rates_of_the_job_and_the_limits_and_no_wall_time_of_this_machine(tmp_path: Path) -> None:
     opened = open_run(timed(tmp_path / "run"))
-    time, source = opened.summary.timed  # type: ignore[misc]
+    time = opened.summary.time
+    assert time is not None
+    path = [PathPart("kernels", "", "", "", 1, 1, time.step_us)]
     limits = [StepLimit("kernels", "", 0, time.step_us, time.step_us, time.step_us)]
     rate = RankThroughput(8_192, "all of them", 573.0)
-    known = replace(time, model_flops=1e12, step_flops_utilisation=0.26, throughput=rate, limits=limits)
+    known = replace(time, model_flops=1e12, step_flops_utilisation=0.26, throughput=rate)
+    known = replace(known, limits=limits, critical_path=path)
     summary = replace(opened.summary, time=known)
     text = page(Run(opened.path, opened.manifest, summary, opened._tables))
     card = text[text.index('<section id="verdict"') : text.index("</section>")]
