@@ -161,7 +161,7 @@ def _print_table(
         if not option:
             return step
         changed = {"gpu": gpu, "fabric": fabric, option.removeprefix("--").replace("-", "_"): value}
-        return replace(step, lifted_by=f"{option} {value}", lifted_us=price(**changed).time.step_us)
+        return replace(step, lifted_by=f"{option} {value}", lifted=price(**changed).time)
 
     own, rows = price(None, None), [lifted(gpu, fabric) for gpu, fabric in chosen]
     if output.format == JSON:

@@ -105,13 +105,13 @@ def host_list() -> Sheet:
 
 @dataclass(frozen=True)
 class GpuStep:
-    """A step priced for a GPU and a fabric; with ``lifted_by``, an option that lifts its limit, it is ``lifted_us``."""
+    """A step priced for a GPU and a fabric, and ``lifted`` with an option that lifts its limit; "" if there is none."""
 
     gpu: GpuSpec
     time: StepTime
     source: KernelSource
     lifted_by: str = ""
-    lifted_us: float = 0.0
+    lifted: StepTime | None = None
 
 
 def lifting(step: GpuStep) -> tuple[str, str]:
@@ -119,18 +119,16 @@ def lifting(step: GpuStep) -> tuple[str, str]:
     kind = step.time.limits[0].kind if step.time.limits else ""
     if kind == "kernels":
         return next((("--gpu", spec.name) for spec in faster_gpus(step.gpu)), ("", ""))
-    if kind == "host" and _slowness(step) > 1:
+    if kind == "host" and _other_host(step):
         return "--host", REFERENCE
     option, _, value = lifting_option(step.time.limits[0]).partition(" ") if kind else ("", "", "")
     return option, value
 
 
-def _slowness(step: GpuStep) -> float:
-    """How many times as long the step's host takes as the reference; 1 if that is not known."""
-    host = step.source.host
-    if host is None:
-        return 1.0
-    return host.scale if host.host_us is None else host.host_us / HOSTS[REFERENCE].dispatch_us
+def _other_host(step: GpuStep) -> str:
+    """The name of a step's host; empty if it is the reference, or not known."""
+    name = "" if step.source.host is None else step.source.host.model
+    return "" if name == REFERENCE else name
 
 
 def priced_sheet(own: GpuStep, rows: Sequence[GpuStep]) -> Sheet:
@@ -145,9 +143,9 @@ def priced_sheet(own: GpuStep, rows: Sequence[GpuStep]) -> Sheet:
     remarks += [cause for row in rows if (cause := _surprise(_alike(own, row, rows), row))]
     limits = [_limited_by(row) for row in rows]
     remarks += dict.fromkeys(
-        f"next to {row.gpu.name}: {words}"
+        f"next to {row.gpu.name}: the host {name}; --host replaces it"
         for row, limit in zip(rows, limits, strict=True)
-        if (words := _host_words(row)) and words not in limit
+        if (name := _other_host(row)) and name not in limit
     )
     return Sheet(
         "The step on each GPU and fabric, estimated",
@@ -183,17 +181,25 @@ def _changes_by(own: GpuStep, row: GpuStep) -> str:
 
 def _limited_by(row: GpuStep) -> str:
     """A limit, and the option that lifts it: "the host: grace launches at 1.8 x; --host dgx-h100: 1.27 s"."""
-    limits = tied_limits(row.time)
-    names = limit_names(limits) if limits else ""
-    words = _host_words(row) if any(limit.kind == "host" for limit in limits) else ""
-    lifted = f"{row.lifted_by}: {format_us(row.lifted_us)}" if 0 < row.lifted_us < row.time.step_us else ""
-    return "; ".join(filter(None, (f"{names}: {words}" if words else names, lifted)))
+    limits, name = tied_limits(row.time), _other_host(row)
+    words = limit_names(limits) if limits else ""
+    slowness = _slowness(row)
+    if name and slowness:
+        words += f": {name} launches at {slowness:.1f} x"
+    elif name and any(limit.kind == "host" for limit in limits):
+        words += f" ({name})"
+    is_shorter = row.lifted is not None and row.lifted.step_us < row.time.step_us
+    return f"{words}; {row.lifted_by}: {format_us(row.lifted.step_us)}" if row.lifted and is_shorter else words
 
 
-def _host_words(row: GpuStep) -> str:
-    """The pace of a host that is not the reference's; empty for one that is, or if it is not known."""
-    slowness = f"{_slowness(row):.1f}"
-    return f"{row.source.host.model} launches at {slowness} x" if row.source.host and slowness != "1.0" else ""
+def _slowness(row: GpuStep) -> float:
+    """How many times as long as the reference a step's host takes to launch it; 0 if that was not priced."""
+    if row.lifted is None or not row.lifted_by.startswith("--host "):
+        return 0.0
+    own, other = (
+        next((limit.step_us for limit in time.limits if limit.kind == "host"), 0.0) for time in (row.time, row.lifted)
+    )
+    return own / other if other else 0.0
 
 
 def _percent(share: float | None, digits: int = 1) -> str:
@@ -229,7 +235,7 @@ def priced_objects(own: GpuStep, rows: Sequence[GpuStep]) -> list[dict[str, obje
             "is_tied": _is_tied(own, row),
             "limited_by": to_plain(tied_limits(row.time)),
             "lifted_by": row.lifted_by or None,
-            "lifted_us": row.lifted_us or None,
+            "lifted_us": None if row.lifted is None else row.lifted.step_us,
         }
         for row in rows
     ]

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fakedist.cost_model.hosts import HOSTS, host_model
+from fakedist.cost_model.hosts import host_model
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.report.text.model_sheets import GpuStep, lifting, priced_objects, priced_sheet
 from fakedist.rundir.step_time import ClockSteadiness, KernelSource, StepLimit
@@ -44,7 +44,8 @@ def limited(gpu: str, step_us: float, *limits: StepLimit) -> GpuStep:
 
 def test_each_gpu_has_what_limits_the_step_then_and_what_would_lift_that() -> None:
     own, late = limited("h100-80g", 1000.0, NICS, KERNELS), limited("gb200", 980.0, HOST)
-    rows = [own, replace(late, lifted_by="--host dgx-h100", lifted_us=600.0), limited("b200", 500.0, KERNELS)]
+    with_reference = limited("gb200", 600.0, KERNELS, replace(HOST, step_us=550.0)).time
+    rows = [own, replace(late, lifted_by="--host dgx-h100", lifted=with_reference), limited("b200", 500.0, KERNELS)]
     sheet = priced_sheet(own, rows)
     columns = {column.name: column.cells for column in sheet.columns}
     assert columns["then limited by"] == [
@@ -54,9 +55,14 @@ def test_each_gpu_has_what_limits_the_step_then_and_what_would_lift_that() -> No
     ]
     assert columns["changes by"] == ["= 0%", "= -2%", "-50.0%"], "no decimals within the intervals"
     assert sheet.remarks[1].endswith("; =: the intervals overlap")
+    assert not any("next to" in remark for remark in sheet.remarks)
     plain = priced_objects(own, rows)
     assert [row["is_tied"] for row in plain] == [True, True, False]
-    assert [row["lifted_by"] for row in plain] == [None, "--host dgx-h100", None]
+    assert [(row["lifted_by"], row["lifted_us"]) for row in plain] == [
+        (None, None),
+        ("--host dgx-h100", 600.0),
+        (None, None),
+    ]
     assert [[limit["kind"] for limit in row["limited_by"]] for row in plain] == [  # type: ignore[attr-defined]
         ["collectives", "kernels"],
         ["host"],
@@ -64,11 +70,13 @@ def test_each_gpu_has_what_limits_the_step_then_and_what_would_lift_that() -> No
     ]
 
 
-def test_a_host_of_another_pace_is_named_where_it_is_no_limit_and_nothing_is_promised_that_does_not_help() -> None:
-    own, row = limited("h100-80g", 1000.0, KERNELS), replace(limited("gb200", 500.0, KERNELS), lifted_by="--gpu gb300")
-    sheet = priced_sheet(own, [own, replace(row, lifted_us=500.0)])
+def test_a_host_that_is_not_the_usual_one_is_named_and_nothing_is_promised_that_does_not_help() -> None:
+    own, row = limited("h100-80g", 1000.0, KERNELS), limited("gb200", 500.0, KERNELS)
+    sheet = priced_sheet(own, [own, replace(row, lifted_by="--gpu gb300", lifted=row.time)])
     assert sheet.columns[-1].cells == ["kernels", "kernels"]
-    assert sheet.remarks[-1] == "next to gb200: grace launches at 1.8 x"
+    assert sheet.remarks[-1] == "next to gb200: the host grace; --host replaces it"
+    tied = limited("gb200", 500.0, replace(KERNELS, high_us=1000.0), HOST)
+    assert priced_sheet(own, [tied]).columns[-1].cells == ["kernels or the host (grace)"]
 
 
 def test_what_lifts_a_limit_follows_it() -> None:
@@ -79,4 +87,3 @@ def test_what_lifts_a_limit_follows_it() -> None:
     assert lifting(limited("gb200", 1.0, HOST)) == ("--host", "dgx-h100")
     assert lifting(limited("h200", 1.0, HOST)) == ("--what-if", "no-host-waits")
     assert lifting(limited("h200", 1.0)) == ("", "")
-    assert HOSTS["dgx-h100"].dispatch_us < HOSTS["grace"].dispatch_us
