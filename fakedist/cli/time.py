@@ -62,7 +62,7 @@ class _TimeCommand(GroupedCommand):
     metavar="CHANGE",
     help="Show what a change would give: merge=A,B, separate=A, bandwidth=2x, bandwidth=nvlink:2x, fabric=NAME, "
     "gpus-per-node=N, host=2x, overlap, no-overlap, no-host-waits, no-sync, no-sync=FILE:LINE, cuda-graphs=LAYERS, "
-    "compile=LAYERS or foreach. Repeatable, each on its own.",
+    "compile=LAYERS or foreach. Repeatable, each on its own; A+B is both at once.",
 )
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, CSV, HTML)

@@ -107,7 +107,7 @@ def read_what_if(text: str) -> WhatIf:
     for kind in _WITH_PATTERN:
         if name == kind and value:
             return WhatIf(text, kind, pattern=value)
-    raise JobError(f"there is no what-if {text!r}", f"what-ifs are {_FORMS}")
+    raise JobError(f"there is no what-if {text!r}", f"what-ifs are {_FORMS}; several are joined by +")
 
 
 def changed_fabric(what_if: WhatIf, fabric: Fabric, nvlink_bandwidth: float) -> Fabric:
