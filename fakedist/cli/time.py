@@ -148,22 +148,26 @@ def _print_table(
 
     run = open_run(path).keeping_tables()
 
-    def price(gpu: str | None, fabric: str | None, **more: str) -> GpuStep:
-        gpu, pricing = pricing_of({**values, "gpu": gpu, "fabric": fabric})
-        priced = run.priced_for(gpu, **{**pricing, **more})
+    def price(choice: Mapping[str, object], what_if: str | None = None) -> GpuStep:
+        gpu, pricing = pricing_of({**values, **choice})
+        if what_if is not None:
+            pricing["what_if"] = what_if
+        priced = run.priced_for(gpu, **pricing)
         assert priced.summary.timed is not None
         return GpuStep(gpu_of(run.manifest, gpu, None), *priced.summary.timed)
 
-    def lifted(gpu: str | None, fabric: str | None) -> GpuStep:
-        """The step with what would lift its limit."""
-        step = price(gpu, fabric)
+    def lifted(choice: Mapping[str, object]) -> GpuStep:
+        """The step, and the same with what would lift its limit."""
+        step = price(choice)
         option, value = lifting(step)
         if not option:
             return step
-        changed = {"gpu": gpu, "fabric": fabric, option.removeprefix("--").replace("-", "_"): value}
-        return replace(step, lifted_by=f"{option} {value}", lifted=price(**changed).time)
+        is_what_if = option == "--what-if"
+        changed = price(choice, value) if is_what_if else price({**choice, option.removeprefix("--"): value})
+        return replace(step, lifted_by=f"{option} {value}", lifted=changed.time)
 
-    own, rows = price(None, None), [lifted(gpu, fabric) for gpu, fabric in chosen]
+    own = price({"gpu": None, "fabric": None})
+    rows = [lifted({"gpu": gpu, "fabric": fabric}) for gpu, fabric in chosen]
     if output.format == JSON:
         output.write_object({"run_directory": str(run.path), "priced": priced_objects(own, rows)})
         return

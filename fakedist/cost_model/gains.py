@@ -138,7 +138,7 @@ class _ChangedStep:
 
     def priced(self, changes: Sequence[_Change]) -> TimeGain:
         """The step with all of some changes; JobError if it lacks what one is about."""
-        models, prices, titles, options, why = self._models, self._prices.work, [], [], ""
+        models, prices, why = self._models, self._prices.work, ""
         for change in (each for each in changes if each.option == "--gpu"):
             models = _on(GPUS[change.value], models, self._job)
             prices = models.prices.price(self._tables["work"], self._counts)
@@ -152,10 +152,11 @@ class _ChangedStep:
         for what_if in network.what_ifs:
             rows, calls = changed_launches(what_if, rows, calls, self._tables)
         step = StepLaunches(rows, self._tables["work"], prices, calls).place(models.host.costs)
-        for change in changes:
-            fabric = f", fabric {models.network.fabric.name}" if change.option == "--gpu" else ""
-            titles.append(f"{change.title}{fabric}")
-            options += [f"--gpu {change.value}"] if fabric else []
+        titles = [
+            f"{change.title}, fabric {models.network.fabric.name}" if change.option == "--gpu" else change.title
+            for change in changes
+        ]
+        options = [f"--gpu {change.value}" for change in changes if change.option == "--gpu"]
         options += [f"--what-if {'+'.join(change.value for change in what_ifs)}"] if what_ifs else []
         return TimeGain(" and ".join(titles), " ".join(options), step.placed.end_us, why)
 

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from fakedist.cost_model.accuracy import HELD_HOST_STEPS, HELD_STEPS
 from fakedist.cost_model.breakdown import PEAK_DTYPE
@@ -505,6 +506,7 @@ def throughput_figures(time: StepTime) -> list[tuple[str, str, str]]:
 #: From this fraction on, a fall of the clock is not worth a word.
 _FULL_CLOCK = 0.99
 _BOUNDS = ("compute", "memory", "launch")
+_PathKind = Literal["kernels", "collectives", "host", "idle"]
 
 
 def limit_text(time: StepTime) -> str:
@@ -512,7 +514,7 @@ def limit_text(time: StepTime) -> str:
 
     "limited by dp over the NICs or kernels (compute 81%); twice the NIC bandwidth: -4.7%; b200 and ...: -30.0%"
     """
-    parts: dict[tuple[str, str], float] = {}
+    parts: dict[tuple[_PathKind, str], float] = {}
     for part in time.critical_path:
         parts[part.kind, part.group] = parts.get((part.kind, part.group), 0.0) + part.time_us
     if not parts or not time.step_us:
