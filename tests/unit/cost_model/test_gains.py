@@ -131,7 +131,7 @@ def shared(num_layers: int, num_bytes: int) -> tuple[StepTime, list[TimeGain]]:
     """A backward as FSDP runs it on 64 nodes, with calls of so many bytes between products, and its gains."""
     gpu = find_gpu("h100-80g")
     rows: list[dict[str, Any]] = []
-    calls = []
+    calls: list[tuple[Any, ...]] = []
     for number in range(num_layers):
         for kind, work, stream in (("reduce_scatter_tensor", SCATTER, 8), ("all_gather_into_tensor", GATHER, 7)):
             sequence = len(calls) + 1

@@ -1,6 +1,7 @@
 """The step if one part alone took time: exact, on schedules made by hand."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,7 +26,7 @@ CALLS = [(40, 0, 60.0, 4), (41, 0, 90.0, 4), (42, 1, 50.0, 1), (43, 2, 30.0, 2)]
 
 
 def limits(
-    rows: list[tuple[str, int, int, int, int]], host: HostCosts | None = None, **columns: object
+    rows: list[tuple[str, int, int, int, int]], host: HostCosts | None = None, **columns: Any
 ) -> dict[str, tuple[float, float, float]]:
     """The limits of some launches, by group or kind, in their order."""
     launches = pd.DataFrame(rows, columns=COLUMNS).assign(num_operations=0, graph=0, device=0, **columns)
