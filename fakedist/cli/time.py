@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -61,7 +62,7 @@ class _TimeCommand(GroupedCommand):
     metavar="CHANGE",
     help="Show what a change would give: merge=A,B, separate=A, bandwidth=2x, bandwidth=nvlink:2x, fabric=NAME, "
     "gpus-per-node=N, host=2x, overlap, no-overlap, no-host-waits, no-sync, no-sync=FILE:LINE, cuda-graphs=LAYERS, "
-    "compile=LAYERS or foreach. Repeatable, each on its own.",
+    "compile=LAYERS or foreach. Repeatable, each on its own; A+B is both at once.",
 )
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, CSV, HTML)
@@ -140,24 +141,37 @@ def _print_table(
     path: Path, chosen: Sequence[tuple[str | None, str | None]], values: Mapping[str, object], output: Output
 ) -> None:
     """Price a run for several GPUs and fabrics, and print a row for each."""
-    from fakedist.report.text.model_sheets import GpuStep, priced_objects, priced_sheet
+    from fakedist.report.text.model_sheets import GpuStep, lifting, priced_objects, priced_sheet
     from fakedist.report.text.sheet import print_sheets, sheet_markdown
     from fakedist.results.opening import open_run
     from fakedist.results.repricing import gpu_of
 
     run = open_run(path).keeping_tables()
 
-    def price(gpu: str | None, fabric: str | None) -> GpuStep:
-        gpu, pricing = pricing_of({**values, "gpu": gpu, "fabric": fabric})
+    def price(choice: Mapping[str, object], what_if: str | None = None) -> GpuStep:
+        gpu, pricing = pricing_of({**values, **choice})
+        if what_if is not None:
+            pricing["what_if"] = what_if
         priced = run.priced_for(gpu, **pricing)
         assert priced.summary.timed is not None
         return GpuStep(gpu_of(run.manifest, gpu, None), *priced.summary.timed)
 
-    rows = [price(gpu, fabric) for gpu, fabric in chosen]
+    def lifted(choice: Mapping[str, object]) -> GpuStep:
+        """The step, and the same with what would lift its limit."""
+        step = price(choice)
+        option, value = lifting(step)
+        if not option:
+            return step
+        is_what_if = option == "--what-if"
+        changed = price(choice, value) if is_what_if else price({**choice, option.removeprefix("--"): value})
+        return replace(step, lifted_by=f"{option} {value}", lifted=changed.time)
+
+    own = price({"gpu": None, "fabric": None})
+    rows = [lifted({"gpu": gpu, "fabric": fabric}) for gpu, fabric in chosen]
     if output.format == JSON:
-        output.write_object({"run_directory": str(run.path), "priced": priced_objects(rows)})
+        output.write_object({"run_directory": str(run.path), "priced": priced_objects(own, rows)})
         return
-    sheet = priced_sheet(price(None, None), rows)
+    sheet = priced_sheet(own, rows)
     if output.format == MARKDOWN:
         output.write("\n".join(sheet_markdown(sheet)) + "\n")
     else:

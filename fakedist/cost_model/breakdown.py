@@ -22,6 +22,7 @@ from fakedist.cost_model.host_times import (
     layers_host_us,
     no_host,
 )
+from fakedist.cost_model.limits import find_limits
 from fakedist.cost_model.model_flops import COUNTED, ModelFlops, flops_of_kernels, flops_of_launches
 from fakedist.cost_model.overlap import union, union_us
 from fakedist.cost_model.step import PricedStep
@@ -666,6 +667,7 @@ def _with_placed(
         summary,
         by_group=group_times(timed(step.kernels), tables, step.communication),
         critical_path=path_parts(step, tables, folds),
+        limits=find_limits(step, tables),
         host=host_parts(host, step.launches),
         host_waits=rows_of(HostWait, host_waits(host, placed, folds).head(NUM_TOP)),
         late_launches=rows_of(LateLaunches, late_launches(host, placed, folds).head(NUM_TOP)),

@@ -31,7 +31,7 @@ from fakedist.cost_model.step import (
     StepPrices,
     price_step,
 )
-from fakedist.cost_model.what_if import WhatIf, changed_fabric, changed_launches, read_what_if
+from fakedist.cost_model.what_if import WhatIf, changed_fabric, changed_launches, read_what_ifs
 from fakedist.errors import FakedistError
 from fakedist.gpu.models.catalogue import gpu_of_product
 from fakedist.gpu.models.spec import GpuSpec, queue_depth
@@ -56,7 +56,7 @@ class JobNetwork:
     interferes: bool = True
     nccl: Nccl = field(default_factory=Nccl)
     experts: ExpertsLoad = field(default_factory=ExpertsLoad)
-    what_if: WhatIf | None = None
+    what_ifs: tuple[WhatIf, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,19 +94,19 @@ def network_of(
             changes.
     """
     chosen = NetworkChoice() if chosen is None else chosen
-    what_if = None if chosen.what_if is None else read_what_if(chosen.what_if)
-    if what_if is not None:
+    what_ifs = () if chosen.what_if is None else read_what_ifs(chosen.what_if)
+    for what_if in what_ifs:
         per_node = what_if.gpus_per_node or chosen.gpus_per_node
         chosen = replace(chosen, fabric=what_if.fabric or chosen.fabric, gpus_per_node=per_node)
     name = chosen.fabric or (job.fabric if job is not None else None) or default_fabric(gpu.like or gpu.name).name
     fabric = find_fabric(name, chosen.gpus_per_node, 0 if job is None else job.world_size)
     if chosen.gpus_per_node is None and job is not None and not fabric.spans_hosts:
         fabric = find_fabric(name, job.gpus_per_node)
-    if what_if is not None:
+    for what_if in what_ifs:
         fabric = changed_fabric(what_if, fabric, gpu.nvlink_bandwidth)
     nccl = Nccl() if nccl is None else nccl
     nccl = replace(nccl, environment={**nccl.environment, **chosen.nccl})
-    return JobNetwork(fabric, chosen.interferes, nccl, chosen.experts, what_if)
+    return JobNetwork(fabric, chosen.interferes, nccl, chosen.experts, what_ifs)
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,8 @@ def price_tables(tables: Mapping[str, pd.DataFrame], models: Models) -> PricedSt
     """
     launches, network = tables["launches"], models.network
     communication = calls = communication_for(tables, models.gpu, network)
-    if network.what_if is not None:
-        launches, communication = changed_launches(network.what_if, launches, communication, tables)
+    for what_if in network.what_ifs:
+        launches, communication = changed_launches(what_if, launches, communication, tables)
     prices = StepPrices(models.prices, network.experts, models.host.costs)
     priced = price_step(launches, tables["work"], prices, communication)
     return replace(priced, price_list=replace(priced.price_list, calls=calls))

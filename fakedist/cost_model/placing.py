@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from fakedist.cost_model.collectives.communication import Communication
@@ -75,9 +76,18 @@ class StepLaunches:
         if communication is not None:
             self._alone_us[self._is_call] = communication.of_rows(self._call[self._is_call], "time_us")
 
-    def place(self, host: HostCosts) -> PlacedStep:
-        """Place the launches. Where kernels and collectives overlap, they take as long as they leave each other."""
+    @property
+    def kernels_us(self) -> float:
+        """The sum of what the kernels take, each alone."""
+        return float(np.nansum(np.where(self._is_call, 0.0, self._alone_us)))
+
+    def place(self, host: HostCosts, kept: npt.NDArray[np.bool_] | None = None) -> PlacedStep:
+        """Place the launches. Where kernels and collectives overlap, they take as long as they leave each other.
+
+        With ``kept``, flags of the rows of ``launches``, only those take time on the GPU.
+        """
         durations, rows = np.nan_to_num(self._alone_us), np.flatnonzero(self.timeline.has_work)
+        durations = durations if kept is None else np.where(kept, durations, 0.0)
         last: list[Placed] = []
 
         def starts(of_rows: Array) -> Array:
@@ -85,7 +95,7 @@ class StepLaunches:
             last[:] = [self.timeline.place(durations, host)]
             return last[0].start_us
 
-        settle(starts, durations[rows], *self._shared(rows))
+        settle(starts, durations[rows], *self._shared(rows, durations[rows] > 0))
         return PlacedStep(last[0], np.where(np.isnan(self._alone_us), np.nan, durations))
 
     def interval(self, step: PlacedStep, host: HostCosts, of_kernels: _KernelInterval) -> StepInterval:
@@ -113,8 +123,7 @@ class StepLaunches:
         collectives.
         """
         durations = np.nan_to_num(step.time_us)
-        whole = float(np.nansum(np.where(self._is_call, 0.0, self._alone_us)))
-        bounds = of_kernels()
+        whole, bounds = self.kernels_us, of_kernels()
         if not whole or any(math.isnan(bound) for bound in bounds):
             return None
         sides = []
@@ -137,14 +146,17 @@ class StepLaunches:
             return (bound == "memory").to_numpy(bool)
         return (~self._work["family"].isin(_ARITHMETIC)).to_numpy(bool)
 
-    def _shared(self, rows: Array) -> tuple[list[SharedLinks], Array | None]:
-        """The links and the SMs that rows with work share, as :func:`settle` takes them."""
+    def _shared(self, rows: Array, takes_time: Array) -> tuple[list[SharedLinks], Array | None]:
+        """The links and the SMs that rows with work share, as :func:`settle` takes them, where they take time."""
         communication = self._communication
         if communication is not None and not communication.interferes:
             return [], None
-        groups = self._shared_links(rows, communication) if communication is not None else []
+        if communication is not None and (takes_time & self._is_call[rows]).any():
+            groups = self._shared_links(rows, communication)
+        else:
+            groups = []
         streams, _ = self.timeline.streams_and_queues()
-        filled = self._filled[rows]
+        filled = np.where(takes_time, self._filled[rows], 0.0)
         return groups, filled if len(np.unique(streams[filled > 0])) > 1 else None
 
     def _shared_links(self, rows: Array, communication: Communication) -> list[SharedLinks]:

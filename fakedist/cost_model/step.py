@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -117,6 +118,8 @@ class PricedStep:
         communication: None if collectives take no time.
         families: Of ``cost_model.accuracy``, most time first.
         variances: The kernels', by family.
+        host: The host that it was placed with.
+        kernel_bounds_us: The interval of the sum of all kernels; NaN if it is not known.
     """
 
     kernels: pd.DataFrame
@@ -130,6 +133,8 @@ class PricedStep:
     path: CriticalPath
     placed: Placed
     price_list: PriceList
+    host: HostCosts = field(default_factory=HostCosts)
+    kernel_bounds_us: tuple[float, float] = (math.nan, math.nan)
 
     @property
     def step_low_us(self) -> float | None:
@@ -158,19 +163,22 @@ def price_step(
     if communication is not None:
         kernels = _with_calls(kernels, communication)
     path = find_critical_path(step.timeline, placed_step.placed, prices.host)
+    bounds = prices.step_interval(priced, counts)
     kernels = kernels.assign(path_us=_path_us(path, len(launches))[kernels["launch"].to_numpy("i8")])
     return PricedStep(
         kernels,
         launches,
         communication,
         placed_step.placed.end_us,
-        step.interval(placed_step, prices.host, lambda: prices.step_interval(priced, counts)),
+        step.interval(placed_step, prices.host, lambda: bounds),
         [*prices.notes(), *_notes(launches, work, placed_step.time_us, communication)],
         families=_families(priced, counts),
         variances=variances(priced, counts) if "accuracy" in priced else {},
         path=path,
         placed=placed_step.placed,
         price_list=PriceList(priced, communication),
+        host=prices.host,
+        kernel_bounds_us=bounds,
     )
 
 

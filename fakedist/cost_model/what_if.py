@@ -15,6 +15,7 @@
 - ``cuda-graphs=layers.*``: what these layers launch in a row is one CUDA graph, which ends where the host waits.
 - ``compile=layers.*``: the host only launches what these layers run, without torch's operations. No kernel is fused.
 - ``foreach``: an optimizer that runs operations for each parameter has them in lists of 30.
+- ``bandwidth=2x+host=2x``: several changes at once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import fnmatch
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,8 @@ _FORMS = (
 )
 _ALONE: tuple[_Kind, ...] = ("overlap", "no-overlap", "no-host-waits", "no-sync", "foreach")
 _WITH_PATTERN: tuple[_Kind, ...] = ("no-sync", "cuda-graphs", "compile")
+#: What joins changes: the name of a group or a file may have a plus of its own.
+_JOINED = re.compile(rf"\+(?=\s*(?:{'|'.join(get_args(_Kind))})(?:=|\+|\s*$))")
 _FACTOR = re.compile(r"(?:(nic|nvlink):)?(\d+(?:\.\d+)?)x?")
 _MOST_FACTOR, _MOST_GPUS = 1000.0, 4096
 
@@ -74,8 +77,13 @@ class WhatIf:
     gpus_per_node: int | None = None
 
 
+def read_what_ifs(text: str) -> tuple[WhatIf, ...]:
+    """Read one or several changes as they are written on the command line; JobError if they are not changes."""
+    return tuple(read_what_if(part) for part in _JOINED.split(text))
+
+
 def read_what_if(text: str) -> WhatIf:
-    """Read a change as it is written on the command line; JobError if it is not one."""
+    """Read one change; JobError if it is not one."""
     name, _, value = (part.strip() for part in text.partition("="))
     groups = tuple(part.strip() for part in value.split(",") if part.strip())
     if name == "merge" and len(set(groups)) > 1:
@@ -100,7 +108,7 @@ def read_what_if(text: str) -> WhatIf:
     for kind in _WITH_PATTERN:
         if name == kind and value:
             return WhatIf(text, kind, pattern=value)
-    raise JobError(f"there is no what-if {text!r}", f"what-ifs are {_FORMS}")
+    raise JobError(f"there is no what-if {text!r}", f"what-ifs are {_FORMS}; several are joined by +")
 
 
 def changed_fabric(what_if: WhatIf, fabric: Fabric, nvlink_bandwidth: float) -> Fabric:
@@ -281,7 +289,7 @@ def _in_lists(what_if: WhatIf, launches: pd.DataFrame, work: pd.DataFrame) -> pd
 
 
 def _members(what_if: WhatIf, name: str, queue: npt.NDArray[np.int64], groups: pd.DataFrame) -> npt.NDArray[np.int64]:
-    used = np.unique(queue[queue >= 0])
+    used = np.unique(queue[(queue >= 0) & (queue < len(groups))])  # beyond are queues of another change
     names = groups["name"].astype(str).to_numpy(str)
     labels = groups["description"].astype(str).to_numpy(str)
     members: npt.NDArray[np.int64] = used[(names[used] == name) | (labels[used] == name)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -92,8 +93,7 @@ def price_again(manifest: Manifest, summary: Summary, table: ReadTable, models: 
     tokens, samples = rank_throughput(tables, times.summary, job.rank, job.world_size)
     measured = replace(times.summary, throughput=tokens, sample_throughput=samples)
     if summary.timed and (recorded := summary.timed[1].host) is not None:
-        what_if = models.network.what_if
-        before, speed = summary.timed[0], 1.0 if what_if is None else what_if.host
+        before, speed = summary.timed[0], math.prod(what_if.host for what_if in models.network.what_ifs)
         scale = models.host.time.scale / recorded.scale / speed
         measured = replace(measured, loading_us=before.loading_us * scale, collector_us=before.collector_us * scale)
     return replace(times, summary=measured)

@@ -479,21 +479,44 @@ class LateLaunches:
 
 
 @dataclass(frozen=True)
+class StepLimit:
+    """The timed step if one of its parts alone took time.
+
+    Attributes:
+        kind: kernels; collectives (of one group); nics (the collectives of all groups over nodes, where there are
+            several); host.
+        group: The group's description, or its name; empty for other parts.
+        num_nodes: NVLink domains that the group spans; 0 for other parts.
+        step_us: The step.
+        low_us: The least of its 90 % interval.
+        high_us: The most of it.
+    """
+
+    kind: Literal["kernels", "collectives", "nics", "host"]
+    group: str
+    num_nodes: int
+    step_us: float
+    low_us: float
+    high_us: float
+
+
+@dataclass(frozen=True)
 class TimeGain:
-    """The timed step with one change, priced on its own.
+    """The timed step with one change, or with the best two of different kinds together.
 
     Attributes:
         title: The change in words.
         option: The same as an option of ``fakedist time``.
         step_us: The step with it.
-        why: Why a faster GPU is not faster, if its power limit holds it; of advice for the host, what it follows from;
-            else empty.
+        why: Why a faster GPU is not faster, if its power limit holds it; of advice, what it follows from; else empty.
+        is_pair: Whether it is two changes.
     """
 
     title: str
     option: str
     step_us: float
     why: str = ""
+    is_pair: bool = False
 
 
 @dataclass(frozen=True)
@@ -567,7 +590,8 @@ class StepTime:
             it is unknown.
         throughput: Tokens per second; None unless they are certain.
         sample_throughput: Samples per second; None unless they are certain.
-        gains: The step with each change that applies, the shortest first; empty if none was priced.
+        gains: The step with each change that applies and with the best two, the shortest first; empty if none was
+            priced.
         host: The host's time by what it launches for, and its waits; empty if it is not known.
         host_waits: Where the host waits for the GPU, most idle time of the GPU first.
         late_launches: The lines whose operations the host launches too late, most idle time of the GPU first.
@@ -576,6 +600,7 @@ class StepTime:
         collector_us: How long Python's garbage collector pauses a step, likewise; no part of any other time.
         has_real_collectives: Whether communication is that of kernels that move data between GPUs, such as NCCL's, and
             not of copies that stand for collectives.
+        limits: The step if one part alone took time, the longest first; empty if it is not known what streams wait for.
     """
 
     step_us: float
@@ -615,3 +640,4 @@ class StepTime:
     collector_us: float = 0.0
     sample_throughput: SampleThroughput | None = None
     has_real_collectives: bool = False
+    limits: list[StepLimit] = field(default_factory=list)

@@ -307,20 +307,19 @@ def _alone(rank: int, tables: Mapping[str, pd.DataFrame], job: _Job) -> _Alone:
 def _changed(
     launches: pd.DataFrame, tables: Mapping[str, pd.DataFrame], job: _Job
 ) -> tuple[pd.DataFrame, Communication, JobError | None]:
-    """The launches and the communication of a rank with the job's what-if, and why this rank is as before."""
-    what_if = job.models.network.what_if
-    communication = communication_for(tables, job.models.gpu, job.models.network)
-    if what_if is None:
-        return launches, communication, None
-    try:
-        changed, communication = changed_launches(what_if, launches, communication, tables)
-    except JobError as lacks:
-        return launches, communication, lacks
-    if what_if.kind == "no-overlap":
+    """The launches and the communication of a rank with the job's what-ifs, and why this rank is as before."""
+    changed, communication = launches, communication_for(tables, job.models.gpu, job.models.network)
+    lacks = None
+    for what_if in job.models.network.what_ifs:
+        try:
+            changed, communication = changed_launches(what_if, changed, communication, tables)
+        except JobError as error:
+            lacks = error
+    if any(what_if.kind == "no-overlap" for what_if in job.models.network.what_ifs):
         # A receive is posted long before its sender sends. On the stream of the kernels it would hold up all of them.
         apart = only_exchanges(launches, tables["calls"])
         changed = changed.assign(stream=np.where(apart, launches["stream"], changed["stream"]))
-    return changed, communication, None
+    return changed, communication, lacks
 
 
 def _check(ranks: Mapping[int, _Alone], micro_batches: int | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from fakedist.analysis.topology import ProcessGroup, ranks_of, read_groups
 from fakedist.cost_model.breakdown import fold_times, kind_family_us
 from fakedist.report.figures.memory_figures import Colouring, most_in_use
 from fakedist.report.page.assets import MOST_SEGMENTS
+from fakedist.report.page.bars import BarChart, time_bars
 from fakedist.report.page.drawings import LAYER_FIGURES, MOST_KERNEL_ROWS, PeakBlock, top_kernels
 from fakedist.report.page.switches import Switch
 from fakedist.report.text.group_sheets import AT_ONCE, CallsText, RunTopology
@@ -33,7 +35,9 @@ from fakedist.report.text.wording import (
     flops_rate,
     job_command,
     layer_label,
+    limit_name,
     limit_text,
+    limits_text,
     note_texts,
     or_dash,
     peak_moment,
@@ -44,7 +48,9 @@ from fakedist.report.text.wording import (
     run_title,
     short_kernel,
     short_line,
+    short_time_figures,
     source_word,
+    span_us,
     step_remark,
     step_text,
     step_word,
@@ -113,6 +119,7 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
         "notes": [text for text in (*(note.text for note in source.notes), accuracy_text(source)) if text],
         "figures": time_figures(time, source),
         "shares": _shares(time),
+        "limits": limit_bars(time),
         "kinds": _kinds(kernels),
         "families": _families(time),
         "communication_word": communication_word(time),
@@ -177,6 +184,33 @@ def _shares(time: StepTime) -> list[dict[str, str]]:
         for key, (name, us) in parts.items()
         if us
     ]
+
+
+_LIMIT_STYLES = {
+    "step": "t-wait",
+    "kernels": "t-busy",
+    "collectives": "t-communication",
+    "nics": "t-communication",
+    "host": "t-launch_gap",
+}
+
+
+def limit_bars(time: StepTime) -> BarChart | None:
+    """The step, and what it would be if one part alone took time; None if that is not known."""
+    if not time.limits:
+        return None
+    rows: list[tuple[str, Mapping[str, float], str, str]]
+    rows = [("the step", {"step": time.step_us}, *_with_interval(step_text(time)))]
+    for limit in time.limits:
+        text = span_us(limit.step_us, limit.low_us, limit.high_us)
+        rows.append((limit_name(limit), {limit.kind: limit.step_us}, *_with_interval(text)))
+    chart = time_bars(rows, _LIMIT_STYLES, max(time.step_us, time.limits[0].step_us))
+    return replace(chart, legend=[])
+
+
+def _with_interval(text: str) -> tuple[str, str]:
+    time, _, interval = text.partition(" (")
+    return time, f"({interval}" if interval else ""
 
 
 def _kinds(kernels: pd.DataFrame) -> list[dict[str, object]]:
@@ -358,6 +392,8 @@ def verdict_section(run: Run, summary: Summary) -> dict[str, object]:
         "time": step_figure(summary),
         "limited": limit_text(summary.timed[0]) if summary.timed else "",
         "steps": [(step.step, format_us(step.wall_us)) for step in summary.steps[-_STEPS_SHOWN:]],
+        "rates": short_time_figures(summary.timed[0])[1:] if summary.timed else [],
+        "limits": limits_text(summary.timed[0]) if summary.timed else "",
         "num_notes": len(summary.notes),
         "provenance": [
             (

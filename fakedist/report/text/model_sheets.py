@@ -7,14 +7,25 @@ from dataclasses import dataclass
 
 from fakedist.cost_model.breakdown import PEAK_DTYPE
 from fakedist.cost_model.collectives.fabric import FABRICS
-from fakedist.cost_model.hosts import HOSTS
+from fakedist.cost_model.gains import faster_gpus
+from fakedist.cost_model.hosts import HOSTS, REFERENCE
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
-from fakedist.report.text.sheet import KEY, Sheet, SheetColumn
-from fakedist.report.text.wording import MFU_BASIS, clock_text, limit_text, rate_of, relative_time, step_text
+from fakedist.report.text.sheet import EMPTY_RANK, KEY, Sheet, SheetColumn
+from fakedist.report.text.wording import (
+    MFU_BASIS,
+    clock_text,
+    lifting_option,
+    limit_names,
+    limit_text,
+    rate_of,
+    relative_time,
+    step_text,
+    tied_limits,
+)
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.step_time import KernelSource, StepTime
-from fakedist.units import format_bytes
+from fakedist.units import format_bytes, format_us
 
 _TERA, _GIGA = 1e12, 1e9
 #: A step that is not this much shorter is not faster.
@@ -95,11 +106,30 @@ def host_list() -> Sheet:
 
 @dataclass(frozen=True)
 class GpuStep:
-    """A step priced for a GPU and a fabric."""
+    """A step priced for a GPU and a fabric, and ``lifted`` with an option that lifts its limit; "" if there is none."""
 
     gpu: GpuSpec
     time: StepTime
     source: KernelSource
+    lifted_by: str = ""
+    lifted: StepTime | None = None
+
+
+def lifting(step: GpuStep) -> tuple[str, str]:
+    """The option of ``fakedist time`` that would lift the limit of a step, and its value; empty if none is known."""
+    kind = step.time.limits[0].kind if step.time.limits else ""
+    if kind == "kernels":
+        return next((("--gpu", spec.name) for spec in faster_gpus(step.gpu)), ("", ""))
+    if kind == "host" and _other_host(step):
+        return "--host", REFERENCE
+    option, _, value = lifting_option(step.time.limits[0]).partition(" ") if kind else ("", "", "")
+    return option, value
+
+
+def _other_host(step: GpuStep) -> str:
+    """The name of a step's host; empty if it is the reference, or not known."""
+    name = "" if step.source.host is None else step.source.host.model
+    return "" if name == REFERENCE else name
 
 
 def priced_sheet(own: GpuStep, rows: Sequence[GpuStep]) -> Sheet:
@@ -108,23 +138,69 @@ def priced_sheet(own: GpuStep, rows: Sequence[GpuStep]) -> Sheet:
     rates = [rate_of(time) for time in times]
     remarks = [
         f"MFU: {MFU_BASIS}",
-        f"changes by: from {own.time.step_us / 1e3:,.1f} ms on {own.gpu.name} with {own.source.fabric}",
+        f"changes by: from {own.time.step_us / 1e3:,.1f} ms on {own.gpu.name} with {own.source.fabric}"
+        + ("; =: the intervals overlap" if any(_is_tied(own, row) for row in rows) else ""),
     ]
     remarks += [cause for row in rows if (cause := _surprise(_alike(own, row, rows), row))]
+    limits = [_limited_by(row) for row in rows]
+    remarks += dict.fromkeys(
+        f"next to {row.gpu.name}: the host {name}; --host replaces it"
+        for row, limit in zip(rows, limits, strict=True)
+        if (name := _other_host(row)) and name not in limit
+    )
     return Sheet(
         "The step on each GPU and fabric, estimated",
         [
             SheetColumn("GPU", [row.gpu.name for row in rows], is_text=True),
             SheetColumn("fabric", [row.source.fabric for row in rows], is_text=True),
             SheetColumn("step", [step_text(time) for time in times], rank=KEY),
-            SheetColumn("changes by", [relative_time(time.step_us, own.time.step_us) for time in times], rank=KEY),
-            SheetColumn("computes", [f"{time.busy_us / (time.step_us or 1):.0%}" for time in times], rank=3),
+            SheetColumn("changes by", [_changes_by(own, row) for row in rows], rank=KEY),
+            SheetColumn("computes", [f"{time.busy_us / (time.step_us or 1):.0%}" for time in times], rank=4),
             SheetColumn("MFU", [_percent(time.step_flops_utilisation) for time in times], rank=1),
-            SheetColumn(rates[0][0], [f"{rate:,.0f}" if rate else "-" for _, rate in rates], rank=1),
-            SheetColumn("clock", [_percent(row.source.clock, 0) for row in rows], rank=2),
+            SheetColumn(rates[0][0], [f"{rate:,.0f}" if rate else "-" for _, rate in rates], rank=2),
+            SheetColumn("clock", [_percent(row.source.clock, 0) for row in rows], rank=3),
+            SheetColumn("then limited by", limits, is_text=True, rank=KEY if any(limits) else EMPTY_RANK),
         ],
         remarks,
     )
+
+
+def _is_tied(own: GpuStep, row: GpuStep) -> bool:
+    """Whether the intervals of two steps overlap; a step without one has only its estimate."""
+    (low, high), (other_low, other_high) = (
+        (step.step_us if us is None else us for us in (step.step_low_us, step.step_high_us))
+        for step in (own.time, row.time)
+    )
+    return low <= other_high and other_low <= high
+
+
+def _changes_by(own: GpuStep, row: GpuStep) -> str:
+    if _is_tied(own, row):
+        return f"= {relative_time(row.time.step_us, own.time.step_us, 0)}"
+    return relative_time(row.time.step_us, own.time.step_us)
+
+
+def _limited_by(row: GpuStep) -> str:
+    """A limit, and the option that lifts it: "the host: grace launches at 1.8 x; --host dgx-h100: 1.27 s"."""
+    limits, name = tied_limits(row.time), _other_host(row)
+    words = limit_names(limits) if limits else ""
+    slowness = _slowness(row)
+    if name and slowness:
+        words += f": {name} launches at {slowness:.1f} x"
+    elif name and any(limit.kind == "host" for limit in limits):
+        words += f" ({name})"
+    is_shorter = row.lifted is not None and row.lifted.step_us < row.time.step_us
+    return f"{words}; {row.lifted_by}: {format_us(row.lifted.step_us)}" if row.lifted and is_shorter else words
+
+
+def _slowness(row: GpuStep) -> float:
+    """How many times as long as the reference a step's host takes to launch it; 0 if that was not priced."""
+    if row.lifted is None or not row.lifted_by.startswith("--host "):
+        return 0.0
+    own, other = (
+        next((limit.step_us for limit in time.limits if limit.kind == "host"), 0.0) for time in (row.time, row.lifted)
+    )
+    return own / other if other else 0.0
 
 
 def _percent(share: float | None, digits: int = 1) -> str:
@@ -148,14 +224,19 @@ def _surprise(own: GpuStep, row: GpuStep) -> str:
     return f"{row.gpu.name} with {row.source.fabric} is not faster: {'; '.join(causes)}"
 
 
-def priced_objects(rows: Sequence[GpuStep]) -> list[dict[str, object]]:
-    """The same for ``--json``: ``gpu``, ``fabric``, and ``kernels`` and ``time`` as in the summary."""
+def priced_objects(own: GpuStep, rows: Sequence[GpuStep]) -> list[dict[str, object]]:
+    """The same for ``--json``: ``gpu``, ``fabric``; ``kernels`` and ``time`` as in the summary; what the table adds."""
     return [
         {
             "gpu": row.gpu.name,
             "fabric": row.source.fabric,
             "kernels": to_plain(row.source),
             "time": to_plain(row.time),
+            "changes_by": row.time.step_us / own.time.step_us - 1 if own.time.step_us else None,
+            "is_tied": _is_tied(own, row),
+            "limited_by": to_plain(tied_limits(row.time)),
+            "lifted_by": row.lifted_by or None,
+            "lifted_us": None if row.lifted is None else row.lifted.step_us,
         }
         for row in rows
     ]

@@ -38,7 +38,14 @@ from fakedist.report.text.sheet import (
     print_words,
     sheet_markdown,
 )
-from fakedist.report.text.time_sheets import family_sheet, print_time, time_markdown, time_sheets, top_sheet
+from fakedist.report.text.time_sheets import (
+    family_sheet,
+    print_limits,
+    print_time,
+    time_markdown,
+    time_sheets,
+    top_sheet,
+)
 from fakedist.report.text.wording import (
     advice_line,
     advice_text,
@@ -164,8 +171,7 @@ def _print_figures(console: Console, run: Run) -> None:
         print_heading(console, f"Time of {timed_step_name(summary, source.step)}, {source_word(source)}")
         figures = short_time_figures if run.memory is not None else time_figures
         print_figures(console, figures(time, source), is_right=True)
-        if limit := limit_text(time):
-            print_words(console, Text(limit), 2)
+        print_limits(console, time)
         if run.memory is None:  # another program's report
             print_items(console, [note.text for note in source.notes])
             print_short_table(console, replace(family_sheet(time, source.source), title="family of kernels"))

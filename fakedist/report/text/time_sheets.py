@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 from rich.console import Console
+from rich.text import Text
 
 from fakedist.analysis.layer_table import fold_layers, rows_of, unfolded
 from fakedist.cost_model.breakdown import PEAK_DTYPE, fold_times
@@ -29,6 +30,7 @@ from fakedist.report.text.sheet import (
     print_heading,
     print_remark,
     print_sheets,
+    print_words,
     sheet_markdown,
 )
 from fakedist.report.text.wording import (
@@ -40,6 +42,8 @@ from fakedist.report.text.wording import (
     communication_word,
     flops_rate,
     layer_label,
+    limit_text,
+    limits_text,
     main_bound,
     relative_time,
     run_title,
@@ -211,7 +215,7 @@ def gain_sheet(time: StepTime, most: int | None = None) -> Sheet:
     """The step with each change that applies, the shortest first; with ``most``, only as many that shorten it."""
     rows = time.gains if most is None else [gain for gain in time.gains if gain.step_us < time.step_us][:most]
     return Sheet(
-        "What would help, time: estimated, each on its own",
+        "What would help, time: estimated, each on its own, and the best two",
         [
             SheetColumn("change", [gain.title for gain in rows], is_text=True),
             SheetColumn("step", [format_us(gain.step_us) for gain in rows], rank=1),
@@ -276,9 +280,16 @@ def print_time(console: Console, time: StepTime, source: KernelSource, step: str
     """Print the time of a step, named ``step``, and how it is spent."""
     print_heading(console, f"Time of {step}, {source_word(source)}")
     print_figures(console, time_figures(time, source), is_right=True)
+    print_limits(console, time)
     for text in (*(note.text for note in source.notes), accuracy_text(source)):
         if text:
             print_remark(console, text)
+
+
+def print_limits(console: Console, time: StepTime) -> None:
+    """Print what limits a step, and its limits side by side."""
+    for text in filter(None, (limit_text(time), limits_text(time))):
+        print_words(console, Text(text), 2)
 
 
 def time_markdown(run: Run, time: StepTime, source: KernelSource, *, all_layers: bool) -> list[str]:
@@ -294,7 +305,7 @@ def _time(time: StepTime, source: KernelSource, step: str) -> list[str]:
         f"- {name}: **{figure}**{', ' if more else ''}{escaped(more)}"
         for name, figure, more in time_figures(time, source)
     ]
-    texts = [*(note.text for note in source.notes), accuracy_text(source)]
+    texts = [limit_text(time), limits_text(time), *(note.text for note in source.notes), accuracy_text(source)]
     return [*lines, *(f"- {escaped(text)}" for text in texts if text)]
 
 

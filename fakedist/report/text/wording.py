@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
+from fakedist.cost_model.accuracy import HELD_HOST_STEPS, HELD_STEPS
 from fakedist.cost_model.breakdown import PEAK_DTYPE
 from fakedist.options import Job
 from fakedist.results.run import Run
@@ -15,7 +18,7 @@ from fakedist.rundir.directory import PAGE_NAME
 from fakedist.rundir.notes import Note, counted, listed
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.sources import INDUCTOR_FILE
-from fakedist.rundir.step_time import HostWait, KernelSource, StepTime
+from fakedist.rundir.step_time import HostWait, KernelSource, StepLimit, StepTime
 from fakedist.rundir.summary import Advice, OutOfMemory, Outside, Remedy, Summary
 from fakedist.units import MIB, format_bytes, format_flops, format_us
 
@@ -532,35 +535,77 @@ def throughput_figures(time: StepTime) -> list[tuple[str, str, str]]:
 #: From this fraction on, a fall of the clock is not worth a word.
 _FULL_CLOCK = 0.99
 _BOUNDS = ("compute", "memory", "launch")
+_PathKind = Literal["kernels", "collectives", "host", "idle"]
 
 
 def limit_text(time: StepTime) -> str:
-    """Name what limits the step: the largest part of its critical path, and a change of just that; empty if not known.
+    """Name what limits the step, and what would lift it: one change, and the best two; empty if not known.
 
-    "limited by dp over the NICs: 72% of the critical path; twice the NIC bandwidth: -6.8%"
+    "limited by dp over the NICs or kernels (compute 81%); twice the NIC bandwidth: -4.7%; b200 and ...: -30.0%"
     """
-    parts: dict[tuple[str, str], float] = {}
+    parts: dict[tuple[_PathKind, str], float] = {}
     for part in time.critical_path:
         parts[part.kind, part.group] = parts.get((part.kind, part.group), 0.0) + part.time_us
     if not parts or not time.step_us:
         return ""
-    (kind, name), longest_us = max(parts.items(), key=lambda item: item[1])
-    over_nodes = any(group.num_nodes > 1 for group in time.by_group if group.group == name)
-    bound = main_bound(*(time.by_bound.get(bound, 0.0) for bound in _BOUNDS))
+    kind, group = max(parts, key=lambda key: parts[key])
     if kind == "host" and (waits := waits_limit(time)):
         return f"limited by {waits}"
-    limit, remedy = {
-        "collectives": (
-            f"{name} over {'the NICs' if over_nodes else 'the links of a node'}",
-            f"--what-if bandwidth={'' if over_nodes else 'nvlink:'}2x",
-        ),
-        "kernels": (f"kernels ({bound})" if bound else "kernels", "--gpu "),
-        "host": ("late launches of the host", "--what-if no-host-waits"),
-        "idle": ("waits for an unknown reason", "none"),
-    }[kind]
-    gain = next((gain for gain in time.gains if gain.option.startswith(remedy)), None)
-    changes = "" if gain is None else f"; {gain.title}: {relative_time(gain.step_us, time.step_us)}"
-    return f"limited by {limit}: {longest_us / time.step_us:.0%} of the critical path{changes}"
+    limits = tied_limits(time)
+    words = f"limited by {limit_names(limits, time)}" if limits else ""
+    if not limits and kind != "idle":  # of an older run, only the critical path is known
+        num_nodes = max((row.num_nodes for row in time.by_group if row.group == group), default=0)
+        limits = [StepLimit(kind, group, num_nodes, math.nan, math.nan, math.nan)]
+    name = limit_names(limits, time) if limits else "waits for an unknown reason"
+    words = words or f"limited by {name}: {parts[kind, group] / time.step_us:.0%} of the critical path"
+    lifted = [gain for gain in time.gains if limits and gain.option.startswith(lifting_option(limits[0]))]
+    gains = [*lifted[:1], *(gain for gain in time.gains if gain.is_pair)]
+    changes = [f"{gain.title}: {relative_time(gain.step_us, time.step_us)}" for gain in gains]
+    return "; ".join([words, *dict.fromkeys(changes)])
+
+
+def tied_limits(time: StepTime) -> list[StepLimit]:
+    """The longest limit of a step, and those that it is not certain to exceed: either lies in the other's interval.
+
+    All groups over the NICs stand for each of them.
+    """
+    tied = [
+        limit
+        for limit in time.limits
+        if time.limits[0].low_us <= limit.step_us or time.limits[0].step_us <= limit.high_us
+    ]
+    has_nics = any(limit.kind == "nics" for limit in tied)
+    return [limit for limit in tied if not (has_nics and limit.kind == "collectives" and limit.num_nodes > 1)]
+
+
+def limit_names(limits: Sequence[StepLimit], time: StepTime | None = None) -> str:
+    """Limits in words: "dp over the NICs, kernels (compute 81%) or the host"."""
+    *names, last = (limit_name(limit, time) for limit in limits)
+    return " or ".join(filter(None, (", ".join(names), last)))
+
+
+def limit_name(limit: StepLimit, time: StepTime | None = None) -> str:
+    """A limit in words: "kernels", "dp over the NICs"; with the step, "kernels (compute 81%)"."""
+    by_bound = {} if time is None else time.by_bound
+    bound = main_bound(*(by_bound.get(bound, 0.0) for bound in _BOUNDS))
+    return {
+        "kernels": f"kernels ({bound})" if bound else "kernels",
+        "collectives": f"{limit.group} over {'the NICs' if limit.num_nodes > 1 else 'the links of a node'}",
+        "nics": "all groups over the NICs",
+        "host": "the host" if time is None else "late launches of the host",
+    }[limit.kind]
+
+
+def lifting_option(limit: StepLimit) -> str:
+    """The beginning of the option of ``fakedist time`` that makes just one limit less."""
+    links = "--what-if bandwidth=nvlink:2x" if limit.num_nodes == 1 else "--what-if bandwidth=2x"
+    return {"kernels": "--gpu ", "host": "--what-if no-host-waits"}.get(limit.kind, links)
+
+
+def limits_text(time: StepTime) -> str:
+    """The limits of a step side by side; empty if they are not known."""
+    limits = [f"{limit_name(limit)} {format_us(limit.step_us)}" for limit in time.limits]
+    return f"if it alone took time, the step would be: {', '.join(limits)}" if limits else ""
 
 
 def waits_limit(time: StepTime) -> str:
@@ -605,20 +650,26 @@ def clock_text(source: KernelSource) -> str:
     return f"held by its power limit of {source.watts:,.0f} W at {source.clock:.0%} of the clock"
 
 
-def relative_time(step_us: float, before_us: float) -> str:
+def relative_time(step_us: float, before_us: float, digits: int = 1) -> str:
     """The change of a step in percent: "-6.8%"."""
-    return f"{step_us / before_us - 1:+.1%}".replace("-0.0%", "0.0%").replace("+0.0%", "0.0%") if before_us else ""
+    change = f"{step_us / before_us - 1:+.{digits}%}" if before_us else ""
+    return change if change.strip("+-0.%") else change.lstrip("+-")
 
 
 def step_text(time: StepTime) -> str:
     """The step's time with its interval: "2.71 s (2.50 to 3.00)"; without one "2.71 s"."""
-    step = format_us(time.step_us)
     if time.step_low_us is None or time.step_high_us is None:
-        return step
-    low, high, unit = format_us(time.step_low_us), format_us(time.step_high_us), step.rpartition(" ")[2]
-    if all(text.endswith(f" {unit}") and text.count(" ") == 1 for text in (low, high, step)):
+        return format_us(time.step_us)
+    return span_us(time.step_us, time.step_low_us, time.step_high_us)
+
+
+def span_us(time_us: float, low_us: float, high_us: float) -> str:
+    """Microseconds with their interval: "2.71 s (2.50 to 3.00)"."""
+    low, high, time = format_us(low_us), format_us(high_us), format_us(time_us)
+    unit = time.rpartition(" ")[2]
+    if all(text.endswith(f" {unit}") and text.count(" ") == 1 for text in (low, high, time)):
         low, high = low.split()[0], high.split()[0]
-    return f"{step} ({low} to {high})"
+    return f"{time} ({low} to {high})"
 
 
 def step_remark(time: StepTime, source: KernelSource | None = None) -> str:
@@ -628,7 +679,9 @@ def step_remark(time: StepTime, source: KernelSource | None = None) -> str:
     elif time.step_high_us == time.step_us:  # nothing of it is estimated
         interval = "without the tool that slowed its host, the step is in this range"
     else:
-        interval = "the true step is in this range in 9 of 10 cases"
+        interval = f"90 % interval, which held for {HELD_STEPS:.0%} of published steps"
+        if time.limits and time.limits[0].kind == "host":
+            interval = f"90 % interval, which held for {HELD_HOST_STEPS:.0%} of published steps that the host limits"
     is_constant = source is not None and source.host is not None and source.host.source == "constant"
     host = "the host was not measured" if is_constant else ""
     return "; ".join(filter(None, (interval, host, without_communication(time))))

@@ -119,3 +119,67 @@ def test_only_the_outermost_layers_below_a_model_are_launch_bound() -> None:
     rows = [layer("", 0, 500.0), layer("(Net)", 0, 500.0), layer("layers", 1, 50.0), layer("layers.0", 2, 200.0)]
     rows += [layer("layers.0.up", 3, 150.0), layer("layers.1", 2, 101.0), layer("head", 1, 99.0)]
     assert [row.name for row in launch_bound(rows)] == ["layers.0", "layers.1"]
+
+
+GATHER, SCATTER = (
+    WorkRow(name, "collective", "communication", name, float("nan"), float("nan"))
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor")
+)
+
+
+def shared(num_layers: int, num_bytes: int) -> tuple[StepTime, list[TimeGain]]:
+    """A backward as FSDP runs it on 64 nodes, with calls of so many bytes between products, and its gains."""
+    gpu = find_gpu("h100-80g")
+    rows: list[dict[str, Any]] = []
+    calls: list[tuple[Any, ...]] = []
+    for number in range(num_layers):
+        for kind, work, stream in (("reduce_scatter_tensor", SCATTER, 8), ("all_gather_into_tensor", GATHER, 7)):
+            sequence = len(calls) + 1
+            small, large = num_bytes // 512, num_bytes
+            sizes = (large, small) if work is SCATTER else (small, large)
+            calls.append((sequence, 0, kind, *sizes, -1))
+            if work is SCATTER:
+                rows.append(launch(what="stream_records", event=100 + number))
+                rows.append(launch(what="stream_waits", event=100 + number, stream=stream))
+            rows.append(launch(work, stream=stream, call=sequence, num_operations=0))
+            rows.append(launch(what="stream_records", event=sequence, stream=stream))
+        rows.append(launch(what="stream_waits", event=len(calls)))
+        rows += [launch(PRODUCT, layer=UP)] * 20
+    made = record(rows)
+    tables = {"launches": launch_table(made), "work": work_table(made), "layers": model()}
+    names = ["sequence", "group", "operation", "bytes_in", "bytes_out", "peer"]
+    tables |= {"calls": pd.DataFrame(calls, columns=names), "ranges": recorded_ranges(made)}
+    tables["groups"] = pd.DataFrame(
+        [("0", "dp", "nccl", 512, 0, "0-511")],
+        columns=["name", "description", "backend", "size", "group_rank", "ranks"],
+    )
+    models = Models(gpu, KernelTimes(gpu), network_of(gpu, None))
+    times = estimate_times(tables, fold_layers(model()), models)
+    assert times.summary is not None
+    assert times.prices is not None
+    return times.summary, find_gains(tables, models, None, times.summary, times.prices)
+
+
+def test_the_best_two_of_the_three_best_changes_are_priced_together() -> None:
+    time, gains = shared(6, 300_000_000)
+    (pair,) = [gain for gain in gains if gain.is_pair]
+    singles = {gain.title: gain for gain in gains if not gain.is_pair}
+    parts = [singles[title] for title in pair.title.split(" and ")]
+    assert pair.step_us < min(gain.step_us for gain in parts) < time.step_us
+    assert [option.split()[0] for option in pair.option.split(" --")] == ["--gpu", "what-if"]
+    best = [gain for gain in gains if gain.step_us < 0.99 * time.step_us and not gain.is_pair]
+    levers = {gain.option.partition(" ")[0] + gain.option.partition("=")[0] for gain in parts}
+    assert len(levers) == 2, "two GPUs, or two bandwidths of one link, do not pair"
+    assert all(gain in best for gain in parts)
+    assert gains == sorted(gains, key=lambda gain: gain.step_us)
+
+
+def test_perfect_overlap_is_the_most_of_all_changes_of_overlap() -> None:
+    time, gains = shared(6, 300_000_000)
+    gains = [gain for gain in gains if not gain.is_pair]
+    of_overlap = [gain for gain in gains if "overlap" in gain.option or "separate=" in gain.option]
+    (bound,) = [gain for gain in gains if gain.title.startswith("at most, with perfect overlap")]
+    (apart,) = [gain for gain in gains if gain.title.startswith("a communicator per kind of collective")]
+    assert bound.step_us == min(gain.step_us for gain in of_overlap) < apart.step_us < time.step_us
+    assert bound.option == "--what-if overlap+separate=dp"
+    assert "fairscale#897" in apart.why, "its gain has a published one next to it"

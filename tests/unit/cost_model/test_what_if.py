@@ -11,7 +11,13 @@ from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.launches import launch_table, work_table
 from fakedist.cost_model.placing import StepLaunches
-from fakedist.cost_model.what_if import changed_fabric, changed_launches, loop_of_optimizer, read_what_if
+from fakedist.cost_model.what_if import (
+    changed_fabric,
+    changed_launches,
+    loop_of_optimizer,
+    read_what_if,
+    read_what_ifs,
+)
 from fakedist.errors import JobError
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.rundir.launch_records import WorkRow
@@ -62,8 +68,8 @@ def end_us(
     table = table.assign(low_us=table["time_us"], high_us=table["time_us"], num_nodes=1, moved_bytes=0.0)
     table = table.assign(link_share=0.0 if link_share is None else link_share, algorithm="ring", sms=-1)
     communication = Communication(table, GPUS["h100-80g"], NDR, link_share is not None)
-    if what_if:
-        launches, communication = changed_launches(read_what_if(what_if), launches, communication, {"groups": GROUPS})
+    for change in read_what_ifs(what_if) if what_if else ():
+        launches, communication = changed_launches(change, launches, communication, {"groups": GROUPS})
     return StepLaunches(launches, WORK, PRICED, communication).place(Host(launch_us=launch_us)).placed.end_us
 
 
@@ -116,6 +122,18 @@ def test_with_perfect_overlap_nothing_waits_for_a_collective_but_its_communicato
     assert end_us(calls, "overlap") == 100 + 60 + 90 + 60 < end_us(calls)
     with pytest.raises(JobError, match="no collectives"):
         end_us([PRODUCT], "overlap")
+
+
+def test_several_changes_are_made_one_after_the_other() -> None:
+    calls = [PRODUCT, *call(40, 7), *call(41, 7), *call(40, 7), waits(40), PRODUCT]
+    assert end_us(calls, "overlap+separate=dp") == 100 + 60 + 60 < end_us(calls, "overlap")
+    assert end_us(calls, "separate=dp + overlap") == 220
+    with pytest.raises(JobError, match="no collectives on a group 'dp'"):  # a change leaves no group of that name
+        end_us([*calls, *call(42, 8)], "separate=dp+merge=dp,tp")
+    assert [change.groups for change in read_what_ifs("separate=dp+tp+merge=a+b,c")] == [("dp+tp",), ("a+b", "c")]
+    for text in ("overlap+", "overlap+nothing", "+"):
+        with pytest.raises(JobError, match="there is no what-if"):
+            read_what_ifs(text)
 
 
 @pytest.mark.parametrize("wait", ["host_waits", "host_waits_for_device"])

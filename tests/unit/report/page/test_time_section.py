@@ -11,11 +11,12 @@ from fakedist.report.figures.time_figures import read_kernels
 from fakedist.report.page import drawings
 from fakedist.report.page.drawings import Pack
 from fakedist.report.page.run_page import page
+from fakedist.report.page.sections import limit_bars
 from fakedist.report.text.time_sheets import group_time_sheet
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.rundir.schema import FAMILIES
-from fakedist.rundir.step_time import GroupTime, PathPart
+from fakedist.rundir.step_time import GroupTime, PathPart, RankThroughput, StepLimit
 from fakedist.units import format_us
 from tests.unit.analysis.recorded import HandMade
 from tests.unit.cost_model.times_by_hand import kernel, record
@@ -257,3 +258,44 @@ def test_a_run_of_an_earlier_version_has_no_path_and_is_shown(run: Path, tmp_pat
     pyarrow.parquet.write_table(pyarrow.parquet.read_table(file).drop_columns(["path_us"]), file)
     assert open_run(old).table("kernels")["path_us"].isna().all()
     assert not drawn(open_run(old)).meta["has_path"]
+
+
+def test_the_limits_of_a_step_are_bars_on_its_scale_with_their_intervals(run: Path) -> None:
+    time = open_run(run).summary.time
+    assert time is not None
+    assert limit_bars(time) is None, "of an older run they are not known"
+    limits = [
+        StepLimit("collectives", "dp", 4, 1_710e3, 1_200e3, 2_420e3),
+        StepLimit("kernels", "", 0, 895e3, 800e3, 1_000e3),
+        StepLimit("host", "", 0, 179e3, 90e3, 300e3),
+    ]
+    found = replace(time, step_us=1_790e3, step_low_us=None, step_high_us=None, limits=limits)
+    chart = limit_bars(found)
+    assert chart is not None
+    assert [(bar.name, bar.text, bar.more) for bar in chart.bars] == [
+        ("the step", "1.79 s", ""),
+        ("dp over the NICs", "1.71 s", "(1.20 to 2.42)"),
+        ("kernels", "895.0 ms", "(800.0 ms to 1.00 s)"),
+        ("the host", "179.0 ms", "(90.0 to 300.0)"),
+    ]
+    widths = [float(bar.parts[0].width.rstrip("%")) for bar in chart.bars]
+    assert widths == pytest.approx([100.0, 100 * 1.71 / 1.79, 50.0, 10.0], rel=1e-3)
+
+
+def test_the_card_has_the_rates_of_the_job_and_the_limits_and_no_wall_time_of_this_machine(tmp_path: Path) -> None:
+    opened = open_run(timed(tmp_path / "run"))
+    time = opened.summary.time
+    assert time is not None
+    path = [PathPart("kernels", "", "", "", 1, 1, time.step_us)]
+    limits = [StepLimit("kernels", "", 0, time.step_us, time.step_us, time.step_us)]
+    rate = RankThroughput(8_192, "all of them", 573.0)
+    known = replace(time, model_flops=1e12, step_flops_utilisation=0.26, throughput=rate)
+    known = replace(known, limits=limits, critical_path=path)
+    summary = replace(opened.summary, time=known)
+    text = page(Run(opened.path, opened.manifest, summary, opened._tables))
+    card = text[text.index('<section id="verdict"') : text.index("</section>")]
+    assert 'data-figure="MFU">26.0%<' in card
+    assert 'data-figure="tokens/s">573<' in card
+    assert 'data-figure="limits">if it alone took time, the step would be: kernels 1.00 ms<' in card
+    assert "wall time" not in card
+    assert '<div class="panel" id="limits">' in text

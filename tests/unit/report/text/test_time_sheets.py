@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from fakedist.cost_model.accuracy import HELD_HOST_STEPS, HELD_STEPS
 from fakedist.errors import RunDirectoryError
 from fakedist.report.text.run_report import run_markdown, summary_object
 from fakedist.report.text.sheet import table_csv
@@ -18,7 +19,7 @@ from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.rundir.plain import to_plain
-from fakedist.rundir.step_time import FamilyAccuracy
+from fakedist.rundir.step_time import FamilyAccuracy, StepLimit
 from tests.unit.report.handmade import measured, recorded, timed
 from tests.unit.results.test_repricing import STEP, new_run_directory, priced_run
 
@@ -83,7 +84,13 @@ def test_markdown_says_where_every_table_is_from(tmp_path: Path, make: object) -
 def test_a_step_has_its_interval(run: Run, low_us: float | None, high_us: float | None, text: str) -> None:
     time = replace(run.time.summary(), step_us=2_714_000, step_low_us=low_us, step_high_us=high_us)
     assert step_text(time) == text
-    assert ("in 9 of 10 cases" in step_remark(time)) == (low_us is not None)
+    held = f"90 % interval, which held for {HELD_STEPS:.0%} of published steps"
+    assert (held in step_remark(time)) == (low_us is not None)
+    of_host = replace(
+        time, limits=[StepLimit("host", "", 0, 1.0, 1.0, 1.0), StepLimit("kernels", "", 0, 0.5, 0.5, 0.5)]
+    )
+    limited = f"90 % interval, which held for {HELD_HOST_STEPS:.0%} of published steps that the host limits"
+    assert (limited in step_remark(of_host)) == (low_us is not None)
 
 
 def test_the_accuracy_of_the_main_families_is_one_line(run: Run) -> None:

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from fakedist.report.text.wording import limit_text, note_texts, relative_time, remedy_text, short_line
+from fakedist.report.text.wording import limit_text, limits_text, note_texts, relative_time, remedy_text, short_line
 from fakedist.rundir.notes import Note
-from fakedist.rundir.step_time import GroupTime, PathPart, TimeGain
+from fakedist.rundir.step_time import GroupTime, PathPart, StepLimit, TimeGain
 from fakedist.rundir.summary import Remedy
 from tests.unit.report.handmade import summary_of_nothing
 from tests.unit.results.compare.test_changed_times import step
@@ -63,7 +63,7 @@ GAINS = [
         ([], ""),
     ],
 )
-def test_what_limits_the_step_is_the_longest_part_of_its_path(path: list[tuple[str, str, float]], text: str) -> None:
+def test_an_older_run_is_limited_by_the_longest_part_of_its_path(path: list[tuple[str, str, float]], text: str) -> None:
     parts = [PathPart(kind, "", group, "all_gather", 0, 1, us) for kind, group, us in path]  # type: ignore[arg-type]
     groups = [
         GroupTime(name, 8, nodes, "all_gather", 1, 0, 0.0, 0.0, 0.0, exposed_us)
@@ -72,6 +72,53 @@ def test_what_limits_the_step_is_the_longest_part_of_its_path(path: list[tuple[s
     bounds = {"compute": 10.0, "memory": 30.0}
     found = replace(step(), step_us=100.0, critical_path=parts, by_group=groups, by_bound=bounds, gains=GAINS)
     assert limit_text(found) == text
+
+
+KERNELS, HOST = StepLimit("kernels", "", 0, 77.0, 70.0, 85.0), StepLimit("host", "", 0, 9.0, 5.0, 60.0)
+DP, TP = StepLimit("collectives", "dp", 4, 94.0, 66.0, 130.0), StepLimit("collectives", "tp", 1, 19.0, 16.0, 22.0)
+PAIR = TimeGain("b200 and twice the NIC bandwidth", "--gpu b200 --what-if bandwidth=2x", 40.0, is_pair=True)
+
+
+@pytest.mark.parametrize(
+    ("limits", "more", "text"),
+    [
+        (
+            [DP, KERNELS, TP, HOST],
+            [PAIR],
+            "limited by dp over the NICs or kernels (memory 75%); twice the NIC bandwidth: -6.8%; b200 and twice ...",
+        ),
+        # Outside of each other's intervals, the longest one is the limit.
+        ([replace(DP, low_us=80.0), KERNELS], [], "limited by dp over the NICs; twice the NIC bandwidth: -6.8%"),
+        ([KERNELS, TP], [], "limited by kernels (memory 75%); b200, fabric dgx-b200-ndr: -50.0%"),
+        # Its own estimate lies in the other's interval.
+        (
+            [KERNELS, replace(HOST, high_us=80.0)],
+            [],
+            "limited by kernels (memory 75%) or late launches of the host; b200, fabric dgx-b200-ndr: -50.0%",
+        ),
+        # All groups stand for each of them.
+        (
+            [replace(DP, kind="nics", group=""), DP, KERNELS],
+            [],
+            "limited by all groups over the NICs or kernels (memory 75%); twice the NIC bandwidth: -6.8%",
+        ),
+    ],
+)
+def test_the_verdict_names_the_longest_limit_and_those_that_it_may_not_exceed(
+    limits: list[StepLimit], more: list[TimeGain], text: str
+) -> None:
+    path = [PathPart("kernels", "", "", "", 1, 1, 77.0), PathPart("collectives", "", "dp", "all_gather", 0, 1, 23.0)]
+    bounds = {"compute": 10.0, "memory": 30.0}
+    found = replace(step(), step_us=100.0, critical_path=path, by_bound=bounds, gains=[*more, *GAINS], limits=limits)
+    assert limit_text(found).replace("b200 and twice the NIC bandwidth: -60.0%", "b200 and twice ...") == text
+
+
+def test_limits_are_side_by_side_in_one_line() -> None:
+    assert limits_text(step()) == ""
+    assert limits_text(replace(step(), limits=[DP, KERNELS, TP, HOST])) == (
+        "if it alone took time, the step would be: "
+        "dp over the NICs 94.0 µs, kernels 77.0 µs, tp over the links of a node 19.0 µs, the host 9.0 µs"
+    )
 
 
 def test_a_change_that_rounds_to_nothing_has_no_sign() -> None:
