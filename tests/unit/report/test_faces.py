@@ -1,0 +1,284 @@
+"""Every face of a report, as it was: of each subject the terminal's at 100 columns, Markdown, JSON, CSV and the page.
+
+``pytest --snapshot-update FILE`` writes those that changed, and their difference is read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from fakedist.cli import main
+from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, TEXT
+from fakedist.units import MIB
+from tests.unit.report import subjects
+from tests.unit.report.two_runs import run_of
+from tests.unit.report.two_snapshots import snapshot_of
+from tests.unit.results.test_repricing import STEP, priced_run
+from tests.unit.sweep.test_sheets import ROWS
+
+FORMATS = (TEXT, MARKDOWN, JSON)
+_NOT_READ = re.compile(r"<(script|style).*?</\1>|<!--.*?-->", re.DOTALL)
+_CELL = re.compile(r"</t[dh]>\s*<t[dh]\b[^>]*>")
+_BLOCK = re.compile(r"</?(?:p|div|h\d|li|ul|tr|table|section|dd|dt|dl|header|nav|footer|button|title)\b[^>]*>")
+#: What no two runs of these tests share.
+_COMMAND, _WHEN = re.compile(r"(?<=\ncommand\n).*", re.MULTILINE), re.compile(r"\d{4}-\d\d-\d\dT[\d:+]+")
+
+
+def read(page: str) -> str:
+    """The words of a page, a line for each element that stands apart."""
+    words = re.sub(r"<[^>]*>", "", _BLOCK.sub("\n", _CELL.sub(" | ", _NOT_READ.sub("", page))))
+    text = "\n".join(line for line in (" ".join(line.split()) for line in words.splitlines()) if line)
+    return _WHEN.sub("WHEN", _COMMAND.sub("...", text))
+
+
+class Shown(Protocol):
+    def __call__(self, form: str, *arguments: str) -> str: ...
+
+
+@pytest.fixture
+def shown(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shown:
+    """What a command prints, with its last line and exit code."""
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(tmp_path)
+
+    def run(form: str, *arguments: str) -> str:
+        code = main([*arguments, "--format", form])
+        printed = capsys.readouterr()
+        out = read(printed.out) + "\n" if form == HTML else printed.out
+        return f"{out}{printed.err}exit {code}".replace(str(tmp_path), "/runs")
+
+    return run
+
+
+def steps(folder: str = ".") -> None:
+    """The runs of two ranks of a job, which make unlike calls."""
+    run_of(Path(folder) / "rank0", gemm_us=100, rank=0)
+    run_of(Path(folder) / "rank4", gemm_us=100, activation=12 * MIB, rank=4)
+
+
+def test_match(shown: Shown, snapshot: SnapshotAssertion) -> None:
+    run_of(Path("runs/rank0"), rank=0)
+    run_of(Path("runs/rank1"), activation=12 * MIB, rank=1)
+    run_of(Path("alike/rank0"), rank=0)
+    run_of(Path("alike/rank1"), rank=1, line=14, ended="exception")
+    for form in FORMATS:
+        assert shown(form, "match", "runs") == snapshot(name=form)
+        assert shown(form, "match", "alike") == snapshot(name=f"alike-{form}")
+
+
+def test_ranks_of_a_job(shown: Shown, snapshot: SnapshotAssertion) -> None:
+    steps("runs")
+    for form in (TEXT, MARKDOWN, HTML):
+        assert shown(form, "report", "runs") == snapshot(name=form)
+    printed = shown(JSON, "report", "runs")
+    whole = json.loads(printed[: printed.rindex("}") + 1])
+    assert whole | {"ranks": [sorted(rank) for rank in whole["ranks"]]} == snapshot(name=JSON)
+
+
+def test_two_runs(shown: Shown, snapshot: SnapshotAssertion) -> None:
+    run_of(Path("a"), gemm_us=100)
+    run_of(Path("b"), gemm_us=140, activation=12 * MIB, mlp="ffn", arguments=("--wide",))
+    for form in (*FORMATS, HTML):
+        assert shown(form, "compare", "a", "b") == snapshot(name=form)
+
+
+def test_two_alike_runs_with_all_rows(shown: Shown, snapshot: SnapshotAssertion) -> None:
+    run_of(Path("a"), gemm_us=100)
+    run_of(Path("b"), gemm_us=100.004, source="measured")
+    for form in (TEXT, MARKDOWN):
+        assert shown(form, "compare", "a", "b", "--all-rows") == snapshot(name=form)
+
+
+def test_two_snapshots(shown: Shown, snapshot: SnapshotAssertion) -> None:
+    snapshot_of(Path("a.pickle"), [(7, 8 * MIB), (9, 4 * MIB)])
+    snapshot_of(Path("b.pickle"), [(7, 12 * MIB), (0, 2 * MIB)])
+    for form in (*FORMATS, HTML):
+        assert shown(form, "compare", "a.pickle", "b.pickle") == snapshot(name=form)
+
+
+def test_three_runs(shown: Shown, snapshot: SnapshotAssertion) -> None:
+    run_of(Path("a"), gemm_us=100)
+    run_of(Path("b"), gemm_us=100, activation=12 * MIB, arguments=("--wide",), ended="exception")
+    run_of(Path("c"), gemm_us=140, source="measured", num_steps=3)
+    for form in (*FORMATS, HTML):
+        assert shown(form, "compare", "a", "b", "c") == snapshot(name=form)
+
+
+def test_topology(shown: Shown, snapshot: SnapshotAssertion) -> None:
+    steps()
+    for form in (TEXT, JSON):
+        assert shown(form, "topology", "rank0") == snapshot(name=form)
+        assert shown(form, "topology", "rank0", "rank4") == snapshot(name=f"two-{form}")
+
+
+def test_rollout(shown: Shown, snapshot: SnapshotAssertion) -> None:
+    priced_run(Path("run"), *STEP)
+    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 128256}
+    engine = {"model_type": "llama", **sizes, "num_attention_heads": 32, "num_key_value_heads": 8}
+    Path("config.json").write_text(json.dumps(engine))
+    asked = ("--lengths", "100", "--requests", "4", "--prompt-tokens", "9", "--kv-tokens", "999")
+    for form in FORMATS:
+        printed = shown(form, "time", "run", "--engine", "config.json", *asked)
+        start = printed.index('"rollout":' if form == JSON else "Rollout of one engine")
+        assert printed[start:] == snapshot(name=form)
+
+
+def faces_of(form: str, text, markdown, plain, page=None, rows=None) -> str:
+    from io import StringIO
+
+    from rich.console import Console
+
+    if form == TEXT:
+        console = Console(file=StringIO(), width=100)
+        text(console)
+        return console.file.getvalue()
+    if form == JSON:
+        return json.dumps(plain(), indent=2) + "\n"
+    if form == CSV:
+        return rows().to_csv(index=False)
+    return markdown() if form == MARKDOWN else read(page())
+
+
+def test_played_loads(snapshot: SnapshotAssertion) -> None:
+    for has_steps in (True, False):
+        from functools import partial
+
+        from fakedist.report.page.play_page import play_page
+        from fakedist.report.text import play_sheets as s
+
+        found = subjects.played(has_steps=has_steps)
+        for form in (
+            *FORMATS,
+            CSV,
+            HTML,
+        ):
+            assert faces_of(
+                form,
+                partial(s.render_play, found),
+                partial(s.play_markdown, found),
+                partial(s.play_object, found),
+                partial(play_page, found),
+                lambda: found.draws,
+            ) == snapshot(name=f"{has_steps}-{form}")
+
+
+def test_a_load_played_on_each_rank(snapshot: SnapshotAssertion) -> None:
+    from functools import partial
+
+    from fakedist.report.text import play_sheets as s
+
+    found = subjects.playable(), "lognormal:1", subjects.rank_draws()
+    for form in (
+        *FORMATS,
+        CSV,
+    ):
+        assert faces_of(
+            form,
+            partial(s.render_ranks, *found),
+            partial(s.ranks_markdown, *found),
+            partial(s.ranks_object, *found),
+            None,
+            lambda: found[2],
+        ) == snapshot(name=form)
+
+
+def test_played_steps(snapshot: SnapshotAssertion) -> None:
+    for fails in (True, False):
+        from functools import partial
+
+        from fakedist.report.page.play_page import long_run_page
+        from fakedist.report.text import long_run_sheets as s
+
+        found = subjects.played_steps(fails=fails)
+        for form in (
+            *FORMATS,
+            CSV,
+            HTML,
+        ):
+            assert faces_of(
+                form,
+                partial(s.render_long_run, found),
+                partial(s.long_run_markdown, found),
+                partial(s.long_run_object, found),
+                partial(long_run_page, found),
+                lambda: found.steps,
+            ) == snapshot(name=f"{fails}-{form}")
+
+
+def test_checked(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+    for has_failures in (True, False):
+        from functools import partial
+
+        from fakedist.check import outputs as s
+
+        found = subjects.checked(tmp_path / str(has_failures))
+        if not has_failures:
+            found.failures.clear()
+        for form in FORMATS:
+            assert faces_of(
+                form,
+                partial(s.render_checked, found),
+                partial(s.checked_markdown, found),
+                partial(s.checked_object, found),
+            ) == snapshot(name=f"{has_failures}-{form}")
+
+
+def test_sweep(snapshot: SnapshotAssertion) -> None:
+    from functools import partial
+
+    from fakedist.sweep import sheets as s
+    from fakedist.sweep.page import sweep_page
+
+    found = subjects.sweep(*ROWS)
+    for form in (
+        *FORMATS,
+        CSV,
+        HTML,
+    ):
+        assert faces_of(
+            form,
+            partial(s.render_sweep, found),
+            partial(s.sweep_markdown, found),
+            partial(s.sweep_object, found),
+            partial(sweep_page, found),
+            found.frame,
+        ) == snapshot(name=form)
+
+
+def test_job(snapshot: SnapshotAssertion) -> None:
+    from functools import partial
+
+    from fakedist.report.text import job_sheets as s
+    from tests.unit.report.text.test_job_sheets import faster, job_of
+
+    found = job_of(), {"bandwidth=2x": faster()}
+    for form in FORMATS:
+        assert faces_of(
+            form,
+            lambda c: s.render_job(found[0], c, found[1]),
+            partial(s.job_markdown, *found),
+            partial(s.job_object, *found),
+        ) == snapshot(name=form)
+
+
+def test_job_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion) -> None:
+    from fakedist.report.page.job_page import job_page
+    from fakedist.results.job_time import JobRuns, JobTime, open_job_runs
+    from fakedist.rundir.outcome import Ending, Outcome
+    from tests.unit.report.text.test_job_sheets import STEP as STAGES
+    from tests.unit.report.text.test_job_sheets import faster, job_of
+
+    monkeypatch.chdir(tmp_path)
+    steps("runs")
+    Path("runs/rank4/report.html").touch()
+    ranks = open_job_runs(Path("runs").absolute()).runs
+    found = JobRuns(tmp_path / "runs", ranks, JobTime(STAGES, ranks, job_of().lanes))
+    lost = {9: Ending(Outcome.ERROR, 1, "no such GPU")}
+    text = job_page(found, {"bandwidth=2x": faster()}, folder=tmp_path / "runs", not_started=lost)
+    assert read(text).replace(str(tmp_path), "/runs") == snapshot
