@@ -19,7 +19,9 @@ from fakedist._version import __version__
 from fakedist.check.checking import Checked
 from fakedist.check.judging import Finding
 from fakedist.report.compare.comparison import format_relative
-from fakedist.report.text.sheet import SheetColumn, escaped, markdown_table, print_long, print_table
+from fakedist.report.content.blocks import SheetColumn
+from fakedist.report.render.markdown import escaped, markdown_table
+from fakedist.report.render.terminal import print_long, print_table
 from fakedist.rundir.notes import counted
 
 _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+) \(.*\)")

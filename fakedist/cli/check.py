@@ -114,7 +114,7 @@ def _show(checked: Checked, output: Output) -> None:
     if output.format == JSON:
         output.write_object(checked_object(checked))
     elif output.format == MARKDOWN:
-        output.write(checked_markdown(checked))
+        output.write_text(checked_markdown(checked))
     else:
         output.render(lambda console: render_checked(checked, console))
 

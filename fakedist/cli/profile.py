@@ -241,8 +241,8 @@ def _whole_job(
 ) -> int:
     """Run a rank of each stage or kind."""
     from fakedist.launcher.ranks import exit_code, profile_ranks
+    from fakedist.report.render.terminal import print_sheets
     from fakedist.report.text import job_sheets
-    from fakedist.report.text.sheet import print_sheets
     from fakedist.results.job_time import open_job_runs
     from fakedist.rundir.directory import default_name
 

@@ -76,9 +76,9 @@ def _print_sweep(path: Path, output: Output) -> None:
     if output.format == JSON:
         output.write_object(sweep_object(sweep))
     elif output.format == MARKDOWN:
-        output.write(sweep_markdown(sweep))
+        output.write_text(sweep_markdown(sweep))
     elif output.format == CSV:
-        output.write(str(sweep.frame().to_csv(index=False)))
+        output.write_text(str(sweep.frame().to_csv(index=False)))
     else:
         output.render(lambda console: render_sweep(sweep, console))
 
@@ -97,7 +97,7 @@ def _print_ranks(path: Path, output: Output) -> None:
         plain = job_sheets.ranks_object(rows, world_size, code)
         output.write_object(plain | {"job": None if job is None else job_sheets.job_object(job)})
     elif output.format == MARKDOWN:
-        output.write(job_sheets.ranks_markdown(rows, world_size, job))
+        output.write_text(job_sheets.ranks_markdown(rows, world_size, job))
     else:
         output.render(lambda console: job_sheets.render_ranks(rows, world_size, console))
         if job is not None:

@@ -140,8 +140,9 @@ def _print_table(
     path: Path, chosen: Sequence[tuple[str | None, str | None]], values: Mapping[str, object], output: Output
 ) -> None:
     """Price a run for several GPUs and fabrics, and print a row for each."""
+    from fakedist.report.render.markdown import sheet_markdown
+    from fakedist.report.render.terminal import print_sheets
     from fakedist.report.text.model_sheets import GpuStep, priced_objects, priced_sheet
-    from fakedist.report.text.sheet import print_sheets, sheet_markdown
     from fakedist.results.opening import open_run
     from fakedist.results.repricing import gpu_of
 
@@ -159,7 +160,7 @@ def _print_table(
         return
     sheet = priced_sheet(price(None, None), rows)
     if output.format == MARKDOWN:
-        output.write("\n".join(sheet_markdown(sheet)) + "\n")
+        output.write_text("\n".join(sheet_markdown(sheet)) + "\n")
     else:
         output.render(lambda console: print_sheets(console, [sheet]))
 
@@ -173,8 +174,8 @@ def _print_run(
     all_rows: bool,
     simulate: Callable[[], RolloutTime] | None,
 ) -> None:
+    from fakedist.report.render.data import table_csv
     from fakedist.report.text import time_sheets
-    from fakedist.report.text.sheet import table_csv
 
     priced = price(gains=output.format != CSV)
     changed = time_sheets.what_if_steps(priced, {text: price(what_if=text) for text in what_ifs})
@@ -184,9 +185,9 @@ def _print_run(
         output.write_object(time_sheets.priced_object(priced, changed) | added)
     elif output.format == MARKDOWN:
         markdown = time_sheets.priced_markdown(priced, all_layers=all_rows, what_ifs=changed)
-        output.write(markdown + ("" if rollout is None else "\n" + time_sheets.rollout_markdown(rollout)))
+        output.write_text(markdown + ("" if rollout is None else "\n" + time_sheets.rollout_markdown(rollout)))
     elif output.format == CSV:
-        output.write(table_csv(priced, table or _DEFAULT_TABLE, all_layers=all_rows))
+        output.write_text(table_csv(priced, table or _DEFAULT_TABLE, all_layers=all_rows))
     else:
         output.render(lambda console: time_sheets.render_priced(priced, console, all_layers=all_rows, what_ifs=changed))
         if rollout is not None:
@@ -200,12 +201,12 @@ def print_job(job: JobTime, output: Output, changed: Mapping[str, JobTime]) -> N
     if output.format == JSON:
         output.write_object(job_sheets.job_object(job, changed))
     elif output.format == MARKDOWN:
-        output.write(job_sheets.job_markdown(job, changed))
+        output.write_text(job_sheets.job_markdown(job, changed))
     elif output.format == HTML:
         from fakedist.report.page.job_page import job_page
         from fakedist.results.job_time import JobRuns
 
         folder = None if output.file is None else output.file.parent
-        output.write(job_page(JobRuns(None, job.runs, job), changed, folder=folder))
+        output.write_text(job_page(JobRuns(None, job.runs, job), changed, folder=folder))
     else:
         output.render(lambda console: job_sheets.render_job(job, console, changed))

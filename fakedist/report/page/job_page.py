@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import quote
 
+from fakedist.report.content.blocks import Sheet, SheetColumn
 from fakedist.report.figures.look import STYLE_NAMES
 from fakedist.report.figures.time_figures import lane_names, stage_label, stage_lanes
 from fakedist.report.page.assets import figure_object
@@ -25,7 +26,6 @@ from fakedist.report.text.job_sheets import (
     kinds_sheet,
     table_title,
 )
-from fakedist.report.text.sheet import Sheet, SheetColumn
 from fakedist.report.text.wording import (
     command_line,
     ending,

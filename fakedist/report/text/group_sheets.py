@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from fakedist.analysis.topology import COMPUTE, HOST, OWN, GroupCalls, Overlap, ProcessGroup, find_topology, ranks_of
-from fakedist.report.text.sheet import Sheet, SheetColumn, print_facts, print_sheets, print_words
+from fakedist.report.content.blocks import Sheet, SheetColumn
+from fakedist.report.render.terminal import print_facts, print_sheets, print_words
 from fakedist.report.text.wording import run_facts
 from fakedist.results.run import Run
 from fakedist.rundir.plain import to_plain

@@ -13,23 +13,18 @@ from rich.text import Text
 from fakedist.analysis.alike_ranks import AlikeRanks
 from fakedist.rank_list import format_rank_list
 from fakedist.report.compare.comparison import format_relative, format_us_change
-from fakedist.report.text import host_memory_sheets
-from fakedist.report.text.run_report import summary_object
-from fakedist.report.text.sheet import (
-    Sheet,
-    SheetColumn,
-    bytes_column,
-    escaped,
-    markdown_table,
+from fakedist.report.content.blocks import Sheet, SheetColumn, bytes_column, us_column
+from fakedist.report.render.markdown import escaped, markdown_table, sheet_markdown
+from fakedist.report.render.terminal import (
     print_facts,
     print_figures,
     print_heading,
     print_remark,
     print_sheets,
     print_table,
-    sheet_markdown,
-    us_column,
 )
+from fakedist.report.text import host_memory_sheets
+from fakedist.report.text.run_report import summary_object
 from fakedist.report.text.wording import MFU_BASIS, job_command
 from fakedist.results.job_time import JobTime
 from fakedist.results.opening import open_run_directory

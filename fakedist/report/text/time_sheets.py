@@ -17,20 +17,10 @@ from fakedist.cost_model.rollout.rollout_time import RolloutTime
 from fakedist.errors import RunDirectoryError
 from fakedist.report.compare.change_sheets import group_columns
 from fakedist.report.compare.comparison import format_relative, format_us_change
+from fakedist.report.content.blocks import EMPTY_RANK, KEY, Sheet, SheetColumn
+from fakedist.report.render.markdown import escaped, sheet_markdown
+from fakedist.report.render.terminal import print_facts, print_figures, print_heading, print_remark, print_sheets
 from fakedist.report.text.host_sheets import host_sheets
-from fakedist.report.text.sheet import (
-    EMPTY_RANK,
-    KEY,
-    Sheet,
-    SheetColumn,
-    escaped,
-    print_facts,
-    print_figures,
-    print_heading,
-    print_remark,
-    print_sheets,
-    sheet_markdown,
-)
 from fakedist.report.text.wording import (
     EXPOSED,
     MIN_SHARE,

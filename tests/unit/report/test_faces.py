@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from html import unescape
+from io import StringIO
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +18,10 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from fakedist.cli import main
-from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, TEXT
+from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, TEXT, Output
+from fakedist.report.content.blocks import Report
+from fakedist.report.content.long_run import long_run_report
+from fakedist.report.content.play import play_report, ranks_report
 from fakedist.units import MIB
 from tests.unit.report import subjects
 from tests.unit.report.two_runs import run_of
@@ -32,9 +39,14 @@ _COMMAND, _WHEN = re.compile(r"(?<=\ncommand\n).*", re.MULTILINE), re.compile(r"
 
 def read(page: str) -> str:
     """The words of a page, a line for each element that stands apart."""
-    words = re.sub(r"<[^>]*>", "", _BLOCK.sub("\n", _CELL.sub(" | ", _NOT_READ.sub("", page))))
+    words = unescape(re.sub(r"<[^>]*>", "", _BLOCK.sub("\n", _CELL.sub(" | ", _NOT_READ.sub("", page)))))
     text = "\n".join(line for line in (" ".join(line.split()) for line in words.splitlines()) if line)
     return _WHEN.sub("WHEN", _COMMAND.sub("...", text))
+
+
+@pytest.fixture(autouse=True)
+def _at_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
 
 
 class Shown(Protocol):
@@ -44,7 +56,6 @@ class Shown(Protocol):
 @pytest.fixture
 def shown(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shown:
     """What a command prints, with its last line and exit code."""
-    monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.chdir(tmp_path)
 
     def run(form: str, *arguments: str) -> str:
@@ -145,70 +156,31 @@ def faces_of(form: str, text, markdown, plain, page=None, rows=None) -> str:
     return markdown() if form == MARKDOWN else read(page())
 
 
+def faces(report: Report, *forms: str) -> Iterator[tuple[str, str]]:
+    """What a report looks like in each of these formats, else in all."""
+    for form in forms or (*FORMATS, CSV, HTML):
+        output = Output(form)
+        with redirect_stdout(StringIO()) as text:
+            output.write(report)
+        yield form, read(text.getvalue()) if form == HTML else text.getvalue()
+
+
 def test_played_loads(snapshot: SnapshotAssertion) -> None:
     for has_steps in (True, False):
-        from functools import partial
-
-        from fakedist.report.page.play_page import play_page
-        from fakedist.report.text import play_sheets as s
-
-        found = subjects.played(has_steps=has_steps)
-        for form in (
-            *FORMATS,
-            CSV,
-            HTML,
-        ):
-            assert faces_of(
-                form,
-                partial(s.render_play, found),
-                partial(s.play_markdown, found),
-                partial(s.play_object, found),
-                partial(play_page, found),
-                lambda: found.draws,
-            ) == snapshot(name=f"{has_steps}-{form}")
+        for form, text in faces(play_report(subjects.played(has_steps=has_steps))):
+            assert text == snapshot(name=f"{has_steps}-{form}")
 
 
 def test_a_load_played_on_each_rank(snapshot: SnapshotAssertion) -> None:
-    from functools import partial
-
-    from fakedist.report.text import play_sheets as s
-
-    found = subjects.playable(), "lognormal:1", subjects.rank_draws()
-    for form in (
-        *FORMATS,
-        CSV,
-    ):
-        assert faces_of(
-            form,
-            partial(s.render_ranks, *found),
-            partial(s.ranks_markdown, *found),
-            partial(s.ranks_object, *found),
-            None,
-            lambda: found[2],
-        ) == snapshot(name=form)
+    report = ranks_report(subjects.playable(), "lognormal:1", subjects.rank_draws())
+    for form, text in faces(report, *FORMATS, CSV):
+        assert text == snapshot(name=form)
 
 
 def test_played_steps(snapshot: SnapshotAssertion) -> None:
     for fails in (True, False):
-        from functools import partial
-
-        from fakedist.report.page.play_page import long_run_page
-        from fakedist.report.text import long_run_sheets as s
-
-        found = subjects.played_steps(fails=fails)
-        for form in (
-            *FORMATS,
-            CSV,
-            HTML,
-        ):
-            assert faces_of(
-                form,
-                partial(s.render_long_run, found),
-                partial(s.long_run_markdown, found),
-                partial(s.long_run_object, found),
-                partial(long_run_page, found),
-                lambda: found.steps,
-            ) == snapshot(name=f"{fails}-{form}")
+        for form, text in faces(long_run_report(subjects.played_steps(fails=fails))):
+            assert text == snapshot(name=f"{fails}-{form}")
 
 
 def test_checked(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
