@@ -19,7 +19,7 @@ from fakedist.visible import MOST_OF_A_TEXT, visible, visible_lines
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fakedist.report.content.blocks import Report
+    from fakedist.report.content.report_blocks import Report
 
 TEXT, JSON, MARKDOWN, HTML, CSV = "text", "json", "markdown", "html", "csv"
 #: Lines in a file or a pipe. There, whole lines are worth more than lines that fit a terminal.

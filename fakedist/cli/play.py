@@ -13,8 +13,7 @@ from fakedist.cli.say import reading
 from fakedist.options.expert_loads import parse_router_load
 
 if TYPE_CHECKING:
-    import pandas as pd
-
+    from fakedist.report.content.report_blocks import Report
     from fakedist.results.long_runs import PlayableSteps, PlayedSteps
     from fakedist.results.router_draws import Playable, PlayCounts, Played
 
@@ -88,7 +87,7 @@ def play(
         return 0
     if lengths is not None or every or seeds is not None:
         raise click.UsageError("--lengths, --every and --seeds need --steps")
-    from fakedist.report.content.play import play_report, ranks_report
+    from fakedist.report.content.play import play_report
     from fakedist.results.router_draws import open_playable
 
     with reading(run):
@@ -98,7 +97,7 @@ def play(
             if changes or output.format == HTML:
                 raise click.UsageError("--ranks takes no --change, and --format text, json, markdown or csv")
             seed = playable.job.seed if seed is None else seed
-            output.write(ranks_report(playable, load, _played_ranks(playable, load, seed)))
+            output.write(_ranks_report(playable, load, seed))
             return 0
         seed = seed or 0
         output.write(play_report(_played(playable, load, range(seed, seed + (draws or 1000)), changes)))
@@ -154,9 +153,11 @@ def _player(playable: Playable, program: Path) -> PlayCounts:
     return lambda counts: play_program(program, counts, playable.alloc_conf)
 
 
-def _played_ranks(playable: Playable, load: str, seed: int) -> pd.DataFrame:
+def _ranks_report(playable: Playable, load: str, seed: int) -> Report:
+    from fakedist.report.content.play import ranks_report
     from fakedist.results.router_draws import play_ranks
     from fakedist.temporary import scratch_directory
 
     with scratch_directory("play") as folder:
-        return play_ranks(playable, load, seed, _player(playable, folder / "program.npz"))
+        table = play_ranks(playable, load, seed, _player(playable, folder / "program.npz"))
+    return ranks_report(playable, load, table)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import plotly.graph_objects as go
 
-from fakedist.report.content.blocks import Sheet
+from fakedist.report.content.report_blocks import Sheet
 from fakedist.report.figures.look import (
     CATEGORY_COLOURS,
     GROUP_COLOURS,

@@ -26,7 +26,7 @@ from fakedist.report.compare.comparison import (
     noise_us,
     rate_text,
 )
-from fakedist.report.content.blocks import KEY, Sheet, SheetColumn
+from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn
 from fakedist.report.figures.look import STYLE_NAMES
 from fakedist.report.page.bars import BarChart, memory_bars, time_bars
 from fakedist.report.page.drawings import Pack

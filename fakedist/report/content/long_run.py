@@ -7,7 +7,17 @@ from itertools import pairwise
 
 import numpy as np
 
-from fakedist.report.content.blocks import Chart, Fact, Facts, Report, Sheet, SheetColumn, Verdict, bytes_column
+from fakedist.report.content.report_blocks import (
+    Block,
+    Chart,
+    Fact,
+    Facts,
+    Report,
+    Sheet,
+    SheetColumn,
+    Verdict,
+    bytes_column,
+)
 from fakedist.report.page.bars import Bar, BarChart, Part
 from fakedist.report.text.wording import short_line
 from fakedist.results.long_runs import PlayedSteps
@@ -29,7 +39,13 @@ def long_run_report(played: PlayedSteps) -> Report:
     text = f"{answer}; PyTorch has {format_bytes(played.playable.room_bytes)}"
     remark = "The most of any seed in these steps."
     chart = Chart("bars", "Memory of the steps", partial(_steps, played), "simulated", remark, "Steps")
-    blocks = [Verdict(text, "out_of_memory"), _facts(played), _steps_sheet(played), _settings_sheet(played), chart]
+    blocks: list[Block] = [
+        Verdict(text, "out_of_memory"),
+        _facts(played),
+        _steps_sheet(played),
+        _settings_sheet(played),
+        chart,
+    ]
     return Report("play", blocks, partial(_long_run_object, played), lambda: played.steps)
 
 

@@ -9,7 +9,8 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from fakedist.report.content.blocks import (
+from fakedist.report.content.report_blocks import (
+    Block,
     Chart,
     Fact,
     Facts,
@@ -45,7 +46,7 @@ def play_report(played: Played) -> Report:
         step = partial(_histogram, draws["step_us"].to_list(), fits, lambda us: f"{us / 1e3:,.1f} ms")
         charts.append(Chart("bars", "Step", step, "estimated"))
     tables = [draws_sheet(played), remedies_sheet(played), sizes_sheet(played)]
-    blocks = [
+    blocks: list[Block] = [
         Verdict(_probability_text(played), "out_of_memory"),
         _facts(played),
         *tables,
@@ -62,7 +63,7 @@ def _facts(played: Played) -> Facts:
     first, last = int(draws["seed"].iloc[0]), int(draws["seed"].iloc[-1])
     load = f"{played.load}, drawn {len(draws):,} times (seeds {first} to {last}) for {steps} steps each"
     rank = f"of the {ranks} ranks of the recorded rank's stage, the one that receives most in a draw"
-    return Facts([Fact("run", str(playable.run.path)), Fact("load", load), Fact("rank", rank)])
+    return Facts([Fact("run", str(playable.run.path), is_code=True), Fact("load", load), Fact("rank", rank)])
 
 
 def _probability_text(played: Played) -> str:

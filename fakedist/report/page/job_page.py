@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import quote
 
-from fakedist.report.content.blocks import Sheet, SheetColumn
+from fakedist.report.content.report_blocks import Sheet, SheetColumn
 from fakedist.report.figures.look import STYLE_NAMES
 from fakedist.report.figures.time_figures import lane_names, stage_label, stage_lanes
 from fakedist.report.page.assets import figure_object

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fakedist.report.content.blocks import Chart, Report, Verdict
+from fakedist.report.content.report_blocks import Chart, Report, Verdict
 from fakedist.report.figures.look import STYLE_NAMES
 from fakedist.report.page.drawings import Pack
 from fakedist.report.page.run_page import template_text

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fakedist.report.content.blocks import Advice, Block, Facts, Items, Remark, Report, Sheet, SheetColumn, Verdict
+from fakedist.report.content.report_blocks import (
+    Advice,
+    Block,
+    Facts,
+    Items,
+    Remark,
+    Report,
+    Sheet,
+    SheetColumn,
+    Verdict,
+)
 from fakedist.visible import MOST_OF_A_TEXT, visible
 
 
@@ -27,11 +37,14 @@ def _lines(block: Block) -> list[str]:
         case Verdict(text):
             return [f"**{escaped(text)}**"]
         case Facts(rows, title):
+            texts = [f"`{visible(row.text, MOST_OF_A_TEXT)}`" if row.is_code else escaped(row.text) for row in rows]
             more = [f" ({escaped(row.more)})" if row.more else "" for row in rows]
-            facts = [f"- {row.name}: {escaped(row.text)}{said}" for row, said in zip(rows, more, strict=True)]
+            facts = [f"- {row.name}: {text}{said}" for row, text, said in zip(rows, texts, more, strict=True)]
             return [f"**{escaped(title)}**", "", *facts] if title else facts
         case Sheet():
             return sheet_markdown(block)
+        case Items(title, texts, True):
+            return [f"**{escaped(title)}**", "", "```", *(text.replace("```", "'''") for text in texts), "```"]
         case Items(title, texts):
             return [f"**{escaped(title)}**", "", *(f"- {escaped(text)}" for text in texts)]
         case Remark(text):

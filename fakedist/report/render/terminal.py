@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fakedist.report.content.blocks import (
+from fakedist.report.content.report_blocks import (
     KEY,
     Advice,
     Block,
@@ -258,13 +258,15 @@ def print_sheets(console: Console, sheets: Sequence[Sheet]) -> None:
 
 def render(report: Report, console: Console) -> None:
     """Print a report."""
-    for block in report.blocks:
-        _print_block(console, block)
+    for before, block in zip([None, *report.blocks], report.blocks, strict=False):
+        _print_block(console, block, before)
 
 
-def _print_block(console: Console, block: Block) -> None:
+def _print_block(console: Console, block: Block, before: Block | None) -> None:
     match block:
         case Verdict(text):
+            if not isinstance(before, Verdict | None):
+                console.print()
             print_words(console, Text(text, style="bold"), 0)
         case Facts(rows, ""):
             print_facts(console, [(row.name, row.text) for row in rows])
@@ -273,9 +275,11 @@ def _print_block(console: Console, block: Block) -> None:
             print_figures(console, [(row.name, row.text, row.more) for row in rows], is_right=True)
         case Sheet():
             print_sheets(console, [block])
-        case Items(title, texts):
+        case Items(title, texts, is_code):
             print_heading(console, title)
-            print_items(console, texts)
+            for text in texts if is_code else ():
+                print_long(console, Text(text))
+            print_items(console, () if is_code else texts)
         case Remark(text, is_warning):
             print_words(console, Text(text, style="yellow" if is_warning else "dim"), 0 if is_warning else 2)
         case Advice(title, gives, text, command):

@@ -13,7 +13,7 @@ from rich.text import Text
 from fakedist.analysis.alike_ranks import AlikeRanks
 from fakedist.rank_list import format_rank_list
 from fakedist.report.compare.comparison import format_relative, format_us_change
-from fakedist.report.content.blocks import Sheet, SheetColumn, bytes_column, us_column
+from fakedist.report.content.report_blocks import Sheet, SheetColumn, bytes_column, us_column
 from fakedist.report.render.markdown import escaped, markdown_table, sheet_markdown
 from fakedist.report.render.terminal import (
     print_facts,

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
 from fakedist.analysis.stack_lines import IN_TORCH, NO_STACK, forward_line, in_engine, script_lines
-from fakedist.report.content.blocks import EMPTY_RANK, KEY, Sheet, SheetColumn, us_column
+from fakedist.report.content.report_blocks import EMPTY_RANK, KEY, Sheet, SheetColumn, us_column
 from fakedist.report.text.wording import (
     LAYER_COLUMNS,
     MIN_SHARE,

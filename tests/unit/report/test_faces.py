@@ -17,11 +17,12 @@ from typing import Protocol
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from fakedist.check.outputs import check_report
 from fakedist.cli import main
 from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, TEXT, Output
-from fakedist.report.content.blocks import Report
 from fakedist.report.content.long_run import long_run_report
 from fakedist.report.content.play import play_report, ranks_report
+from fakedist.report.content.report_blocks import Report
 from fakedist.units import MIB
 from tests.unit.report import subjects
 from tests.unit.report.two_runs import run_of
@@ -55,7 +56,7 @@ class Shown(Protocol):
 
 @pytest.fixture
 def shown(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shown:
-    """What a command prints, with its last line and exit code."""
+    """A command's output in a format, with its last line and exit code."""
     monkeypatch.chdir(tmp_path)
 
     def run(form: str, *arguments: str) -> str:
@@ -123,7 +124,7 @@ def test_three_runs(shown: Shown, snapshot: SnapshotAssertion) -> None:
 
 def test_topology(shown: Shown, snapshot: SnapshotAssertion) -> None:
     steps()
-    for form in (TEXT, JSON):
+    for form in (*FORMATS, HTML):
         assert shown(form, "topology", "rank0") == snapshot(name=form)
         assert shown(form, "topology", "rank0", "rank4") == snapshot(name=f"two-{form}")
 
@@ -157,7 +158,7 @@ def faces_of(form: str, text, markdown, plain, page=None, rows=None) -> str:
 
 
 def faces(report: Report, *forms: str) -> Iterator[tuple[str, str]]:
-    """What a report looks like in each of these formats, else in all."""
+    """A report in each of these formats, else in all."""
     for form in forms or (*FORMATS, CSV, HTML):
         output = Output(form)
         with redirect_stdout(StringIO()) as text:
@@ -185,20 +186,11 @@ def test_played_steps(snapshot: SnapshotAssertion) -> None:
 
 def test_checked(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     for has_failures in (True, False):
-        from functools import partial
-
-        from fakedist.check import outputs as s
-
         found = subjects.checked(tmp_path / str(has_failures))
         if not has_failures:
             found.failures.clear()
-        for form in FORMATS:
-            assert faces_of(
-                form,
-                partial(s.render_checked, found),
-                partial(s.checked_markdown, found),
-                partial(s.checked_object, found),
-            ) == snapshot(name=f"{has_failures}-{form}")
+        for form, text in faces(check_report(found), *FORMATS, HTML):
+            assert text == snapshot(name=f"{has_failures}-{form}")
 
 
 def test_sweep(snapshot: SnapshotAssertion) -> None:

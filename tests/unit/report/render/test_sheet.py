@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from fakedist.report.content.blocks import KEY, SheetColumn
+from fakedist.report.content.report_blocks import KEY, SheetColumn
 from fakedist.report.render.terminal import folded, print_items, print_table, print_words
 
 COLUMNS = [

@@ -112,10 +112,11 @@ class Facts:
 
 @dataclass(frozen=True)
 class Items:
-    """Sentences of equal weight below a title."""
+    """Sentences of equal weight below a title, or lines of code or of a log."""
 
     title: str
     texts: Sequence[str]
+    is_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ Block: TypeAlias = Verdict | Facts | Sheet | Chart | Items | Remark | Advice
 
 @dataclass(frozen=True)
 class Report:
-    """What is known of a subject.
+    """A subject, and all that is known of it.
 
     Attributes:
         title: The subject in a few words: "match", "play".
