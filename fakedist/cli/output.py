@@ -35,6 +35,11 @@ class Output:
     file: Path | None = None
 
     @property
+    def folder(self) -> Path | None:
+        """The directory that the result goes to; None if it is printed."""
+        return None if self.file is None else self.file.parent
+
+    @property
     def prints_text(self) -> bool:
         """True if the result is on the terminal, for people."""
         return self.format == TEXT and self.file is None

@@ -67,10 +67,11 @@ def page_of(path: Path, folder: Path | None, *, is_served: bool = False) -> str:
 
         return sweep_page(open_sweep(path), folder)
     if rank_directories(path):
-        from fakedist.report.page.job_page import job_page
+        from fakedist.report.content.job import runs_report
+        from fakedist.report.render.html import report_page
         from fakedist.results.job_time import open_job_runs
 
-        return job_page(open_job_runs(path), folder=folder)
+        return report_page(runs_report(open_job_runs(path), folder=folder))
     from fakedist.report.page.run_page import page
     from fakedist.results.opening import open_run
 

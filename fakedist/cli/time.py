@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fakedist.cost_model.rollout.rollout_time import RolloutTime
-    from fakedist.results.job_time import JobTime
     from fakedist.results.run import Run
 
 #: What ``--format csv`` shows unless ``--table`` names another table.
@@ -110,10 +109,12 @@ def time(
     gpu, pricing = pricing_of(values)
     with reading(*runs):
         if several:
+            from fakedist.report.content.job import step_report
             from fakedist.results.job_time import time_job
 
             price_job = partial(time_job, runs, gpu, **pricing, **counts)
-            print_job(price_job(), output, {text: price_job(what_if=text) for text in what_ifs})
+            changed = {text: price_job(what_if=text) for text in what_ifs}
+            output.write(step_report(price_job(), changed, folder=output.folder))
         else:
             from fakedist.results.opening import open_run
 
@@ -194,21 +195,3 @@ def _print_run(
                 render(rollout, console)
 
         output.render(draw)
-
-
-def print_job(job: JobTime, output: Output, changed: Mapping[str, JobTime]) -> None:
-    """Print the step of a job and with each what-if, or write it into the file."""
-    from fakedist.report.text import job_sheets
-
-    if output.format == JSON:
-        output.write_object(job_sheets.job_object(job, changed))
-    elif output.format == MARKDOWN:
-        output.write_text(job_sheets.job_markdown(job, changed))
-    elif output.format == HTML:
-        from fakedist.report.page.job_page import job_page
-        from fakedist.results.job_time import JobRuns
-
-        folder = None if output.file is None else output.file.parent
-        output.write_text(job_page(JobRuns(None, job.runs, job), changed, folder=folder))
-    else:
-        output.render(lambda console: job_sheets.render_job(job, console, changed))

@@ -74,6 +74,7 @@ class Sheet:
         has_json: The command that prints it prints it as JSON, too.
         links: Pages of each row, as (text, address); None without any.
         is_open: Markdown shows it without a click.
+        label: Its name in a page's navigation; empty if it has none of its own.
     """
 
     title: str
@@ -82,6 +83,7 @@ class Sheet:
     has_json: bool = True
     links: Sequence[Sequence[tuple[str, str]]] | None = None
     is_open: bool = False
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,10 +106,15 @@ class Fact:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and texts, one a line; below a title they are figures, which stand at the right."""
+    """Names and texts, one a line; below a title they are figures, which stand at the right.
+
+    A page alone has details.
+    """
 
     rows: Sequence[Fact]
     title: str = ""
+    label: str = ""
+    is_detail: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,7 @@ class Items:
     title: str
     texts: Sequence[str]
     is_code: bool = False
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,12 +146,20 @@ class Advice:
 
 
 @dataclass(frozen=True)
+class Drawing:
+    """A chart that a page's script draws: plotly's figures by name, what the script reads, what its template has."""
+
+    figures: Mapping[str, object]
+    meta: Mapping[str, object]
+    context: Mapping[str, object]
+
+
+@dataclass(frozen=True)
 class Chart:
     """A figure of the page, by the name of its template, and the data that it is drawn from.
 
     Attributes:
         source: "measured", "simulated" or "estimated".
-        label: Its name in the page's navigation; empty if it has none of its own.
     """
 
     name: str

@@ -36,7 +36,7 @@ def _lines(block: Block) -> list[str]:
     match block:
         case Verdict(text):
             return [f"**{escaped(text)}**"]
-        case Facts(rows, title):
+        case Facts(rows, title, is_detail=False):
             texts = [f"`{visible(row.text, MOST_OF_A_TEXT)}`" if row.is_code else escaped(row.text) for row in rows]
             more = [f" ({escaped(row.more)})" if row.more else "" for row in rows]
             facts = [f"- {row.name}: {text}{said}" for row, text, said in zip(rows, texts, more, strict=True)]

@@ -258,7 +258,8 @@ def print_sheets(console: Console, sheets: Sequence[Sheet]) -> None:
 
 def render(report: Report, console: Console) -> None:
     """Print a report."""
-    for before, block in zip([None, *report.blocks], report.blocks, strict=False):
+    shown = [block for block in report.blocks if not isinstance(block, Facts) or not block.is_detail]
+    for before, block in zip([None, *shown], shown, strict=False):
         _print_block(console, block, before)
 
 

@@ -20,11 +20,13 @@ from syrupy.assertion import SnapshotAssertion
 from fakedist.check.outputs import check_report
 from fakedist.cli import main
 from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, TEXT, Output
+from fakedist.report.content.job import runs_report, step_report
 from fakedist.report.content.long_run import long_run_report
 from fakedist.report.content.play import play_report, ranks_report
 from fakedist.report.content.report_blocks import Report
 from fakedist.units import MIB
 from tests.unit.report import subjects
+from tests.unit.report.content.test_job import faster, placed
 from tests.unit.report.two_runs import run_of
 from tests.unit.report.two_snapshots import snapshot_of
 from tests.unit.results.test_repricing import STEP, priced_run
@@ -215,34 +217,16 @@ def test_sweep(snapshot: SnapshotAssertion) -> None:
         ) == snapshot(name=form)
 
 
-def test_job(snapshot: SnapshotAssertion) -> None:
-    from functools import partial
-
-    from fakedist.report.text import job_sheets as s
-    from tests.unit.report.text.test_job_sheets import faster, job_of
-
-    found = job_of(), {"bandwidth=2x": faster()}
-    for form in FORMATS:
-        assert faces_of(
-            form,
-            lambda c: s.render_job(found[0], c, found[1]),
-            partial(s.job_markdown, *found),
-            partial(s.job_object, *found),
-        ) == snapshot(name=form)
-
-
-def test_job_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion) -> None:
-    from fakedist.report.page.job_page import job_page
-    from fakedist.results.job_time import JobRuns, JobTime, open_job_runs
-    from fakedist.rundir.outcome import Ending, Outcome
-    from tests.unit.report.text.test_job_sheets import STEP as STAGES
-    from tests.unit.report.text.test_job_sheets import faster, job_of
-
+def test_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion) -> None:
     monkeypatch.chdir(tmp_path)
     steps("runs")
     Path("runs/rank4/report.html").touch()
-    ranks = open_job_runs(Path("runs").absolute()).runs
-    found = JobRuns(tmp_path / "runs", ranks, JobTime(STAGES, ranks, job_of().lanes))
-    lost = {9: Ending(Outcome.ERROR, 1, "no such GPU")}
-    text = job_page(found, {"bandwidth=2x": faster()}, folder=tmp_path / "runs", not_started=lost)
-    assert read(text).replace(str(tmp_path), "/runs") == snapshot
+    found = placed(tmp_path / "runs")
+    assert found.job is not None
+    reports = {
+        "whole": runs_report(found, folder=tmp_path / "runs"),
+        "what-if": step_report(found.job, {"bandwidth=2x": faster()}),
+    }
+    for name, report in reports.items():
+        for form, text in faces(report, *((TEXT, MARKDOWN, HTML) if name == "whole" else (*FORMATS, HTML))):
+            assert text.replace(str(tmp_path), "/runs") == snapshot(name=f"{name}-{form}")
