@@ -211,9 +211,7 @@ class Comparison:
     @cached_property
     def warnings(self) -> list[str]:
         """Limits of the figures, one sentence each."""
-        sides = zip("AB", self.summaries, strict=True)
-        warnings = [f"{side} {phrase}" for side, summary in sides if (phrase := reasons.incomplete(summary))]
-        return warnings + reasons.unlike_times(*self.summaries)
+        return reasons.warnings(dict(zip("AB", self.summaries, strict=True)))
 
     @property
     def look_first(self) -> list[str]:
@@ -317,9 +315,10 @@ class Comparison:
         return lines
 
     @property
-    def headline(self) -> str:
-        """The changed settings and the reason: "--loss-parallel: -7.32 GiB at the peak: temporaries ..."."""
-        return f"{self.changed}: {self.whys[0][1]}" if self.changed else self.whys[0][1]
+    def headlines(self) -> list[tuple[str, str]]:
+        """Those lines, the first behind the changed settings: "--loss-parallel: -7.32 GiB at the peak: ..."."""
+        (name, first), *others = self.whys
+        return [(name, f"{self.changed}: {first}" if self.changed else first), *others]
 
     def _tables(self, name: str) -> tuple[pd.DataFrame, pd.DataFrame]:
         return self._kept.setdefault(name, (self.a.table(name), self.b.table(name)))
@@ -417,8 +416,7 @@ class SnapshotComparison:
         """Limits of the figures, one sentence each."""
         warnings = []
         for side, run in (("A", self.a), ("B", self.b)):
-            if run.summary.rank is not None and (phrase := reasons.incomplete(run.summary)):
-                warnings.append(f"{side} {phrase}")
+            warnings += reasons.warnings({side: run.summary})
             warnings += [f"{side}: {note.text}" for note in run.summary.notes if note.code in _LIMITS]
         return warnings
 
@@ -467,11 +465,9 @@ class SnapshotComparison:
             f"{format_change(total)} at the peak: {self._blocks_of(most)}, {format_change(int(most['change_bytes']))}"
         )
 
-    headline = why
-
     @property
-    def whys(self) -> list[tuple[str, str]]:
-        """The line of the peak, as :attr:`Comparison.whys`."""
+    def headlines(self) -> list[tuple[str, str]]:
+        """The line of the peak, as :attr:`Comparison.headlines`."""
         return [("why", self.why)]
 
     def _blocks_of(self, row: pd.Series) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from fakedist.units import format_bytes, format_us
@@ -11,6 +12,7 @@ from fakedist.visible import visible
 
 if TYPE_CHECKING:
     import pandas as pd
+    from numpy.typing import ArrayLike
 
 #: The rank of a column that always stays.
 KEY = -1
@@ -75,6 +77,8 @@ class Sheet:
         links: Pages of each row, as (text, address); None without any.
         is_open: Markdown shows it without a click.
         label: Its name in a page's navigation; empty if it has none of its own.
+        most: Rows that are shown elsewhere than on a page; 0 for all.
+        rest: A sentence on those that are left out there.
     """
 
     title: str
@@ -84,6 +88,23 @@ class Sheet:
     links: Sequence[Sequence[tuple[str, str]]] | None = None
     is_open: bool = False
     label: str = ""
+    most: int = 0
+    rest: str = ""
+
+    @property
+    def shortened(self) -> Sheet:
+        """The table as a terminal and Markdown show it."""
+        if not self.most or len(self.columns[0].cells) <= self.most:
+            return self
+        columns = [
+            replace(
+                column,
+                cells=column.cells[: self.most],
+                values=None if column.values is None else column.values[: self.most],
+            )
+            for column in self.columns
+        ]
+        return replace(self, columns=columns, remarks=[*self.remarks, self.rest], most=0)
 
 
 @dataclass(frozen=True)
@@ -147,11 +168,15 @@ class Advice:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A chart that a page's script draws: plotly's figures by name, what the script reads, what its template has."""
+    """A chart that a page's script draws: plotly's figures by name, what the script reads, what its template has.
+
+    ``arrays`` are numbers that the script samples again for each view.
+    """
 
     figures: Mapping[str, object]
     meta: Mapping[str, object]
     context: Mapping[str, object]
+    arrays: Mapping[str, ArrayLike] = MappingProxyType({})
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def _lines(block: Block) -> list[str]:
             facts = [f"- {row.name}: {text}{said}" for row, text, said in zip(rows, texts, more, strict=True)]
             return [f"**{escaped(title)}**", "", *facts] if title else facts
         case Sheet():
-            return sheet_markdown(block)
+            return sheet_markdown(block.shortened)
         case Items(title, texts, True):
             return [f"**{escaped(title)}**", "", "```", *(text.replace("```", "'''") for text in texts), "```"]
         case Items(title, texts):

@@ -250,7 +250,7 @@ def _least_width(column: SheetColumn) -> int:
 
 def print_sheets(console: Console, sheets: Sequence[Sheet]) -> None:
     """Print tables with their remarks."""
-    for sheet in sheets:
+    for sheet in (whole.shortened for whole in sheets):
         print_table(console, sheet.title, sheet.columns, has_json=sheet.has_json)
         for remark in sheet.remarks:
             print_remark(console, remark)
@@ -270,7 +270,7 @@ def _print_block(console: Console, block: Block, before: Block | None) -> None:
                 console.print()
             print_words(console, Text(text, style="bold"), 0)
         case Facts(rows, ""):
-            print_facts(console, [(row.name, row.text) for row in rows])
+            print_facts(console, [(row.name, f"{row.text} ({row.more})" if row.more else row.text) for row in rows])
         case Facts(rows, title):
             print_heading(console, title)
             print_figures(console, [(row.name, row.text, row.more) for row in rows], is_right=True)
