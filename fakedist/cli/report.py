@@ -70,17 +70,9 @@ def _is_sweep(path: Path) -> bool:
 
 def _print_sweep(path: Path, output: Output) -> None:
     from fakedist.sweep.opened import open_sweep
-    from fakedist.sweep.sheets import render_sweep, sweep_markdown, sweep_object
+    from fakedist.sweep.sheets import sweep_report
 
-    sweep = open_sweep(path)
-    if output.format == JSON:
-        output.write_object(sweep_object(sweep))
-    elif output.format == MARKDOWN:
-        output.write_text(sweep_markdown(sweep))
-    elif output.format == CSV:
-        output.write_text(str(sweep.frame().to_csv(index=False)))
-    else:
-        output.render(lambda console: render_sweep(sweep, console))
+    output.write(sweep_report(open_sweep(path), folder=output.folder))
 
 
 def _print_ranks(path: Path, output: Output) -> None:

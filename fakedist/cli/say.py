@@ -62,10 +62,11 @@ def page_of(path: Path, folder: Path | None, *, is_served: bool = False) -> str:
     from fakedist.sweep.sweep_directory import is_sweep
 
     if is_sweep(path):
+        from fakedist.report.render.html import report_page
         from fakedist.sweep.opened import open_sweep
-        from fakedist.sweep.page import sweep_page
+        from fakedist.sweep.sheets import sweep_report
 
-        return sweep_page(open_sweep(path), folder)
+        return report_page(sweep_report(open_sweep(path), folder=folder))
     if rank_directories(path):
         from fakedist.report.content.job import runs_report
         from fakedist.report.render.html import report_page

@@ -79,11 +79,11 @@ def test_bars_are_as_long_as_their_bytes(reader: Reader, written: dict[str, Path
 
 def test_columns_sort_by_their_figures_and_are_saved(reader: Reader, written: dict[str, Path]) -> None:
     page = reader.open(written["sweep"])
-    heading = page.locator("#ranked th", has_text="memory")
+    heading = page.locator("#points-table th", has_text="memory")
     heading.locator("button").click()
-    cells = page.locator("#ranked tbody tr td:nth-child(5)").all_inner_texts()
+    cells = page.locator("#points-table tbody tr td:nth-child(5)").all_inner_texts()
     assert cells == sorted(cells, key=lambda text: -float(text.split()[0]))
-    panel = page.locator(".panel", has=page.locator("#ranked"))
+    panel = page.locator(".panel", has=page.locator("#points-table"))
     with page.expect_download() as saving:
         panel.get_by_role("button", name="CSV").click()
     assert pd.read_csv(saving.value.path())["memory (bytes)"].max() == 90 << 30
@@ -91,8 +91,8 @@ def test_columns_sort_by_their_figures_and_are_saved(reader: Reader, written: di
 
 def test_the_winners_command_is_copied(reader: Reader, written: dict[str, Path]) -> None:
     page = reader.open(written["sweep"])
-    assert page.locator("#winner").inner_text() == WINNER
-    page.locator("button.copy").click()
+    assert page.locator("#its-command").inner_text() == WINNER
+    page.locator("button.copy").first.click()
     page.locator("button.copy", has_text="copied").wait_for()
 
 

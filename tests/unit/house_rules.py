@@ -17,7 +17,7 @@ LIBRARY_HOMES = {
     ),
     "pandas": ("cost_model/", "analysis/", "results/", "report/", "export/", "check/", "sweep/"),
     "pyarrow": ("rundir/tables",),
-    "plotly": ("report/", "sweep/page"),
+    "plotly": ("report/", "sweep/charts"),
     "jinja2": ("report/",),
     "markupsafe": ("report/",),  # what jinja2 escapes with
     "click": ("cli/",),

@@ -189,8 +189,10 @@ class Comparison:
         RunDirectoryError: One of them is not a run directory, or is damaged.
     """
 
+    names = ("A", "B")
+
     def __init__(self, a: Path, b: Path) -> None:
-        self.a, self.b = open_run_directory(a), open_run_directory(b)
+        self.runs = self.a, self.b = open_run_directory(a), open_run_directory(b)
         self.summaries = self.a.summary, self.b.summary
 
     @cached_property
@@ -392,13 +394,11 @@ LACKS = ("differences", "phases", "categories", "layers", "collectives", "time")
 class SnapshotComparison:
     """The changes of memory from ``a`` to ``b``, each a snapshot or a run, as far as a snapshot of torch knows them.
 
-    ``changed`` is empty: a snapshot has no settings.
-
     Raises:
         RunDirectoryError: One of them has no memory: it was imported from an Nsight report.
     """
 
-    changed = ""
+    names = ("A", "B")
     time: TimeComparison | None = None
 
     def __init__(self, a: Run, b: Run) -> None:
@@ -408,7 +408,7 @@ class SnapshotComparison:
                     f"{run.path} has no memory to compare: fakedist nsys imported it",
                     "compare the snapshot with a second snapshot, or with a run of fakedist profile",
                 )
-        self.a, self.b = a, b
+        self.runs = self.a, self.b = a, b
         self.summaries = a.summary, b.summary
 
     @cached_property

@@ -77,9 +77,8 @@ def comparison_report(compared: Compared | SeveralRuns, *, all_rows: bool = Fals
     Raises:
         RunDirectoryError: A table is missing or damaged.
     """
-    several = isinstance(compared, SeveralRuns)
-    runs = dict(zip(compared.names, compared.runs, strict=True)) if several else {"A": compared.a, "B": compared.b}
-    base = "the base" if several else ""
+    runs = dict(zip(compared.names, compared.runs, strict=True))
+    base = "the base" if len(runs) > 2 else ""
     facts = [Fact(name, str(run.path), base if name == "A" else "", is_code=True) for name, run in runs.items()]
     blocks: list[Block] = [Verdict(text, name) for name, text in compared.headlines]
     blocks += [Facts(facts), *(Remark(text, is_warning=True) for text in compared.warnings)]

@@ -79,6 +79,7 @@ class Sheet:
         label: Its name in a page's navigation; empty if it has none of its own.
         most: Rows that are shown elsewhere than on a page; 0 for all.
         rest: A sentence on those that are left out there.
+        is_detail: A page alone has it.
     """
 
     title: str
@@ -90,6 +91,7 @@ class Sheet:
     label: str = ""
     most: int = 0
     rest: str = ""
+    is_detail: bool = False
 
     @property
     def shortened(self) -> Sheet:

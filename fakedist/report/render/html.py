@@ -8,7 +8,7 @@ from fakedist.report.page.drawings import Pack
 from fakedist.report.page.run_page import template_text
 
 #: The script of a page with a chart of this name; that of others has lanes, bars and tables.
-_ENTRIES = {"compared": "compare", "points": "sweep"}
+_ENTRIES = {"compared": "compare", "front": "sweep", "parallel": "sweep"}
 
 
 def report_page(report: Report, plotly_file: str = "") -> str:

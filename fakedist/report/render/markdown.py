@@ -41,7 +41,7 @@ def _lines(block: Block) -> list[str]:
             more = [f" ({escaped(row.more)})" if row.more else "" for row in rows]
             facts = [f"- {row.name}: {text}{said}" for row, text, said in zip(rows, texts, more, strict=True)]
             return [f"**{escaped(title)}**", "", *facts] if title else facts
-        case Sheet():
+        case Sheet(is_detail=False):
             return sheet_markdown(block.shortened)
         case Items(title, texts, True):
             return [f"**{escaped(title)}**", "", "```", *(text.replace("```", "'''") for text in texts), "```"]

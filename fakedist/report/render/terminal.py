@@ -258,7 +258,7 @@ def print_sheets(console: Console, sheets: Sequence[Sheet]) -> None:
 
 def render(report: Report, console: Console) -> None:
     """Print a report."""
-    shown = [block for block in report.blocks if not isinstance(block, Facts) or not block.is_detail]
+    shown = [block for block in report.blocks if not getattr(block, "is_detail", False)]
     for before, block in zip([None, *shown], shown, strict=False):
         _print_block(console, block, before)
 

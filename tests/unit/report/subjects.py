@@ -17,9 +17,6 @@ from fakedist.errors import ScriptError
 from fakedist.results.long_runs import FailedRequest, PlayedSetting, PlayedSteps
 from fakedist.results.router_draws import Draw, Playable, Played, PlayedChange, PlayedSize
 from fakedist.router_load import RouterPass
-from fakedist.sweep.opened import Sweep
-from fakedist.sweep.point_rows import Row
-from fakedist.sweep.sweep_directory import About
 from fakedist.units import GIB, MIB
 
 _NONE = np.zeros((0, 0), np.int64)
@@ -147,12 +144,3 @@ def checked(folder: Path) -> Checked:
         mismatches=[Mismatch("net", "net: the job hangs", "src/model, 2.py:1 (forward)")],
         failures=[ScriptError("net rank 2: the script failed", output="Traceback ```")],
     )
-
-
-def sweep(*rows: Row, path: Path = Path("/sweep")) -> Sweep:
-    """A sweep with these points."""
-    axes = {name: sorted({dict(each.values)[name] for each in rows}, key=str) for name, _ in rows[0].values}
-    about = About(
-        command=[], program="train.py", axes=axes, ranks="ends", headroom=0.05, points=[each.id for each in rows]
-    )
-    return Sweep(path, about, rows)

@@ -24,13 +24,14 @@ from fakedist.report.content.job import runs_report, step_report
 from fakedist.report.content.long_run import long_run_report
 from fakedist.report.content.play import play_report, ranks_report
 from fakedist.report.content.report_blocks import Report
+from fakedist.sweep.sheets import sweep_report
 from fakedist.units import MIB
 from tests.unit.report import subjects
 from tests.unit.report.content.test_job import faster, placed
 from tests.unit.report.two_runs import run_of
 from tests.unit.report.two_snapshots import snapshot_of
 from tests.unit.results.test_repricing import STEP, priced_run
-from tests.unit.sweep.test_sheets import ROWS
+from tests.unit.sweep.test_sheets import ROWS, sweep
 
 FORMATS = (TEXT, MARKDOWN, JSON)
 _NOT_READ = re.compile(r"<(script|style).*?</\1>|<!--.*?-->", re.DOTALL)
@@ -143,22 +144,6 @@ def test_rollout(shown: Shown, snapshot: SnapshotAssertion) -> None:
         assert printed[start:] == snapshot(name=form)
 
 
-def faces_of(form: str, text, markdown, plain, page=None, rows=None) -> str:
-    from io import StringIO
-
-    from rich.console import Console
-
-    if form == TEXT:
-        console = Console(file=StringIO(), width=100)
-        text(console)
-        return console.file.getvalue()
-    if form == JSON:
-        return json.dumps(plain(), indent=2) + "\n"
-    if form == CSV:
-        return rows().to_csv(index=False)
-    return markdown() if form == MARKDOWN else read(page())
-
-
 def faces(report: Report, *forms: str) -> Iterator[tuple[str, str]]:
     """A report in each of these formats, else in all."""
     for form in forms or (*FORMATS, CSV, HTML):
@@ -196,25 +181,8 @@ def test_checked(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
 
 
 def test_sweep(snapshot: SnapshotAssertion) -> None:
-    from functools import partial
-
-    from fakedist.sweep import sheets as s
-    from fakedist.sweep.page import sweep_page
-
-    found = subjects.sweep(*ROWS)
-    for form in (
-        *FORMATS,
-        CSV,
-        HTML,
-    ):
-        assert faces_of(
-            form,
-            partial(s.render_sweep, found),
-            partial(s.sweep_markdown, found),
-            partial(s.sweep_object, found),
-            partial(sweep_page, found),
-            found.frame,
-        ) == snapshot(name=form)
+    for form, text in faces(sweep_report(sweep(*ROWS))):
+        assert text == snapshot(name=form)
 
 
 def test_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion) -> None:
