@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.output import JSON, MARKDOWN, TEXT, chosen_output, file_option, format_options
+from fakedist.cli.output import HTML, JSON, MARKDOWN, TEXT, chosen_output, file_option, format_options
 from fakedist.cli.say import last_line, reading
 from fakedist.errors import ExitCode
 
@@ -14,7 +14,7 @@ from fakedist.errors import ExitCode
 @click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @file_option
-@format_options(TEXT, JSON, MARKDOWN)
+@format_options(TEXT, JSON, MARKDOWN, HTML)
 def match(runs: tuple[Path, ...], *, file: Path | None, form: str | None, as_json: bool) -> int:
     """Show whether the calls of a job's ranks match.
 
