@@ -30,7 +30,8 @@ The jobs are in `tests/clients/catalogue`. The frameworks come from PyPI (`const
 
 Recipes of public projects (`tests/clients/catalogue/recipes.py`) are the project's own loop with its own classes where
 a package has them, and written anew where the project is a repository without one (CleanRL, DETR, DINO, minimind, SiT).
-Some need packages that only `make recipes` installs (`requirements-recipes.txt`).
+Some need packages that only `make recipes` installs (`requirements-recipes.txt`), and MACE one that `make recipes` leaves
+out, as its wheel brings a package `tests`.
 
 Wall time covers the whole command, including process start and report. Peak is the allocator's peak allocated memory
 (measured). Both are in the order of the ranks.
@@ -38,7 +39,9 @@ Wall time covers the whole command, including process start and report. Peak is 
 [pytorch-tests.md](pytorch-tests.md) shows which assertions of PyTorch's own tests hold here.
 
 Not in the list: torchtune 0.6.1, which needs torchao 0.15 or older and so an environment of its own (its full finetune
-ran to the end on one rank there, unchecked); OLMo-core 3.0.0, which needs torch older than 2.14; vLLM, SGLang, and TRL
+ran to the end on one rank there, unchecked); OLMo-core 3.0.0, which needs torch older than 2.14; TorchRec 1.9.2, whose
+fbgemm_gpu 1.9.0 lacks a symbol of torch 2.15 (`c10::report_overflow`); Detectron2, dion and fms-fsdp, which have no
+package; vLLM, SGLang, and TRL
 and verl with them, which have environments and figures of their own ([rl.md](rl.md)); notebooks, whose kernels are not
 processes that the script starts and have no virtual GPU.
 """

@@ -166,6 +166,34 @@ def _yolo(rank: int) -> Arithmetic:
     return Arithmetic(None, held, 2 * held, bytes_within=_EXACT)
 
 
+def _x_transformers(rank: int) -> Arithmetic:
+    """Six layers of 512 with gains in their norms, no biases in attention; bytes are the vocabulary."""
+    width = 512
+    layer = 2 * width + 4 * width**2 + 8 * width**2 + 5 * width
+    return _trained(2 * 256 * width + 6 * layer + width)
+
+
+def _gin(rank: int) -> Arithmetic:
+    """An embedding of atoms and one of bonds, three layers of two products and two norms, and a last product."""
+    width = 300
+    layer = 4 * width**2 + 3 * width + 6 * width + 1
+    elements = (119 + 6) * width + 3 * layer + width + 1
+    norms = FP32 * 3 * 2 * (width + 2 * width) + 8 * 3 * 2  # means, variances, and a count of batches
+    return _trained(elements, parameters=FP32 * elements + norms)
+
+
+def _mace(rank: int) -> Arithmetic:
+    """848,528 elements, as e3nn counts the paths of its irreps; amsgrad keeps a third state."""
+    held = FP32 * 848_528
+    return Arithmetic(None, held, 3 * held, bytes_within=_EXACT)
+
+
+def _sam2(rank: int) -> Arithmetic:
+    """80,850,178 parameters, as the recipe prints of its own configuration."""
+    held = FP32 * 80_850_178
+    return Arithmetic(None, held, 2 * held, bytes_within=_EXACT)
+
+
 def _entry(
     framework: str, feature: str, job: str, arithmetic: Callable[[int], Arithmetic] | None, **more: Any
 ) -> Entry:
@@ -326,6 +354,39 @@ ENTRIES = (
         package="ultralytics",
         silent=("experts_made_up",),
         environment={"YOLO_CONFIG_DIR": "{directory}", "YOLO_OFFLINE": "1"},
+    ),
+    _entry(
+        "SAM 2",
+        "fine-tuning of Hiera-B+ by its own configuration, clicks drawn in each step, DDP",
+        "sam2_train.py",
+        _sam2,
+        package="sam2",
+        requires=("hydra-core", "tensordict"),
+    ),
+    _entry(
+        "x-transformers",
+        "train_enwik8: a decoder of bytes, flash attention, text generated in the first iteration",
+        "x_transformers_train.py",
+        _x_transformers,
+        ranks=(0,),
+        world_size=1,
+        collectives=(),
+        package="x-transformers",
+    ),
+    _entry(
+        "PyG",
+        "graph classification, GINE of three layers, batches that differ in size, DDP",
+        "pyg_graphs.py",
+        _gin,
+        package="torch-geometric",
+    ),
+    _entry(
+        "MACE",
+        "run_train: a potential whose forces are a gradient, amsgrad, EMA, DDP",
+        "mace_train.py",
+        _mace,
+        package="mace-torch",
+        requires=("ase", "torch-ema"),
     ),
     _entry("MONAI", "UNet of volumes, Dice loss, MetaTensor, DDP", "monai_unet.py", _unet3d, package="monai"),
     _entry(
