@@ -132,7 +132,7 @@ def _write_files(checked: Checked, junit: Path | None, sarif: Path | None) -> No
 
 def _say_outcome(checked: Checked, update: bool) -> int:
     for failure in checked.failures:
-        say(f"---- to run it again: {failure.hint}", err=True)
+        say(f"---- {failure.message.partition(':')[0]}, to run it again: {failure.hint}", err=True)
     if update and checked.exit_code == 0 and not checked.updated:
         click.echo("the baselines did not change", err=True)
     if not checked.exit_code:

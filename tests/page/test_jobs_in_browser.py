@@ -140,8 +140,8 @@ def test_every_chart_is_saved_as_a_picture(reader: Reader, written: dict[str, Pa
 
 
 def of_page(name: str) -> str:
-    """The pictures of a page are named after what it shows; a comparison's after its first run."""
-    return "a" if name == "several" else name
+    """The pictures of a page are named after what it shows."""
+    return "compare" if name == "several" else name
 
 
 def test_bars_keep_their_lengths_and_colours_in_a_picture(reader: Reader, written: dict[str, Path]) -> None:

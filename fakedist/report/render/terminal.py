@@ -276,11 +276,14 @@ def _print_block(console: Console, block: Block, before: Block | None) -> None:
             print_figures(console, [(row.name, row.text, row.more) for row in rows], is_right=True)
         case Sheet():
             print_sheets(console, [block])
-        case Items(title, texts, is_code):
-            print_heading(console, title)
-            for text in texts if is_code else ():
+        case Items(title, texts, True):
+            print_heading(console, "")
+            print_long(console, Text(title, style="bold"))
+            for text in texts:
                 print_long(console, Text(text))
-            print_items(console, () if is_code else texts)
+        case Items(title, texts):
+            print_heading(console, title)
+            print_items(console, texts)
         case Remark(text, is_warning):
             print_words(console, Text(text, style="yellow" if is_warning else "dim"), 0 if is_warning else 2)
         case Advice(title, gives, text, command):
