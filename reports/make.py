@@ -22,9 +22,10 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from fakedist.report.compare.comparison import Comparison
-from fakedist.report.compare.comparison_page import comparison_page
+from fakedist.report.content.comparison import comparison_report
 from fakedist.report.page.assets import plotly_text
 from fakedist.report.page.run_page import page as run_page
+from fakedist.report.render.html import report_page
 from fakedist.results.opening import open_run
 from reports.tutorials import IMAGES, TUTORIALS, draw_tutorial, terminal_svg
 
@@ -191,7 +192,7 @@ def compare(folder: Path) -> None:
     """Put two runs side by side on a page, if both were made."""
     a, b = (folder / name for name in COMPARED)
     if a.exists() and b.exists():
-        page = comparison_page(Comparison(a, b), plotly_file=PLOTLY)
+        page = report_page(comparison_report(Comparison(a, b)), plotly_file=PLOTLY)
         (HERE / f"{COMPARED[0]}-compared.html").write_text(page.replace(f"{folder}/", ""))
 
 

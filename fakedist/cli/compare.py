@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -12,7 +11,6 @@ from fakedist.cli.output import (
     JSON,
     MARKDOWN,
     TEXT,
-    Output,
     all_rows_option,
     chosen_output,
     file_option,
@@ -35,41 +33,9 @@ def compare(runs: tuple[Path, ...], *, file: Path | None, form: str | None, as_j
     """
     if len(runs) < 2:
         raise click.UsageError("one run was given, and it takes two or more to compare")
+    from fakedist.report.content.comparison import comparison_report, open_compared
+
     output = chosen_output(form, as_json, file)
     with reading(*runs):
-        if len(runs) > 2:
-            _print_several(runs, output, all_rows=all_rows)
-        else:
-            _print_two(runs[0], runs[1], output, all_rows=all_rows)
+        output.write(comparison_report(open_compared(runs), all_rows=all_rows))
     return 0
-
-
-def _print_two(a: Path, b: Path, output: Output, *, all_rows: bool) -> None:
-    from fakedist.report.compare.change_sheets import comparison_markdown, render_comparison
-    from fakedist.report.compare.comparison import compared_object, open_comparison
-
-    comparison = open_comparison(a, b)
-    if output.format == HTML:
-        from fakedist.report.compare.comparison_page import comparison_page
-
-        output.write(comparison_page(comparison))
-    elif output.format == JSON:
-        output.write_object(compared_object(comparison))
-    elif output.format == MARKDOWN:
-        output.write(comparison_markdown(comparison, all_rows=all_rows))
-    else:
-        output.render(lambda console: render_comparison(comparison, all_rows=all_rows, console=console))
-
-
-def _print_several(runs: Sequence[Path], output: Output, *, all_rows: bool) -> None:
-    from fakedist.report.compare import several_runs
-
-    several = several_runs.SeveralRuns(runs)
-    if output.format == HTML:
-        output.write(several_runs.several_page(several))
-    elif output.format == JSON:
-        output.write_object(several_runs.several_object(several))
-    elif output.format == MARKDOWN:
-        output.write(several_runs.several_markdown(several, all_rows=all_rows))
-    else:
-        output.render(lambda console: several_runs.render_several(several, all_rows=all_rows, console=console))

@@ -219,12 +219,9 @@ def _show(directory: Path, output: Output) -> int:
 
 
 def _print(sweep: Sweep, output: Output) -> int:
-    from fakedist.sweep.sheets import render_sweep, sweep_object
+    from fakedist.sweep.sheets import sweep_report
 
-    if output.format == JSON:
-        output.write_object(sweep_object(sweep))
-    else:
-        output.render(lambda console: render_sweep(sweep, console))
+    output.write(sweep_report(sweep))
     if sweep.ranking.best is None:
         return last_line(ExitCode.OUT_OF_MEMORY if _any_ran(sweep) else ExitCode.ERROR, "no point fits")
     return ExitCode.DONE

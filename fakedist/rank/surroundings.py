@@ -261,7 +261,8 @@ class Surroundings:
 
     def _go_bare(self) -> None:
         """Write everything, as if the script were stopped here, and end all but the virtual GPU and the other ranks."""
-        assert self._bare_gpu is not None and self._gpu is not None
+        assert self._bare_gpu is not None
+        assert self._gpu is not None
         self.was_beyond = self._gpu.is_beyond
         with uninterrupted():
             self._close(Ending(Outcome.STOPPED, 0), line_now())

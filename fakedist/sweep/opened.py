@@ -35,6 +35,13 @@ class Sweep:
         self.path, self.about, self.rows = path, about, list(rows)
         self.ranking: Ranking = rank_rows(self.rows, about.headroom)
 
+    @property
+    def varied_axes(self) -> list[str]:
+        """The axes with several values, those that matter most first."""
+        order = [effect.axis for effect in self.ranking.effects]
+        names = [name for name, values in self.about.axes.items() if len(values) > 1]
+        return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
+
     def frame(self) -> pd.DataFrame:
         """A row for each point, in the order of the points: the values of the axes, then ``COLUMNS``.
 

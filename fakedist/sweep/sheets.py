@@ -1,38 +1,43 @@
-"""A sweep on a terminal and as an object: its answer, and what a dry run would run."""
+"""The report of a sweep: its answer and its points; and what a dry run would run."""
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 from rich.console import Console
 from rich.text import Text
 
 from fakedist.options import profile_command
-from fakedist.report.text.sheet import (
+from fakedist.report.content.report_blocks import (
     KEY,
+    Block,
+    Chart,
+    Fact,
+    Facts,
+    Remark,
+    Report,
     Sheet,
     SheetColumn,
+    Verdict,
     bytes_column,
-    escaped,
-    markdown_table,
-    print_heading,
-    print_remark,
-    print_table,
-    print_words,
     us_column,
 )
-from fakedist.report.text.wording import MFU_BASIS
+from fakedist.report.render.terminal import print_heading, print_remark
+from fakedist.report.text.wording import MFU_BASIS, command_line
 from fakedist.rundir.plain import to_plain
 from fakedist.sweep.command import PointRun, PricedFor
 from fakedist.sweep.opened import Sweep
 from fakedist.sweep.plan import RankChoice, SweepPlan
 from fakedist.sweep.point_rows import Row, Status, StepEstimate
-from fakedist.sweep.ranking import AxisEffect, answer, counts_text, rate_in, speed_text
+from fakedist.sweep.ranking import AxisEffect, answer, counts_text, memory_text, rate_in, short_label, speed_text
 from fakedist.sweep.space import Point, all_points, text_of
-from fakedist.sweep.sweep_directory import PAGE_NAME, TABLE_NAME
+from fakedist.sweep.sweep_directory import PAGE_NAME, TABLE_NAME, reports_of
 from fakedist.units import format_bytes, format_us
 from fakedist.visible import MOST_OF_A_TEXT, visible
 
@@ -44,24 +49,119 @@ _LONGEST_WORD = 24
 _NUM_REASONS = 5
 
 
-def render_sweep(sweep: Sweep, console: Console) -> None:
-    """Print the answer, the fastest points, the front, what each axis matters, and why points failed."""
-    ranking = sweep.ranking
-    print_heading(console, counts_text(ranking))
-    for sentence in answer(ranking):
-        print_words(console, Text(sentence), 2)
-    rows = shown_rows(sweep)
+def sweep_report(sweep: Sweep, *, folder: Path | None = None) -> Report:
+    """A sweep: its answer, every point, what each axis matters, and why points failed.
+
+    A page links to the points' pages if ``folder``, where it goes, is the sweep's own directory.
+    """
+    ranking, rows = sweep.ranking, shown_rows(sweep)
+    is_here = folder is not None and folder.resolve() == sweep.path.resolve()
+    first, *sentences = answer(ranking)
+    blocks: list[Block] = [Verdict(first, "answer"), Verdict(counts_text(ranking), "counts"), *_best(sweep)]
+    blocks += [Remark(text) for text in (*sentences, *reasons(sweep.rows))]
+    blocks += _charts(sweep)
     if rows:
-        print_table(console, TITLE, columns_of(sweep, rows[:_NUM_ROWS]))
-        if len(rows) > _NUM_ROWS:
-            print_remark(console, f"{len(rows) - _NUM_ROWS:,} more are in {TABLE_NAME}, on the page and in --json")
-        for remark in remarks_of(rows):
-            print_remark(console, remark)
+        links = [pages_of(row, sweep) for row in rows] if is_here else None
+        rest = f"{len(rows) - _NUM_ROWS:,} more are in {TABLE_NAME}, on the page and in --json"
+        columns = columns_of(sweep, rows)
+        sheet = Sheet(TITLE, columns, remarks_of(rows), links=links, is_open=True, label="Points")
+        blocks.append(replace(sheet, most=_NUM_ROWS, rest=rest))
     if any(effect.num_groups for effect in ranking.effects):
-        print_table(console, EFFECTS_TITLE, effects_of(ranking.effects))
-    for sentence in reasons(sweep.rows):
-        print_remark(console, sentence)
-    print_remark(console, f"in {sweep.path}: {TABLE_NAME}, {PAGE_NAME} and the run directories")
+        blocks.append(Sheet(EFFECTS_TITLE, effects_of(ranking.effects)))
+    for label, title, chosen in (
+        ("Misfits", MISFITS_TITLE, misfits(sweep.rows)),
+        ("Failures", FAILURES_TITLE, failures(sweep.rows)),
+    ):
+        links = [pages_of(row, sweep) for row in chosen] if is_here else None
+        blocks += [_point_sheet(label, title, chosen, links)] if chosen else []
+    blocks.append(Remark(f"in {sweep.path}: {TABLE_NAME}, {PAGE_NAME} and the run directories"))
+    return Report("sweep", [*blocks, _about(sweep)], partial(_sweep_object, sweep), sweep.frame)
+
+
+def _charts(sweep: Sweep) -> list[Chart]:
+    def draw(name: str) -> Callable[[], object]:
+        def drawn() -> object:
+            from fakedist.sweep import charts  # plotly takes a while to import
+
+            return getattr(charts, name)(sweep)
+
+        return drawn
+
+    charts, unit = [], sweep.ranking.unit
+    if sweep.ranking.speeds:
+        text = (
+            "Each point with a step. The dotted line joins the points that no other beats in both. The band is the 90 "
+            "% interval of the fastest that fits: points in it are about as fast. A click opens the point's report."
+        )
+        source = "memory measured, speed estimated"
+        charts.append(Chart("front", "Memory against speed", draw("draw_front"), source, text, "Charts"))
+    if sweep.varied_axes:
+        text = (
+            "A line for each point, the stronger the faster, grey where it has no step; the last axis is its speed"
+            f"{f' in {unit}' if unit else ''}. The axes that matter most are on the right."
+        )
+        charts.append(Chart("parallel", "Points over all axes", draw("draw_parallel"), "speed estimated", text))
+    if sweep.ranking.speeds and len(sweep.varied_axes) > 1:
+        text = f"The fastest point that fits for each pair of values, in {unit}. Where there is no square, none fits."
+        charts.append(Chart("map", "Two axes", draw("draw_maps"), "speed estimated", text))
+    return charts
+
+
+def pages_of(row: Row, sweep: Sweep) -> list[tuple[str, str]]:
+    """The pages of a point's ranks, as (text, address)."""
+    return [(f"rank {rank}", quote(page)) for rank, page in reports_of(sweep.path, row)]
+
+
+def _best(sweep: Sweep) -> list[Block]:
+    """The fastest point that fits: its speed, its memory and its step, and the command that runs it."""
+    best, unit = sweep.ranking.best, sweep.ranking.unit
+    if best is None:
+        return []
+    row, speed, step = best.row, best.speed, best.row.step
+    interval = f"90 % interval {speed_text(speed.low)} to {speed_text(speed.high)}"
+    figures = [Fact(unit, speed_text(speed.value), interval if speed.low < speed.high else "its interval is not known")]
+    if row.fullest is not None:
+        figures.append(Fact("memory", memory_text(row.fullest), "measured, NCCL and context estimated"))
+    if step is not None:
+        known = step.low_us is not None and step.high_us is not None
+        interval = f"90 % interval {format_us(step.low_us or 0.0)} to {format_us(step.high_us or 0.0)}" if known else ""
+        figures.append(Fact("step", format_us(step.step_us), interval))
+        if step.mfu is not None:
+            figures.append(Fact("MFU", f"{step.mfu:.1%}"))
+    tied = len(sweep.ranking.as_fast)
+    figures.append(Fact("statistically tied with it", f"{tied:,}", "other point" if tied == 1 else "other points"))
+    command = [Fact("its command", command_line(shlex.split(row.command)), is_code=True)]
+    return [Facts(figures, short_label(row.values)), *([Facts(command, is_detail=True)] if row.command else [])]
+
+
+_MOST_NAMED = 6
+
+
+def _about(sweep: Sweep) -> Facts:
+    """The sweep's setting and its command. What no point knows is left out."""
+    rows = sweep.rows
+    steps = [row.step for row in rows if row.step is not None]
+    worlds = sorted({row.world_size for row in rows if row.world_size})
+    memory = sorted({rank.capacity_bytes for row in rows for rank in row.ranks if rank.capacity_bytes})
+    gpus = list(dict.fromkeys(step.gpu for step in steps))
+    sizes = _named([format_bytes(bytes_) for bytes_ in memory])
+    facts = [
+        ("world", f"{_named([f'{world:,}' for world in worlds])} ranks" if worlds else "", False),
+        ("GPU", ", ".join(filter(None, (_named(gpus), sizes and f"{sizes} of memory"))), False),
+        ("fabric", _named(list(dict.fromkeys(step.fabric for step in steps))), False),
+        ("script", sweep.about.program, True),
+        ("ranks of a point", sweep.about.ranks, False),
+        ("headroom asked for", f"{sweep.about.headroom:.0%}", False),
+        ("command", command_line(sweep.about.command), True),
+        ("directory", str(sweep.path), True),
+    ]
+    shown = [Fact(name, text, is_code=is_code) for name, text, is_code in facts if text]
+    return Facts(shown, "This sweep", label="Sweep", is_detail=True)
+
+
+def _named(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - _MOST_NAMED} more" if len(texts) > _MOST_NAMED else ""
+    return ", ".join(texts[:_MOST_NAMED]) + more
 
 
 def shown_rows(sweep: Sweep) -> list[Row]:
@@ -175,7 +275,9 @@ def failures(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.status in (Status.INVALID, Status.FAILED)]
 
 
-def point_sheet(title: str, rows: Sequence[Row]) -> Sheet:
+def _point_sheet(
+    label: str, title: str, rows: Sequence[Row], links: Sequence[Sequence[tuple[str, str]]] | None
+) -> Sheet:
     """Points with the reasons for their status."""
     texts = {
         "point": [row.label for row in rows],
@@ -184,20 +286,11 @@ def point_sheet(title: str, rows: Sequence[Row]) -> Sheet:
         "layer": [row.layer for row in rows],
         "line": [row.line for row in rows],
     }
-    return Sheet(title, [SheetColumn(name, cells, is_text=True) for name, cells in texts.items() if any(cells)])
+    columns = [SheetColumn(name, cells, is_text=True) for name, cells in texts.items() if any(cells)]
+    return Sheet(title, columns, links=links, label=label, is_detail=True)
 
 
-def sweep_markdown(sweep: Sweep) -> str:
-    """The answer and the fastest points, for a review."""
-    lines = [f"**{escaped(counts_text(sweep.ranking))}**", "", *(f"- {escaped(one)}" for one in answer(sweep.ranking))]
-    if rows := shown_rows(sweep)[:_NUM_ROWS]:
-        lines += ["", f"**{TITLE}**", "", *markdown_table(columns_of(sweep, rows))]
-    lines += ["", *(f"- {escaped(one)}" for one in reasons(sweep.rows))]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def sweep_object(sweep: Sweep) -> dict[str, object]:
-    """The object of ``--json``."""
+def _sweep_object(sweep: Sweep) -> dict[str, object]:
     ranking = sweep.ranking
     best = ranking.best
     return {

@@ -30,8 +30,8 @@ The jobs are in `tests/clients/catalogue`. The frameworks come from PyPI (`const
 
 Recipes of public projects (`tests/clients/catalogue/recipes.py`) are the project's own loop with its own classes where
 a package has them, and written anew where the project is a repository without one (CleanRL, DETR, DINO, minimind, SiT).
-Some need packages that only `make recipes` installs (`requirements-recipes.txt`), and MACE one that `make recipes` leaves
-out, as its wheel brings a package `tests`.
+Some need packages that only `make recipes` installs (`requirements-recipes.txt`). That leaves out MACE, whose wheel
+brings a package `tests`.
 
 Wall time covers the whole command, including process start and report. Peak is the allocator's peak allocated memory
 (measured). Both are in the order of the ranks.

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from fakedist.report.compare.comparison import Comparison
-from fakedist.report.compare.comparison_page import comparison_page
+from fakedist.report.content.comparison import comparison_report
+from fakedist.report.render.html import report_page
 from tests.page.browser import DESKTOP, Reader, drawn, serious_faults
 from tests.unit.report.two_runs import run_of
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     runs = [run_of(folder / "a", gemm_us=100), run_of(folder / "b", gemm_us=240, activation=12 << 20)]
-    (folder / "page.html").write_text(comparison_page(Comparison(*runs)), encoding="utf-8")
+    (folder / "page.html").write_text(report_page(comparison_report(Comparison(*runs))), encoding="utf-8")
     return folder / "page.html"
 
 

@@ -11,13 +11,14 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from fakedist.report.compare.several_runs import SeveralRuns, several_page
-from fakedist.report.page.job_page import write_job_page
-from fakedist.results.job_time import JobRuns, JobTime, open_job_runs
+from fakedist.report.compare.several_runs import SeveralRuns
+from fakedist.report.content.comparison import comparison_report
+from fakedist.report.content.job import runs_report
+from fakedist.report.render.html import report_page
 from fakedist.sweep.page import write_sweep_page
 from fakedist.sweep.point_rows import Status
 from tests.page.browser import Reader, drawn, serious_faults
-from tests.unit.report.text.test_job_sheets import STEP, job_of
+from tests.unit.report.content.test_job import placed
 from tests.unit.report.two_runs import run_of
 from tests.unit.sweep.rows_by_hand import row
 from tests.unit.sweep.test_sheets import sweep
@@ -37,11 +38,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for rank in (0, 4):
         run_of(folder / "job" / f"rank{rank}", gemm_us=100, activation=(8 + rank) << 20, rank=rank)
         (folder / "job" / f"rank{rank}" / "report.html").write_text("<title>a rank</title>")
-    runs = open_job_runs(folder / "job").runs
-    write_job_page(JobRuns(folder / "job", runs, JobTime(STEP, runs, job_of().lanes)), pages["job"])
+    pages["job"].write_text(report_page(runs_report(placed(folder / "job"), folder=folder / "job")))
     sides = [run_of(folder / name, gemm_us=100 + 20 * at, activation=(8 + at) << 20) for at, name in enumerate("abcd")]
     (folder / "several").mkdir()
-    pages["several"].write_text(several_page(SeveralRuns(sides)), encoding="utf-8")
+    pages["several"].write_text(report_page(comparison_report(SeveralRuns(sides))), encoding="utf-8")
     (folder / "sweep").mkdir()
     points = [row(1000 + 10 * at, 50 + at, tp=2**at, pp=2 ** (at % 3)) for at in range(6)]
     points[5] = replace(points[5], command=WINNER, world_size=64)
@@ -58,13 +58,13 @@ def test_the_lanes_of_a_job_are_drawn_and_zoomed(reader: Reader, written: dict[s
     assert page.evaluate("fakedist.lanes.view") == [25, 75]
     page.get_by_role("button", name="whole step").click()
     assert page.evaluate("fakedist.lanes.view") == [0, 100]
-    for style in page.locator("#lanes .legend .chip").all():
+    for style in page.locator("#stages .legend .chip").all():
         assert style.evaluate("node => getComputedStyle(node).backgroundColor") != "rgba(0, 0, 0, 0)"
 
 
 def test_a_rank_of_a_job_leads_to_its_page(reader: Reader, written: dict[str, Path]) -> None:
     page = reader.open(written["job"])
-    page.locator("#rank-table a").nth(1).click()
+    page.locator("#ranks-table a").nth(1).click()
     page.wait_for_url("**/rank4/report.html")
 
 
@@ -79,11 +79,11 @@ def test_bars_are_as_long_as_their_bytes(reader: Reader, written: dict[str, Path
 
 def test_columns_sort_by_their_figures_and_are_saved(reader: Reader, written: dict[str, Path]) -> None:
     page = reader.open(written["sweep"])
-    heading = page.locator("#ranked th", has_text="memory")
+    heading = page.locator("#points-table th", has_text="memory")
     heading.locator("button").click()
-    cells = page.locator("#ranked tbody tr td:nth-child(5)").all_inner_texts()
+    cells = page.locator("#points-table tbody tr td:nth-child(5)").all_inner_texts()
     assert cells == sorted(cells, key=lambda text: -float(text.split()[0]))
-    panel = page.locator(".panel", has=page.locator("#ranked"))
+    panel = page.locator(".panel", has=page.locator("#points-table"))
     with page.expect_download() as saving:
         panel.get_by_role("button", name="CSV").click()
     assert pd.read_csv(saving.value.path())["memory (bytes)"].max() == 90 << 30
@@ -91,8 +91,8 @@ def test_columns_sort_by_their_figures_and_are_saved(reader: Reader, written: di
 
 def test_the_winners_command_is_copied(reader: Reader, written: dict[str, Path]) -> None:
     page = reader.open(written["sweep"])
-    assert page.locator("#winner").inner_text() == WINNER
-    page.locator("button.copy").click()
+    assert page.locator("#its-command").inner_text() == WINNER
+    page.locator("button.copy").first.click()
     page.locator("button.copy", has_text="copied").wait_for()
 
 
@@ -140,8 +140,8 @@ def test_every_chart_is_saved_as_a_picture(reader: Reader, written: dict[str, Pa
 
 
 def of_page(name: str) -> str:
-    """The pictures of a page are named after what it shows; a comparison's after its first run."""
-    return "a" if name == "several" else name
+    """The pictures of a page are named after what it shows."""
+    return "compare" if name == "several" else name
 
 
 def test_bars_keep_their_lengths_and_colours_in_a_picture(reader: Reader, written: dict[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""A comparison as text: on a terminal, and as Markdown for a review."""
+"""The tables of a comparison of two runs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable
 from math import isnan
 
 import pandas as pd
-from rich.console import Console
-from rich.text import Text
 
 from fakedist.report.compare.comparison import (
     Compared,
@@ -20,18 +18,9 @@ from fakedist.report.compare.comparison import (
     format_us_change,
     noise_text,
 )
-from fakedist.report.text.group_sheets import AT_ONCE, stream_columns
+from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn
+from fakedist.report.content.topology import AT_ONCE, stream_columns
 from fakedist.report.text.memory_sheets import UNUSED_NAMES
-from fakedist.report.text.sheet import (
-    KEY,
-    Sheet,
-    SheetColumn,
-    escaped,
-    markdown_table,
-    print_long,
-    print_sheets,
-    print_words,
-)
 from fakedist.report.text.wording import or_dash, short_kernel, unknown_time, us_or_dash
 from fakedist.units import format_bytes
 
@@ -45,15 +34,13 @@ def _changed_sheet(title: str, changes: pd.DataFrame, columns: _Columns, all_row
     changed = changes[changes["what"] != "same"]
     if not len(changed):
         return None
-    rows = changed if all_rows else changed.head(_NUM_CHANGES)
-    rest = changed.iloc[len(rows) :]
-    if not len(rest):
-        return Sheet(title, columns(rows))
+    rest = changed.iloc[_NUM_CHANGES:]
     if "change_us" in rest:
         total = format_us_change(float(rest["change_us"].sum()))
     else:
         total = format_change(int(rest["change_bytes"].sum()))
-    return Sheet(title, columns(rows), [f"and {len(rest)} smaller changes, {total} in total; --all-rows shows them"])
+    text = f"and {len(rest)} smaller changes, {total} in total; --all-rows shows them"
+    return Sheet(title, columns(changed), most=0 if all_rows else _NUM_CHANGES, rest=text)
 
 
 def _pairs(name: str, a: pd.Series, b: pd.Series, rank: int) -> SheetColumn:
@@ -115,7 +102,7 @@ def snapshot_sheets(comparison: SnapshotComparison, *, all_rows: bool) -> list[S
         return text_column("line", [comparison.shown(str(line)) for line in rows["line"]])
 
     sheets = [
-        Sheet("Memory, measured", first, [_LACKING]),
+        Sheet("Memory, measured", first, [_LACKING], is_open=True),
         _kinds(comparison.kinds),
         _changed_sheet("Blocks at the peak by source line", comparison.lines, line_columns, all_rows),
         _changed_sheet(
@@ -159,10 +146,10 @@ def _segment_columns(rows: pd.DataFrame) -> list[SheetColumn]:
     ]
 
 
-def time_change_sheets(time: TimeComparison, *, all_rows: bool, with_noise: bool | None = None) -> list[Sheet]:
+def time_change_sheets(time: TimeComparison, *, all_rows: bool) -> list[Sheet]:
     """Tables of what changed in the timed step. Tables without a change are left out.
 
-    So are changes below ``time.noise_us``, unless ``with_noise``; None for the same as ``all_rows``.
+    So are changes below ``time.noise_us``, unless ``all_rows``.
     """
     chosen: list[tuple[str, pd.DataFrame, _Columns]] = [
         (f"Kernels by phase, {time.of}", time.phases, _time_phase_columns),
@@ -171,7 +158,7 @@ def time_change_sheets(time: TimeComparison, *, all_rows: bool, with_noise: bool
         (f"Time by layer, own, {time.of}", time.layers, _time_layer_columns),
         (f"Kernels by name, {time.of}", time.names, _name_columns),
     ]
-    least_us = 0.0 if (all_rows if with_noise is None else with_noise) else time.noise_us
+    least_us = 0.0 if all_rows else time.noise_us
     sheets, num_left_out = [], 0
     for title, changes, columns in chosen:
         is_noise = (changes["change_us"].abs() < least_us) & ~changes["what"].isin(("same", *_NO_NOISE))
@@ -255,43 +242,14 @@ def _times(rows: pd.DataFrame) -> list[SheetColumn]:
     return [*columns, SheetColumn("%", [format_relative(change, of) for change, of in pairs], rank=1)]
 
 
-def render_comparison(comparison: Compared, *, all_rows: bool, console: Console) -> None:
-    """Print a comparison, what was changed and the reason first."""
-    for line in (comparison.headline, *(text for _, text in comparison.whys[1:])):
-        print_words(console, Text(line, style="bold"), 0)
-    for side, run in (("A", comparison.a), ("B", comparison.b)):
-        print_long(console, Text(f"{side}  ", style="dim") + Text(f"{run.path}", style="not dim"))
-    for warning in comparison.warnings:
-        print_words(console, Text(warning, style="yellow"), 0)
-    for remark in comparison.look_first:
-        print_words(console, Text(remark), 0)
-    print_sheets(console, comparison_sheets(comparison, all_rows=all_rows))
-
-
-def comparison_markdown(comparison: Compared, *, all_rows: bool = False) -> str:
-    """A comparison as Markdown: what was changed and why, the figures, and the rest in collapsed sections."""
-    first, *rest = comparison_sheets(comparison, all_rows=all_rows)
-    lines = []
-    for line in (comparison.headline, *(text for _, text in comparison.whys[1:])):
-        lines += [f"**{escaped(line)}**", ""]
-    lines += [f"A: `{comparison.a.path.name}`, B: `{comparison.b.path.name}`", ""]
-    if remarks := [f"- {escaped(remark)}" for remark in (*comparison.warnings, *comparison.look_first)]:
-        lines += [*remarks, ""]
-    lines += [*markdown_table(first.columns), ""]
-    lines += [line for remark in first.remarks for line in (remark, "")]
-    for sheet in rest:
-        lines += ["<details>", f"<summary>{sheet.title}</summary>", "", *markdown_table(sheet.columns), ""]
-        lines += [*(line for remark in sheet.remarks for line in (remark, "")), "</details>", ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def comparison_sheets(comparison: Compared, *, all_rows: bool, with_noise: bool | None = None) -> list[Sheet]:
+def comparison_sheets(comparison: Compared, *, all_rows: bool) -> list[Sheet]:
     """The tables of a comparison that are not empty, with the figures first. See :func:`time_change_sheets`."""
     if not isinstance(comparison, Comparison):
         return snapshot_sheets(comparison, all_rows=all_rows)
     figures = comparison.figures
+    first = [text_column("", figures["name"]), *size_columns(figures), relative_column(figures)]
     sheets = [
-        Sheet("Memory, measured", [text_column("", figures["name"]), *size_columns(figures), relative_column(figures)]),
+        Sheet("Memory, measured", first, is_open=True),
         _differences(comparison),
         _renamed(comparison),
         _changed_sheet("By phase, most allocated", comparison.phases, _phase_columns, all_rows),
@@ -308,7 +266,7 @@ def comparison_sheets(comparison: Compared, *, all_rows: bool, with_noise: bool 
     ]
     shown = [sheet for sheet in sheets if sheet is not None]
     if comparison.time:
-        shown += time_change_sheets(comparison.time, all_rows=all_rows, with_noise=with_noise)
+        shown += time_change_sheets(comparison.time, all_rows=all_rows)
     return shown
 
 

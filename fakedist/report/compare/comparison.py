@@ -13,7 +13,7 @@ import pandas as pd
 
 from fakedist.analysis.stack_lines import IN_TORCH, NO_STACK
 from fakedist.errors import RunDirectoryError
-from fakedist.report.text.group_sheets import CallsText, RunTopology
+from fakedist.report.content.topology import CallsText, RunTopology
 from fakedist.report.text.memory_sheets import UNUSED_NAMES
 from fakedist.report.text.wording import communication_word, relative_time, short_line, step_word
 from fakedist.results.compare import changed_memory, changed_times, layer_matching, reasons
@@ -189,8 +189,10 @@ class Comparison:
         RunDirectoryError: One of them is not a run directory, or is damaged.
     """
 
+    names = ("A", "B")
+
     def __init__(self, a: Path, b: Path) -> None:
-        self.a, self.b = open_run_directory(a), open_run_directory(b)
+        self.runs = self.a, self.b = open_run_directory(a), open_run_directory(b)
         self.summaries = self.a.summary, self.b.summary
 
     @cached_property
@@ -211,9 +213,7 @@ class Comparison:
     @cached_property
     def warnings(self) -> list[str]:
         """Limits of the figures, one sentence each."""
-        sides = zip("AB", self.summaries, strict=True)
-        warnings = [f"{side} {phrase}" for side, summary in sides if (phrase := reasons.incomplete(summary))]
-        return warnings + reasons.unlike_times(*self.summaries)
+        return reasons.warnings(dict(zip("AB", self.summaries, strict=True)))
 
     @property
     def look_first(self) -> list[str]:
@@ -317,9 +317,10 @@ class Comparison:
         return lines
 
     @property
-    def headline(self) -> str:
-        """The changed settings and the reason: "--loss-parallel: -7.32 GiB at the peak: temporaries ..."."""
-        return f"{self.changed}: {self.whys[0][1]}" if self.changed else self.whys[0][1]
+    def headlines(self) -> list[tuple[str, str]]:
+        """Those lines, the first behind the changed settings: "--loss-parallel: -7.32 GiB at the peak: ..."."""
+        (name, first), *others = self.whys
+        return [(name, f"{self.changed}: {first}" if self.changed else first), *others]
 
     def _tables(self, name: str) -> tuple[pd.DataFrame, pd.DataFrame]:
         return self._kept.setdefault(name, (self.a.table(name), self.b.table(name)))
@@ -393,13 +394,11 @@ LACKS = ("differences", "phases", "categories", "layers", "collectives", "time")
 class SnapshotComparison:
     """The changes of memory from ``a`` to ``b``, each a snapshot or a run, as far as a snapshot of torch knows them.
 
-    ``changed`` is empty: a snapshot has no settings.
-
     Raises:
         RunDirectoryError: One of them has no memory: it was imported from an Nsight report.
     """
 
-    changed = ""
+    names = ("A", "B")
     time: TimeComparison | None = None
 
     def __init__(self, a: Run, b: Run) -> None:
@@ -409,7 +408,7 @@ class SnapshotComparison:
                     f"{run.path} has no memory to compare: fakedist nsys imported it",
                     "compare the snapshot with a second snapshot, or with a run of fakedist profile",
                 )
-        self.a, self.b = a, b
+        self.runs = self.a, self.b = a, b
         self.summaries = a.summary, b.summary
 
     @cached_property
@@ -417,8 +416,7 @@ class SnapshotComparison:
         """Limits of the figures, one sentence each."""
         warnings = []
         for side, run in (("A", self.a), ("B", self.b)):
-            if run.summary.rank is not None and (phrase := reasons.incomplete(run.summary)):
-                warnings.append(f"{side} {phrase}")
+            warnings += reasons.warnings({side: run.summary})
             warnings += [f"{side}: {note.text}" for note in run.summary.notes if note.code in _LIMITS]
         return warnings
 
@@ -467,11 +465,9 @@ class SnapshotComparison:
             f"{format_change(total)} at the peak: {self._blocks_of(most)}, {format_change(int(most['change_bytes']))}"
         )
 
-    headline = why
-
     @property
-    def whys(self) -> list[tuple[str, str]]:
-        """The line of the peak, as :attr:`Comparison.whys`."""
+    def headlines(self) -> list[tuple[str, str]]:
+        """The line of the peak, as :attr:`Comparison.headlines`."""
         return [("why", self.why)]
 
     def _blocks_of(self, row: pd.Series) -> str:

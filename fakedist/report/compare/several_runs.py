@@ -1,4 +1,4 @@
-"""Three or more runs side by side: tables with a column for each, as text, Markdown, an object and a page.
+"""Three or more runs side by side: tables with a column for each.
 
 The first is the base; the others have their change from it. Access to a table that is missing or damaged raises
 RunDirectoryError.
@@ -14,8 +14,6 @@ from pathlib import Path
 from string import ascii_uppercase
 
 import pandas as pd
-from rich.console import Console
-from rich.text import Text
 
 from fakedist.report.compare.change_sheets import left_out_text
 from fakedist.report.compare.comparison import (
@@ -26,37 +24,16 @@ from fakedist.report.compare.comparison import (
     noise_us,
     rate_text,
 )
-from fakedist.report.figures.look import STYLE_NAMES
-from fakedist.report.page.bars import BarChart, memory_bars, time_bars
-from fakedist.report.page.drawings import Pack
-from fakedist.report.page.run_page import template_text
-from fakedist.report.text.sheet import (
-    KEY,
-    Sheet,
-    SheetColumn,
-    escaped,
-    markdown_table,
-    print_long,
-    print_sheets,
-    print_words,
-)
-from fakedist.report.text.wording import or_dash, run_title, step_text, unknown_time, verdict
+from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn
+from fakedist.report.text.wording import or_dash, unknown_time
 from fakedist.results.compare import changed_memory, changed_times, reasons
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import CATEGORIES, KINDS
 from fakedist.rundir.step_time import StepTime
-from fakedist.units import format_bytes, format_us
 
 _NUM_ROWS = 12
-#: Parts of a step, and their classes in the page's style sheet.
-_PARTS = {
-    "computes": "t-busy",
-    "only communicates": "t-communication",
-    "host late": "t-launch_gap",
-    "waits": "t-wait",
-}
 _STEP = "Time of the step"
 _SETTINGS = "Differences in job and machine"
 
@@ -119,7 +96,7 @@ class SeveralRuns:
         ]
 
     @property
-    def headlines(self) -> list[str]:
+    def headlines(self) -> list[tuple[str, str]]:
         """A line for each run but the base: "B --tp 4: peak -7.32 GiB (-62.1%), step +10.1 ms (+4.2%)"."""
         base, *_ = self.runs
         lines = []
@@ -133,19 +110,13 @@ class SeveralRuns:
                 said += filter(None, [rate_text(before, after)])
                 said.append(f"step {_moved(format_us_change, before.step_us, after.step_us)}")
             changed = f" {self.changes[at]}" if self.changes[at] else ""
-            lines.append(f"{name}{changed}: {', '.join(said)}")
+            lines.append((f"headline-{at}", f"{name}{changed}: {', '.join(said)}"))
         return lines
 
     @cached_property
     def warnings(self) -> list[str]:
         """Limits of the figures, one sentence each."""
-        sides = list(zip(self.names, self.runs, strict=True))
-        ended = [(name, run) for name, run in sides if run.summary.rank is not None]
-        found = [f"{name} {phrase}" for name, run in ended if (phrase := reasons.incomplete(run.summary))]
-        for name, run in sides[1:]:
-            told = reasons.unlike_times(self.runs[0].summary, run.summary)
-            found += [f"{self.names[0]} and {name}: {text.replace(' of B ', f' of {name} ')}" for text in told]
-        return found
+        return reasons.warnings({name: run.summary for name, run in zip(self.names, self.runs, strict=True)})
 
     @property
     def of_time(self) -> str:
@@ -263,12 +234,9 @@ def _exposed(time: StepTime) -> dict[tuple[str, ...], RunFigure]:
     return sums
 
 
-def several_sheets(several: SeveralRuns, *, all_rows: bool, with_noise: bool | None = None) -> list[Sheet]:
-    """The tables. Rows that all runs share are left out, as are differences of times that are noise.
-
-    ``with_noise`` shows the latter; None for the same as ``all_rows``.
-    """
-    least_us = 0.0 if (all_rows if with_noise is None else with_noise) or not any(several.timed) else several.noise_us
+def several_sheets(several: SeveralRuns, *, all_rows: bool) -> list[Sheet]:
+    """The tables, without rows that all runs share, and differences of times that are noise unless ``all_rows``."""
+    least_us = 0.0 if all_rows or not any(several.timed) else several.noise_us
     sheets, num_left_out = [], 0
     for table in several.tables:
         rows = dict(table.rows)
@@ -291,18 +259,16 @@ def several_sheets(several: SeveralRuns, *, all_rows: bool, with_noise: bool | N
 
 def _sheet(several: SeveralRuns, table: FigureTable, all_rows: bool) -> Sheet | None:
     if table.is_whole:
-        return Sheet(table.title, _columns(several, table, table.rows))
+        return Sheet(table.title, _columns(several, table, table.rows), is_open=table.title.startswith("Memory"))
     spreads = {name: spread(row) for name, row in table.rows.items()}
     order = sorted((name for name in table.rows if spreads[name]), key=lambda name: -spreads[name])
-    shown = order if all_rows else order[:_NUM_ROWS]
-    if not shown:
+    if not order:
         return None
-    remarks = []
-    if len(order) > len(shown):
-        remarks.append(f"and {len(order) - len(shown)} more rows that differ; --all-rows shows them")
-    if same := len(table.rows) - len(order):
-        remarks.append(f"the same in all runs: {same:,} {'row' if same == 1 else 'rows'}")
-    return Sheet(table.title, _columns(several, table, {name: table.rows[name] for name in shown}), remarks)
+    same = len(table.rows) - len(order)
+    remarks = [f"the same in all runs: {same:,} {'row' if same == 1 else 'rows'}"] if same else []
+    rest = f"and {len(order) - _NUM_ROWS} more rows that differ; --all-rows shows them"
+    columns = _columns(several, table, {name: table.rows[name] for name in order})
+    return Sheet(table.title, columns, remarks, most=0 if all_rows else _NUM_ROWS, rest=rest)
 
 
 def spread(row: Sequence[RunFigure | None]) -> float:
@@ -344,31 +310,6 @@ def _cell(unit: str, base: RunFigure | None, figure: RunFigure | None) -> str:
     return text if change.startswith("0 ") else f"{text} ({change})"
 
 
-def render_several(several: SeveralRuns, *, all_rows: bool, console: Console) -> None:
-    """Print what changed from the base, and the tables."""
-    for line in several.headlines:
-        print_words(console, Text(line, style="bold"), 0)
-    for name, run in zip(several.names, several.runs, strict=True):
-        base = ", the base" if run is several.runs[0] else ""
-        print_long(console, Text(f"{name}  ", style="dim") + Text(f"{run.path}{base}", style="not dim"))
-    for warning in several.warnings:
-        print_words(console, Text(warning, style="yellow"), 0)
-    print_sheets(console, several_sheets(several, all_rows=all_rows))
-
-
-def several_markdown(several: SeveralRuns, *, all_rows: bool) -> str:
-    """The same as Markdown: the figures, and the rest in collapsed sections."""
-    first, *rest = several_sheets(several, all_rows=all_rows)
-    lines = [part for line in several.headlines for part in (f"**{escaped(line)}**", "")]
-    names = [f"{name}: `{run.path.name}`" for name, run in zip(several.names, several.runs, strict=True)]
-    lines += [", ".join(names), "", *(f"- {escaped(text)}" for text in several.warnings)]
-    lines += ["", *markdown_table(first.columns), ""]
-    for sheet in rest:
-        lines += ["<details>", f"<summary>{sheet.title}</summary>", "", *markdown_table(sheet.columns), ""]
-        lines += [*(line for remark in sheet.remarks for line in (remark, "")), "</details>", ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
 def several_object(several: SeveralRuns) -> dict[str, object]:
     """The object that ``fakedist compare A B C --json`` prints: every row of every table."""
     return {
@@ -390,71 +331,3 @@ def several_object(several: SeveralRuns) -> dict[str, object]:
             for table in several.tables
         ],
     }
-
-
-def several_page(several: SeveralRuns) -> str:
-    """The page as text."""
-    pack = Pack()
-    pack.meta |= {"style": STYLE_NAMES, "figures": {}, "run": several.runs[0].path.name}
-    is_told = len({run.path.name for run in several.runs}) == len(several.runs)
-    labelled = [
-        (f"{name} {_short(run)}" if is_told else name, run)
-        for name, run in zip(several.names, several.runs, strict=True)
-    ]
-    context: dict[str, object] = {
-        "title": f"{len(several.runs)} runs of {run_title(several.runs[0])}",
-        "headlines": several.headlines,
-        "warnings": several.warnings,
-        "runs": _runs_sheet(several),
-        "memory": memory_bars(labelled),
-        "times": _times(several, [label for label, _ in labelled]),
-        "of_time": several.of_time,
-        "sheets": several_sheets(several, all_rows=True, with_noise=False),
-        "numbers": pack.text(),
-    }
-    return template_text("several.html.j2", "job", context, "")
-
-
-_LONGEST = 24
-
-
-def _short(run: Run) -> str:
-    name = run.path.name
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
-
-
-def _runs_sheet(several: SeveralRuns) -> Sheet:
-    """A row for each run: where it is, what was changed, and its main figures with their change from the base."""
-    runs = several.runs
-    steps = several.timed
-    base = steps[0]
-    verdicts = [verdict(run.summary, run.manifest.cwd) for run in runs]
-    peaks = [run.peak_allocated_bytes for run in runs]
-    texts = ["-" if time is None else step_text(time) for time in steps]
-    moved = [
-        "" if not at or time is None or base is None else _moved(format_us_change, base.step_us, time.step_us)
-        for at, time in enumerate(steps)
-    ]
-    columns = [
-        SheetColumn("", several.names, is_text=True),
-        SheetColumn("run", [str(run.path) for run in runs], is_text=True),
-        SheetColumn("changed from A", [text or "-" for text in several.changes], is_text=True),
-        SheetColumn("fits", ["" if one is None else one.word for one in verdicts], is_text=True),
-        SheetColumn("peak allocated", [format_bytes(peak) for peak in peaks], values=peaks, unit="bytes"),
-        SheetColumn("change", ["", *(_moved(format_change, peaks[0], peak) for peak in peaks[1:])]),
-    ]
-    if any(steps):
-        values = [None if time is None else time.step_us for time in steps]
-        columns += [SheetColumn("step", texts, values=values, unit="us"), SheetColumn("change", moved)]
-    return Sheet("Runs: memory measured" + (f", times {several.of_time}" if any(steps) else ""), columns)
-
-
-def _times(several: SeveralRuns, labels: Sequence[str]) -> BarChart | None:
-    keys = {name: key for key, name in changed_times.PARTS.items()}
-    rows = [
-        (label, {part: float(getattr(time, keys[part])) for part in _PARTS}, format_us(time.step_us), "")
-        for label, time in zip(labels, several.timed, strict=True)
-        if time is not None
-    ]
-    longest = max((time.step_us for time in several.timed if time is not None), default=0.0)
-    return time_bars(rows, _PARTS, longest) if rows else None

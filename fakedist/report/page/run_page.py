@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import jinja2
@@ -130,6 +130,10 @@ def _in_its_own_direction(value: object) -> object:
     return value if isinstance(value, Markup) or not isinstance(value, str) else visible_lines(value)
 
 
+def _of_visible(made: Callable[[str], str], text: str) -> str:
+    return made(visible_lines(text))
+
+
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -140,7 +144,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(FILTERS)
+    environment.filters.update({name: partial(_of_visible, made) for name, made in FILTERS.items()})
     return environment
 
 

@@ -11,7 +11,7 @@ from fakedist.cost_model.gains import faster_gpus
 from fakedist.cost_model.hosts import HOSTS, REFERENCE
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
-from fakedist.report.text.sheet import EMPTY_RANK, KEY, Sheet, SheetColumn
+from fakedist.report.content.report_blocks import EMPTY_RANK, KEY, Sheet, SheetColumn
 from fakedist.report.text.wording import (
     MFU_BASIS,
     clock_text,

@@ -14,6 +14,19 @@ from rich.console import Console
 from rich.text import Text
 
 from fakedist.analysis.layer_table import unfolded
+from fakedist.report.render.markdown import escaped, sheet_markdown
+from fakedist.report.render.terminal import (
+    FACT_WIDTH,
+    cut,
+    print_facts,
+    print_figures,
+    print_heading,
+    print_items,
+    print_long,
+    print_sheets,
+    print_short_table,
+    print_words,
+)
 from fakedist.report.text import host_memory_sheets
 from fakedist.report.text.memory_sheets import (
     OUTSIDE_TITLE,
@@ -23,20 +36,6 @@ from fakedist.report.text.memory_sheets import (
     most_layers,
     outside_figures,
     run_sheets,
-)
-from fakedist.report.text.sheet import (
-    FACT_WIDTH,
-    cut,
-    escaped,
-    print_facts,
-    print_figures,
-    print_heading,
-    print_items,
-    print_long,
-    print_sheets,
-    print_short_table,
-    print_words,
-    sheet_markdown,
 )
 from fakedist.report.text.time_sheets import (
     family_sheet,

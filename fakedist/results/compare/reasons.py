@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -58,26 +58,38 @@ def _setting(manifest: Manifest, key: str) -> object:
     return format_bytes(value) if key.endswith("_bytes") and value is not None else value
 
 
-def unlike_times(a: Summary, b: Summary) -> list[str]:
-    """Why the times of two summaries are not directly comparable, one sentence each."""
-    if a.timed is None or b.timed is None:
-        return []
-    timed = (a.timed, b.timed)
+def warnings(summaries: Mapping[str, Summary]) -> list[str]:
+    """Limits of the figures of named runs, each compared with the first, one sentence each."""
+    found = [
+        f"{name} {phrase}"
+        for name, summary in summaries.items()
+        if summary.rank is not None and (phrase := _incomplete(summary))
+    ]
+    (base, first), *others = summaries.items()
+    return found + [text for name, summary in others if (text := _unlike_times((base, first), (name, summary)))]
+
+
+def _unlike_times(a: tuple[str, Summary], b: tuple[str, Summary]) -> str:
+    """Why the times of two named runs are not directly comparable; empty if they are."""
+    (name_a, one), (name_b, other) = a, b
+    if one.timed is None or other.timed is None:
+        return ""
+    timed = (one.timed, other.timed)
     words = [source.source for _, source in timed]
     if words[0] != words[1]:
-        sources = f"the times of A are {words[0]}, those of B {words[1]}"
-        return [f"{sources}: a difference may be the model's error, not a change of the job"]
+        sources = f"the times of {name_a} are {words[0]}, those of {name_b} {words[1]}"
+        return f"{sources}: a difference may be the model's error, not a change of the job"
     unknown = [time.num_unknown_calls for time, _ in timed]
     if bool(unknown[0]) != bool(unknown[1]):
-        return ["only one of the runs knows the duration of its collectives: their steps cannot be compared"]
-    return []
+        return f"only one of {name_a} and {name_b} knows the duration of its collectives: do not compare their steps"
+    return ""
 
 
 def _times(summary: Summary) -> str:
     return "none" if summary.timed is None else f"{summary.timed[1].source} ({summary.timed[1].tool})"
 
 
-def incomplete(summary: Summary) -> str:
+def _incomplete(summary: Summary) -> str:
     """A run's early end in one phrase; empty if it was complete."""
     ending = summary.exit
     if ending.outcome in (Outcome.FINISHED, Outcome.STOPPED):

@@ -11,13 +11,16 @@ import pytest
 from rich.console import Console
 
 from fakedist.options import JobProgram
+from fakedist.report.render.html import report_page
+from fakedist.report.render.markdown import report_markdown
+from fakedist.report.render.terminal import render
+from fakedist.sweep.charts import maps, memory_against_speed, parallel_axes
 from fakedist.sweep.command import Texts
 from fakedist.sweep.opened import Sweep
-from fakedist.sweep.page import maps, memory_against_speed, parallel_axes, sweep_page
 from fakedist.sweep.plan import CommandLineSettings, sweep_of_command
 from fakedist.sweep.point_rows import Row, Status
 from fakedist.sweep.ranking import answer, counts_text, row_text, short_label
-from fakedist.sweep.sheets import dry_run, render_dry_run, render_sweep, sweep_markdown, sweep_object
+from fakedist.sweep.sheets import dry_run, render_dry_run, sweep_report
 from fakedist.sweep.space import COLUMNS
 from fakedist.sweep.sweep_directory import About
 from tests.unit.sweep.rows_by_hand import row
@@ -70,7 +73,7 @@ def test_a_point_has_a_short_label(values: dict[str, bool | int | str], text: st
 
 def shown(found: Sweep) -> str:
     text = StringIO()
-    render_sweep(found, Console(file=text, width=160))
+    render(sweep_report(found), Console(file=text, width=160))
     return text.getvalue()
 
 
@@ -91,7 +94,7 @@ def test_the_terminal_shows_points_axes_and_why_layouts_are_invalid() -> None:
 
 
 def test_json_has_every_point_and_the_ranking() -> None:
-    found = json.loads(json.dumps(sweep_object(sweep(*ROWS))))
+    found = json.loads(json.dumps(sweep_report(sweep(*ROWS)).data()))
     assert found["best"] == ROWS[0].id
     assert found["statistically_tied"] == [ROWS[1].id]
     assert [each["place"] for each in found["ranking"]] == [1, 1]
@@ -150,13 +153,17 @@ def said() -> dict[str, object]:
     cases = {"few": ROWS, "many": many, "bare": bare, "formula": formula, "none": many[-3:], "odd": odd}
     for name, rows in cases.items():
         made = sweep(*rows)
-        page = re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", sweep_page(made), flags=re.DOTALL)  # its words
+        report = sweep_report(made)
+        page = re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", report_page(report), flags=re.DOTALL)  # its words
         found |= {f"{name} text": shown(made), f"{name} rows": [row_text(one) for one in rows]}
         found[f"{name} page"] = page.split()
         if name in ("bare", "formula"):
             continue
-        found |= {f"{name} object": json.loads(json.dumps(sweep_object(made)))}
-        found |= {f"{name} frame": json.loads(made.frame().to_json()), f"{name} markdown": sweep_markdown(made)}
+        found |= {f"{name} object": json.loads(json.dumps(report.data()))}
+        found |= {
+            f"{name} frame": json.loads(made.frame().to_json()),
+            f"{name} markdown": report_markdown(sweep_report(made)),
+        }
         if made.ranking.speeds:
             figures = {"memory": memory_against_speed(made), "axes": parallel_axes(made), **maps(made)}
             for kind, figure in figures.items():

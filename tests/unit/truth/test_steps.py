@@ -56,13 +56,6 @@ def test_the_share_of_published_steps_that_held_is_the_one_that_reports_print() 
         assert declared == sum(held) / len(held)
 
 
-def test_the_share_of_published_steps_that_held_is_the_one_that_reports_print() -> None:
-    for is_host_bound, declared in ((False, HELD_STEPS), (True, HELD_HOST_STEPS)):
-        judged = [pair for pair in _steps(is_host_bound).values() if pair[0].kind == "dense" and not pair[0].is_fitted]
-        held = [step for row, step in judged if step.low_s <= (row.published_s or 0.0) <= step.high_s]
-        assert declared == len(held) / len(judged)
-
-
 def test_published_steps_of_experts_are_held_by_their_intervals() -> None:
     found = [pair for pair in _steps(is_host_bound=False).values() if pair[0].kind == "experts"]
     assert len(found) == 7

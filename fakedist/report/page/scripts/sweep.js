@@ -35,7 +35,7 @@ class MapChart extends PointChart {
   }
 }
 
-function chartsOf({ figures, maps, style }) {
+function chartsOf({ figures, maps = {}, style }) {
   return {
     front: figures.front ? new PointChart($('#front'), figures.front, style) : null,
     parallel: figures.parallel ? new PointChart($('#parallel'), figures.parallel, style) : null,

@@ -14,12 +14,13 @@ from fakedist.cli import main
 from fakedist.report.compare.several_runs import (
     RunFigure,
     SeveralRuns,
-    render_several,
-    several_page,
     several_sheets,
     spread,
 )
-from fakedist.report.text.sheet import Sheet
+from fakedist.report.content.comparison import comparison_report
+from fakedist.report.content.report_blocks import Sheet
+from fakedist.report.render.html import report_page
+from fakedist.report.render.terminal import render
 from fakedist.rundir.step_time import RankThroughput
 from tests.unit.report.reading import read_page
 from tests.unit.report.two_runs import run_of
@@ -58,7 +59,7 @@ def test_each_run_has_a_column_with_its_change_from_the_first(paths: list[Path])
 
 
 def test_a_line_for_each_run_says_what_was_changed_and_what_it_gave(paths: list[Path]) -> None:
-    assert SeveralRuns(paths).headlines == [
+    assert [text for _, text in SeveralRuns(paths).headlines] == [
         "B --wide: peak +12.00 MiB (+16.4%), step 0 µs (0.0%)",
         "C: peak 0 B (0.0%), step +120 µs (+36.4%)",
     ]
@@ -70,8 +71,8 @@ def test_runs_of_unlike_work_have_their_rate_first(paths: list[Path]) -> None:
         time = several.timed[at]
         assert time is not None
         several.timed[at] = replace(time, throughput=RankThroughput(tokens, "", rate))
-    assert "tokens/s per GPU 1,000 -> 880 (-12.0%), with 4,096 -> 2,048 tokens a step, step" in several.headlines[0]
-    assert "tokens" not in several.headlines[1]
+    assert "tokens/s per GPU 1,000 -> 880 (-12.0%), with 4,096 -> 2,048 tokens a step, step" in several.headlines[0][1]
+    assert "tokens" not in several.headlines[1][1]
     work = rows(sheet(several, "Work of the step"))
     assert work[:2] == [
         ("tokens/s per GPU", "1,000", "880 (-12.0%)", "990 (-1.0%)"),
@@ -123,15 +124,14 @@ def test_one_run_is_too_few(paths: list[Path], capsys: pytest.CaptureFixture[str
 
 def test_the_page_has_the_tables_of_the_terminal_and_names_are_text(paths: list[Path], tmp_path: Path) -> None:
     several = SeveralRuns([*paths, run_of(tmp_path / "d", mlp=HOSTILE, activation=1 << 20, arguments=(HOSTILE,))])
-    text = several_page(several)
+    text = report_page(comparison_report(several))
     page = read_page(text)
     assert page.handlers == []
     assert "<img" not in text
     assert all(address.startswith(("#", "data:")) for address in page.fetched)
-    for number, found in enumerate(several_sheets(several, all_rows=True, with_noise=False), 1):
-        cells = [
-            [" ".join(cell.replace("\u2212", "-").split()) for cell in row] for row in page.tables[f"sheet-{number}"]
-        ]
+    tables = [rows for name, rows in page.tables.items() if name.startswith("sheet-")]
+    for table, found in zip(tables, several_sheets(several, all_rows=False), strict=True):
+        cells = [[" ".join(cell.replace("\u2212", "-").split()) for cell in row] for row in table]
         assert cells[1:] == [[" ".join(cell.split()) for cell in row] for row in rows(found)], found.title
     assert page.figures["headline-1"].startswith("B --wide: peak +12.00 MiB")
 
@@ -140,5 +140,5 @@ def test_a_run_without_a_step_has_dashes_for_its_times(paths: list[Path], tmp_pa
     several = SeveralRuns([*paths[:2], run_of(tmp_path / "untimed")])
     assert {row[3] for row in rows(sheet(several, "Time of the step"))} == {"-"}
     stream = StringIO()
-    render_several(several, all_rows=False, console=Console(file=stream, width=100))
+    render(comparison_report(several), Console(file=stream, width=100))
     assert "C: peak 0 B (0.0%)\n" in stream.getvalue()

@@ -9,8 +9,10 @@ import pytest
 from rich.console import Console
 
 from fakedist.cli import main
-from fakedist.report.compare.change_sheets import comparison_markdown, render_comparison
 from fakedist.report.compare.comparison import Comparison, comparison_object
+from fakedist.report.content.comparison import comparison_report
+from fakedist.report.render.markdown import report_markdown
+from fakedist.report.render.terminal import render
 from fakedist.rundir.manifest import load_manifest, write_manifest
 from tests.unit.analysis.recorded import KIB, MIB, HandMade
 from tests.unit.report.handmade import built
@@ -101,7 +103,7 @@ def test_the_headline_names_what_was_changed(
     assert comparison.changes == ["--loss-parallel"]
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     assert capsys.readouterr().out.startswith(f"--loss-parallel: {comparison.why}")
-    assert comparison_markdown(comparison).startswith("**--loss-parallel: +12.00 MiB at the peak")
+    assert report_markdown(comparison_report(comparison)).startswith("**--loss-parallel: +12.00 MiB at the peak")
     assert comparison_object(comparison)["changes"] == ["--loss-parallel"]
 
 
@@ -110,7 +112,7 @@ def test_a_run_that_was_killed_half_way_is_told_before_its_figures(tmp_path: Pat
     assert comparison.warnings == ["B killed after 2 steps: its figures end there"]
     console = Console(width=120, record=True, quiet=False)
     with console.capture() as shown:
-        render_comparison(comparison, all_rows=False, console=console)
+        render(comparison_report(comparison), console)
     assert shown.get().index("B killed") < shown.get().index("Memory, measured")
 
 
@@ -126,7 +128,7 @@ def test_every_way_of_printing_starts_with_the_reason(
     assert "layers.*.mlp x3" in text
     assert main(["compare", *paths, "--format", "markdown"]) == 0
     markdown = capsys.readouterr().out
-    assert markdown == comparison_markdown(comparison)
+    assert markdown == report_markdown(comparison_report(comparison))
     assert markdown.startswith("**+12.00 MiB at the peak: activations of layers.\\*.mlp")
     assert r"layers.\*.mlp x3" in markdown
     assert main(["compare", *paths, "--json"]) == 0
@@ -142,7 +144,7 @@ def test_a_run_that_never_used_the_gpu_is_compared_too(tmp_path: Path) -> None:
     assert comparison.why.endswith("parameters of layers.*.mlp, +48.00 MiB, first seen in mm.default (init)")
     assert list(comparison.phases["what"].unique()) == ["appeared"]
     assert comparison.warnings[0].startswith("A exception (ValueError: x) after 0 steps")
-    assert "+73.00 MiB" in comparison_markdown(comparison)
+    assert "+73.00 MiB" in report_markdown(comparison_report(comparison))
 
 
 def test_what_is_no_run_directory_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from fakedist.cli import main
-from fakedist.report.compare.change_sheets import comparison_markdown, comparison_sheets
+from fakedist.report.compare.change_sheets import comparison_sheets
 from fakedist.report.compare.comparison import SnapshotComparison, compared_object, open_comparison
-from fakedist.report.compare.comparison_page import comparison_page
+from fakedist.report.content.comparison import comparison_report
+from fakedist.report.render.html import report_page
+from fakedist.report.render.markdown import report_markdown
 from fakedist.rundir.directory import SNAPSHOT_NAME
 from fakedist.rundir.manifest import import_manifest
 from tests.unit.analysis.recorded import MIB
@@ -116,7 +118,7 @@ def test_a_run_and_its_own_snapshot_are_the_same(tmp_path: Path) -> None:
     other = run_of(tmp_path / "b", activation=12 * MIB, line=20)
     comparison = open_comparison(run, other / SNAPSHOT_NAME)
     assert comparison.why == "+12.00 MiB at the peak: larger blocks from model.py:20 (forward), +12.00 MiB"
-    assert read_page(comparison_page(comparison)).figures["peak_A"] == "73.00 MiB"
+    assert "73.00 MiB" in {word.strip() for word in read_page(report_page(comparison_report(comparison))).words}
 
 
 def test_every_way_of_printing_starts_with_the_reason(
@@ -131,7 +133,7 @@ def test_every_way_of_printing_starts_with_the_reason(
     for sheet in comparison_sheets(comparison, all_rows=False):
         assert f"\n{sheet.title}\n" in text
     assert main(["compare", *paths, "--format", "markdown"]) == 0
-    assert capsys.readouterr().out == comparison_markdown(comparison)
+    assert capsys.readouterr().out == report_markdown(comparison_report(comparison))
     assert main(["compare", *paths, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads(json.dumps(compared_object(comparison), allow_nan=False))
@@ -139,9 +141,10 @@ def test_every_way_of_printing_starts_with_the_reason(
 
 
 def test_the_page_has_both_histories_and_no_word_of_steps(tmp_path: Path) -> None:
-    text = comparison_page(compared(tmp_path))
+    text = report_page(comparison_report(compared(tmp_path)))
     read = read_page(text)
-    assert (read.figures["peak_A"], read.figures["peak_B"]) == ("14.00 MiB", "30.00 MiB")
+    memory = next(rows for name, rows in read.tables.items() if name.startswith("sheet-"))
+    assert memory[1][:3] == ["peak allocated", "14.00 MiB", "30.00 MiB"]
     assert "Both histories" in text
     assert "Both runs over the steps" not in text
     assert "step 0" not in text
@@ -157,8 +160,8 @@ def test_empty_snapshots_are_compared(tmp_path: Path) -> None:
     ):
         comparison = open_comparison(tmp_path / "a", other)
         assert comparison.why == why
-        assert comparison_markdown(comparison, all_rows=True)
-        assert comparison_page(comparison)
+        assert report_markdown(comparison_report(comparison, all_rows=True))
+        assert report_page(comparison_report(comparison))
         assert "+16.00" not in json.dumps(compared_object(comparison))
 
 
@@ -183,7 +186,7 @@ def test_what_is_no_snapshot_is_refused_in_one_line(
 
 def test_what_a_snapshot_calls_its_files_stays_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     comparison = compared(tmp_path, file="\x1b[31m<script>alert(1)</script>.py")
-    assert "<script>alert" not in comparison_page(comparison)
+    assert "<script>alert" not in report_page(comparison_report(comparison))
     for form in ("text", "markdown", "json"):
         assert main(["compare", str(tmp_path / "a.pickle"), str(tmp_path / "b.pickle"), "--format", form]) == 0
         assert "\x1b" not in capsys.readouterr().out

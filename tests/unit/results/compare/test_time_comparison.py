@@ -10,9 +10,12 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from fakedist.report.compare.change_sheets import comparison_markdown, render_comparison, time_change_sheets
+from fakedist.report.compare.change_sheets import time_change_sheets
 from fakedist.report.compare.comparison import Comparison, TimeComparison, comparison_object
-from fakedist.report.compare.comparison_page import comparison_page, layers_with_most, time_context
+from fakedist.report.content.comparison import comparison_report, group_pairs, layers_with_most, time_pairs
+from fakedist.report.render.html import report_page
+from fakedist.report.render.markdown import report_markdown
+from fakedist.report.render.terminal import render
 from fakedist.rundir.step_time import GroupTime, RankThroughput, SampleThroughput
 from tests.unit.report.two_runs import run_of
 
@@ -31,7 +34,7 @@ def times(tmp_path: Path, a: dict[str, Any], b: dict[str, Any]) -> TimeCompariso
 
 def shown(comparison: Comparison) -> str:
     stream = StringIO()
-    render_comparison(comparison, all_rows=False, console=Console(file=stream, width=120))
+    render(comparison_report(comparison), Console(file=stream, width=120))
     return stream.getvalue()
 
 
@@ -52,7 +55,7 @@ def test_changes_that_are_noise_are_left_out_and_counted(tmp_path: Path) -> None
     told = "left out below: 4 rows that differ by less than 3.0 µs, 0.01% of the shortest step; --all-rows shows them"
     assert told in " ".join(shown(comparison).split())
     assert "grew" not in shown(comparison).partition("Time of the step")[2]
-    assert told in " ".join(comparison_page(comparison).split())
+    assert told in " ".join(report_page(comparison_report(comparison)).split())
     everything = time_change_sheets(comparison.time, all_rows=True)
     assert [len(sheet.columns[0].cells) for sheet in everything[1:]] == [1, 1, 1, 1]
     assert not any(sheet.remarks for sheet in everything)
@@ -66,11 +69,11 @@ def test_a_change_that_is_written_as_nothing_is_none(tmp_path: Path) -> None:
 
 def test_the_headline_is_of_the_step_if_only_that_changed(tmp_path: Path) -> None:
     comparison = both(tmp_path, {}, {"gemm_us": 140})
-    assert comparison.headline.startswith("step +120 µs (+36.4%), estimated")
+    assert comparison.headlines[0][1].startswith("step +120 µs (+36.4%), estimated")
     assert shown(comparison).splitlines()[1] == "the peak is the same, 73.00 MiB"
-    assert "<title>step +120 µs" in comparison_page(comparison).replace("&#43;", "+")
+    assert "<title>step +120 µs" in report_page(comparison_report(comparison)).replace("&#43;", "+")
     with_memory = both(tmp_path / "more", {}, {"gemm_us": 140, "activation": 12 << 20})
-    assert with_memory.headline.startswith("+12.00 MiB at the peak")
+    assert with_memory.headlines[0][1].startswith("+12.00 MiB at the peak")
 
 
 @pytest.mark.parametrize(
@@ -90,8 +93,8 @@ def test_one_line_says_why(tmp_path: Path, b: dict[str, Any], told: str) -> None
     found = json.loads(json.dumps(comparison_object(comparison), allow_nan=False))["time"]
     assert found["names"][0]["name"] == "big_gemm"
     assert not b or found["layers"][0]["path"] == f"layers.*.{b.get('mlp', 'mlp')}"
-    assert told in comparison_markdown(comparison).replace("\\", "")
-    assert told in comparison_page(comparison).replace("&#43;", "+").replace("\u2212", "-")
+    assert told in report_markdown(comparison_report(comparison)).replace("\\", "")
+    assert told in report_page(comparison_report(comparison)).replace("&#43;", "+").replace("\u2212", "-")
 
 
 def test_measured_and_estimated_are_never_compared_without_a_word(tmp_path: Path) -> None:
@@ -125,7 +128,7 @@ def test_where_one_run_has_no_times_there_is_nothing_to_compare_and_it_is_told(t
 @pytest.mark.parametrize("num_layers", [3, 40])
 def test_bars_of_the_page_are_all_kernels_and_none_is_wider_than_the_axis(tmp_path: Path, num_layers: int) -> None:
     time = times(tmp_path, {"num_layers": num_layers}, {"num_layers": num_layers, "gemm_us": 130, "mlp": "ffn"})
-    for chart in time_context(time)["charts"]:
+    for chart in time_pairs(time):
         sums = [0.0, 0.0]
         for row in chart["rows"]:
             for at, side in enumerate(row["sides"]):
@@ -155,8 +158,7 @@ def test_the_one_line_blames_communication_where_that_changed_more(tmp_path: Pat
     assert time.why == "step +3.0 µs (+0.9%), estimated: +29.0 µs of exposed communication, all_gather on dp, +25.0 µs"
     (sheet,) = [each for each in time_change_sheets(time, all_rows=True) if each.title.startswith("Exposed")]
     assert [list(column.cells) for column in sheet.columns[:2]] == [["dp", "tp"], ["all_gather", "all_gather"]]
-    groups = time_context(time)["groups"]
-    assert isinstance(groups, list)
+    groups = group_pairs(time)
     assert [row["name"] for row in groups] == ["all_gather on dp", "all_gather on tp"]
     assert [part["text"] for part in groups[0]["sides"][0]["parts"]] == ["30.0 µs", "70.0 µs"], "exposed, hidden"
     assert (groups[0]["change"], groups[1]["sides"][0]["parts"]) == ("+25.0 µs", [])

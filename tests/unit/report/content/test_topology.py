@@ -7,9 +7,10 @@ import pytest
 from rich.console import Console
 
 from fakedist.errors import RunDirectoryError
-from fakedist.report.compare.change_sheets import render_comparison
 from fakedist.report.compare.comparison import Comparison
+from fakedist.report.content.comparison import comparison_report
 from fakedist.report.page.run_page import page
+from fakedist.report.render.terminal import render
 from fakedist.results.opening import open_run
 from tests.unit.analysis.recorded import MIB, HandMade
 from tests.unit.report.handmade import built
@@ -49,7 +50,7 @@ def test_a_comparison_shows_calls_bytes_streams_and_overlap_of_both_at_any_width
     console = Console(width=width, record=True, quiet=False)
     with console.capture() as shown:
         comparison = Comparison(run_of(tmp_path / "a", 0), run_of(tmp_path / "b", 1))
-        render_comparison(comparison, all_rows=False, console=console)
+        render(comparison_report(comparison), console)
     lines = shown.get().split("What can run at once in a step, simulated\n")[1].splitlines()
     assert lines[0].split() == ["group", "operation", "calls", "bytes", "stream", "at", "once", "with"]
     told = [line.split()[:6] for line in lines[1:] if line.startswith(("A ", "B "))]
