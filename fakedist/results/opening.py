@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fakedist.errors import RunDirectoryError
 from fakedist.results.calibration.calibrating import TimedRun
+from fakedist.results.imported import open_imported
 from fakedist.results.repricing import gpu_of, nccl_of, tables_to_price
 from fakedist.results.run import Run, RunTables
 from fakedist.rundir.directory import (
@@ -22,6 +23,7 @@ from fakedist.rundir.directory import (
 from fakedist.rundir.manifest import Manifest, load_manifest
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending, Outcome
+from fakedist.traces.trace_files import kind_of
 
 #: Tables that mean nothing without steps, which a snapshot does not have.
 _STEP_TABLES = ("spans", "phases", "named_phases", "device_use")
@@ -29,8 +31,7 @@ _STEP_TABLES = ("spans", "phases", "named_phases", "device_use")
 _OF_A_RUN = (MANIFEST_NAME, JOURNAL_NAME, PAGE_NAME, TRACE_NAME, TAPE_NAME)
 #: Endings of other files, what they are, and what to type for one.
 _OTHER_FILES = (
-    ((".json", ".json.gz"), "a trace or other JSON", "fakedist calibrate RUN --from-trace {}"),
-    ((".nsys-rep", ".sqlite"), "a report of Nsight Systems", "fakedist nsys {}"),
+    ((".nsys-rep",), "a report of Nsight Systems that is not exported", "fakedist nsys {}   exports and reports it"),
     (
         (".html",),
         "a page, which a browser opens",
@@ -57,6 +58,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     for endings, what, hint in _OTHER_FILES:
         if path.name.endswith(endings):
             raise RunDirectoryError(f"{path} is {what}", hint.format(shlex.quote(str(path))))
+    if kind_of(path) != "other":
+        return open_imported(path)
     return open_snapshot(path)
 
 
@@ -92,13 +95,13 @@ def open_snapshot(path: Path) -> Run:
         RunDirectoryError: It is not a snapshot, or tries to run code.
     """
     from fakedist.analysis.blocks import build_blocks, event_places
-    from fakedist.analysis.foreign import NoSnapshotError, read_foreign
     from fakedist.analysis.layer_table import fold_layers
     from fakedist.analysis.memory_tables import find_peak
     from fakedist.results.building import make_tables
     from fakedist.results.summing_up import summarize
     from fakedist.rundir.collector import no_collector
     from fakedist.rundir.snapshot import SNAPSHOT_HINT, read_snapshot
+    from fakedist.traces.snapshot_reading import NoSnapshotError, read_foreign
 
     with no_collector():
         try:

@@ -121,6 +121,59 @@ class HostTime:
 
 
 @dataclass(frozen=True)
+class TracedProcess:
+    """What one process ran on one GPU, in a file of a tool that traced a real machine.
+
+    Attributes:
+        process: The system's number of the process; -1 if it is not known.
+        device: Number of the GPU.
+        gpu: The GPU's name; empty if the file does not have it.
+        is_shown: Whether the report is of this one.
+        num_kernels: Kernels, collectives among them.
+        kernel_us: How long they took, summed.
+        num_copies: Copies.
+        num_fills: Fills.
+        num_streams: Streams that ran any of them.
+        num_collectives: The collectives' kernels.
+        collective_us: How long those took, summed.
+    """
+
+    process: int
+    device: int
+    gpu: str
+    is_shown: bool
+    num_kernels: int
+    kernel_us: float
+    num_copies: int
+    num_fills: int
+    num_streams: int
+    num_collectives: int
+    collective_us: float
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A step that ranges of a trace mark.
+
+    Attributes:
+        step: Its number.
+        is_shown: Whether the report is of this one.
+        range_us: How long its range took on the host.
+        step_us: Until the end of everything that was launched in it, from the range's begin; if the GPU was still at
+            work on what had been launched before, from the end of that.
+        num_kernels: Kernels, copies and fills launched in it.
+        busy_us: Time for which at least one of them ran.
+    """
+
+    step: int
+    is_shown: bool
+    range_us: float
+    step_us: float
+    num_kernels: int
+    busy_us: float
+
+
+@dataclass(frozen=True)
 class KernelSource:
     """Where the kernels of the timed step come from.
 
@@ -142,6 +195,8 @@ class KernelSource:
         clock: The fraction of the full clock that the power limit leaves to products and attention; None if not known.
         watts: The power limit; 0 if not known.
         host: Where the host's time comes from; None if a tool measured it, or nothing is known.
+        processes: Of a file of another program: what each process ran on each GPU, the most kernels first.
+        steps: Of such a file: its steps in order; empty if no range marks one.
     """
 
     source: Literal["measured", "simulated", "estimated"]
@@ -161,6 +216,8 @@ class KernelSource:
     clock: float | None = None
     watts: float = 0.0
     host: HostTime | None = None
+    processes: list[TracedProcess] = field(default_factory=list)
+    steps: list[TracedStep] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -334,8 +391,8 @@ class GroupTime:
     """Collectives of one operation on one group in the timed step.
 
     Attributes:
-        group: The group's description, or its name.
-        group_size: Its ranks.
+        group: The group's description, or its name; empty if a trace does not name it.
+        group_size: Its ranks; 0 if a trace does not name them.
         num_nodes: NVLink domains that it spans.
         operation: The operation.
         num_calls: Calls.
@@ -523,7 +580,7 @@ class StepTime:
         by_family: Kernels by family, most time first.
         top_kernels: Kernels by name, shape and layer, most time first.
         layers: Layers that run anything.
-        by_group: Collectives by group and operation, most exposed first; empty if they were not priced.
+        by_group: Collectives by group and operation, most exposed first; empty if they were neither priced nor traced.
         ranges: The script's own ranges, most time first.
         critical_path: What makes the step as long as it is, the longest part first; empty if it is not known what
             streams wait for.
@@ -542,6 +599,7 @@ class StepTime:
         collector_us: How long Python's garbage collector pauses a step, likewise; no part of any other time.
         has_real_collectives: Whether communication is that of kernels that move data between GPUs, such as NCCL's, and
             not of copies that stand for collectives.
+        copies_alone_us: Of ``busy_us`` in a traced step, while copies and fills run and no kernel computes.
     """
 
     step_us: float
@@ -581,3 +639,4 @@ class StepTime:
     collector_us: float = 0.0
     sample_throughput: SampleThroughput | None = None
     has_real_collectives: bool = False
+    copies_alone_us: float = 0.0

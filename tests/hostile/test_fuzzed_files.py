@@ -26,7 +26,7 @@ from tests.hostile.damaging import damage
 from tests.hostile.fuzzing import bounded, bounded_growth, changed, damaged_bytes, reads, told
 from tests.hostile.runs import records
 from tests.unit.report.handmade import ranged, timed
-from tests.unit.results.nsys.made_up import training
+from tests.unit.traces.nsys_made_up import training
 
 pytestmark = pytest.mark.timeout(60)  # for each test, where one hangs: all of them take a minute in sum
 

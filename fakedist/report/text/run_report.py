@@ -28,6 +28,7 @@ from fakedist.report.text.sheet import (
     FACT_WIDTH,
     cut,
     escaped,
+    first_rows,
     print_facts,
     print_figures,
     print_heading,
@@ -38,7 +39,16 @@ from fakedist.report.text.sheet import (
     print_words,
     sheet_markdown,
 )
-from fakedist.report.text.time_sheets import family_sheet, print_time, time_markdown, time_sheets, top_sheet
+from fakedist.report.text.time_sheets import (
+    family_sheet,
+    group_time_sheet,
+    layer_time_sheet,
+    print_time,
+    time_markdown,
+    time_sheets,
+    top_sheet,
+)
+from fakedist.report.text.trace_sheets import operation_sheet, process_sheet, step_sheet
 from fakedist.report.text.wording import (
     advice_line,
     advice_text,
@@ -69,6 +79,7 @@ from fakedist.results.summing_up import layer_memory
 from fakedist.rundir.host_memory import HostMemory
 from fakedist.rundir.notes import WARNINGS, counted
 from fakedist.rundir.plain import to_plain
+from fakedist.rundir.step_time import KernelSource, StepTime
 from fakedist.rundir.summary import Advice, Outside, Summary
 from fakedist.units import format_bytes
 
@@ -85,6 +96,7 @@ def summary_object(run_directory: Path, *, all_layers: bool = False) -> dict[str
 
 #: Parts of the report that can be printed alone.
 SECTIONS = ("memory", "time", "advice", "notes")
+_NUM_STEPS, _NUM_TRACED = 5, 6
 _NUM_LAYERS, _NUM_LINES, _NUM_GAINS, _NUM_ADVICE = 5, 5, 3, 3
 
 
@@ -168,14 +180,31 @@ def _print_figures(console: Console, run: Run) -> None:
             print_words(console, Text(limit), 2)
         if run.memory is None:  # another program's report
             print_items(console, [note.text for note in source.notes])
-            print_short_table(console, replace(family_sheet(time, source.source), title="family of kernels"))
-            print_short_table(console, replace(top_sheet(time, source.source), title="kernel"))
+            _print_traced(console, run, time, source)
     if summary.peak_allocated_bytes and run.by_category is not None:
         layers = run.table("layers")
         sheet = most_layers(layer_sheet(layers, summary, False), layers, _NUM_LAYERS)
         print_short_table(console, replace(sheet, title="layer at the peak, with children"))
     if sheet_of_lines := line_sheet(run, _NUM_LINES, has_inner=False):
         print_short_table(console, replace(sheet_of_lines, title="line at the peak"))
+
+
+def _print_traced(console: Console, run: Run, time: StepTime, source: KernelSource) -> None:
+    """Print what a tool traced of another program: its steps, and where one of them goes."""
+    if len(source.processes) > 1:
+        print_short_table(console, replace(process_sheet(source), title="process"))
+    if source.steps:
+        sheet = step_sheet(replace(source, steps=source.steps[-_NUM_STEPS:]))
+        print_short_table(console, replace(sheet, title="step"))
+    if time.by_group:
+        print_short_table(console, replace(group_time_sheet(time, "measured"), title="collective"))
+    print_short_table(console, replace(family_sheet(time, source.source), title="family of kernels"))
+    times, layers = run.table("layer_times"), run.table("layers", ["name", "class_name", "parent"])
+    sheet = layer_time_sheet(times, layers, time, source.source, all_layers=False)
+    if len(sheet.columns[0].cells) > 1:
+        print_short_table(console, first_rows(replace(sheet, title="layer, with children"), _NUM_TRACED))
+    print_short_table(console, replace(operation_sheet(run, _NUM_TRACED), title="operation"))
+    print_short_table(console, first_rows(replace(top_sheet(time, source.source), title="kernel"), _NUM_TRACED))
 
 
 def _warnings(summary: Summary, cwd: str) -> list[str]:

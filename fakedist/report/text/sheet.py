@@ -88,6 +88,15 @@ class Sheet:
     has_json: bool = True
 
 
+def first_rows(sheet: Sheet, most: int) -> Sheet:
+    """The first rows of a table."""
+    columns = [
+        replace(column, cells=column.cells[:most], values=None if column.values is None else column.values[:most])
+        for column in sheet.columns
+    ]
+    return replace(sheet, columns=columns)
+
+
 def bytes_column(name: str, sizes: Sequence[int], rank: int = 0) -> SheetColumn:
     """A column of bytes."""
     return SheetColumn(name, [format_bytes(size) for size in sizes], rank=rank, values=sizes, unit="bytes")

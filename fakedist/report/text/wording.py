@@ -446,7 +446,7 @@ def time_figures(time: StepTime) -> list[tuple[str, str, str]]:
     step_us = time.step_us or 1.0
     rows = [("step", step_text(time), step_remark(time))]
     for name, us, more in (
-        ("computes", time.busy_us, "at least one stream"),
+        ("computes", time.busy_us, f"at least one stream{_copies_alone(time)}"),
         ("communicates", time.communication_us, f"while nothing computes; {communication_word(time)}"),
         ("host late", time.launch_gap_us, "the GPU waits for a launch"),
         ("waits", time.wait_us, "for anything else, or for an unknown reason"),
@@ -460,6 +460,16 @@ def time_figures(time: StepTime) -> list[tuple[str, str, str]]:
     if text := utilisation(time):
         rows.append(("utilisation", *text))
     return [*rows, *throughput_figures(time)]
+
+
+def _copies_alone(time: StepTime) -> str:
+    """What of a traced step's computing is copies and fills alone, if that is worth a word."""
+    us = time.copies_alone_us
+    return f"; {format_us(us)} of it copies and fills alone" if us > _MUCH * time.busy_us else ""
+
+
+#: Copies that are a smaller share of what computes go without saying.
+_MUCH = 0.02
 
 
 def short_time_figures(time: StepTime) -> list[tuple[str, str, str]]:
@@ -635,7 +645,7 @@ def _gpu(name: str) -> str:
 
 def communication_word(time: StepTime) -> str:
     """Source of the time of collectives: the model, NCCL's own kernels, or the copies that stand for them."""
-    return "estimated" if time.by_group else "measured" if time.has_real_collectives else "simulated"
+    return "measured" if time.has_real_collectives else "estimated" if time.by_group else "simulated"
 
 
 def without_communication(time: StepTime) -> str:
