@@ -644,18 +644,21 @@ def break_down(
         layers=layer_times(made["layer_times"], layers, folds),
         ranges=by_range(made["ranges"]),
         step_flops_utilisation=_utilisation(models, busy.step_us, peak if ready["is_known"].all() else None),
-        has_real_collectives=not isinstance(step, PricedStep) and _are_real(ready.loc[~ready["is_compute"], "name"]),
     )
     if isinstance(step, PricedStep):
         return made, _with_placed(summary, made, step, tables, folds)
-    groups = measured_group_times(ready) if summary.has_real_collectives else []
-    return made, replace(summary, by_group=groups, copies_alone_us=_copies_alone_us(compute))
+    return made, _with_traced(summary, ready)
 
 
-def _copies_alone_us(compute: pd.DataFrame) -> float:
+def _with_traced(summary: StepTime, kernels: pd.DataFrame) -> StepTime:
+    """The summary with what only a tool that traced the kernels tells."""
+    compute = kernels[kernels["is_compute"]]
     start, us = compute["start_us"].to_numpy("f8"), compute["known_us"].to_numpy("f8")
-    kernels = ~compute["name"].astype(str).str.startswith(("Memcpy", "Memset")).to_numpy(bool)
-    return union_us(start, start + us) - union_us(start[kernels], (start + us)[kernels])
+    others = ~compute["name"].astype(str).str.startswith(("Memcpy", "Memset")).to_numpy(bool)
+    alone_us = union_us(start, start + us) - union_us(start[others], (start + us)[others])
+    has_real = _are_real(kernels.loc[~kernels["is_compute"], "name"])
+    groups = measured_group_times(kernels) if has_real else []
+    return replace(summary, by_group=groups, copies_alone_us=alone_us, has_real_collectives=has_real)
 
 
 def _utilisation(models: ModelFlops, time_us: float, peak: float | None) -> float | None:

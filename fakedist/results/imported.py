@@ -11,8 +11,8 @@ from fakedist.results.summing_up import summarize
 from fakedist.rundir.directory import JOURNAL_NAME
 from fakedist.rundir.journal import JournalWriter
 from fakedist.rundir.manifest import import_manifest, imported_manifest
-from fakedist.traces.trace_files import read_step
 from fakedist.traces.one_step import StepChoice
+from fakedist.traces.trace_files import read_step
 from fakedist.traces.traced_step import ImportedStep
 
 

@@ -122,7 +122,7 @@ class HostTime:
 
 @dataclass(frozen=True)
 class TracedProcess:
-    """What one process ran on one GPU, in a file of a tool that traced a real machine.
+    """The work of one process on one GPU, in a file of a tool that traced a real machine.
 
     Attributes:
         process: The system's number of the process; -1 if it is not known.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from fakedist.options.expert_loads import EVEN
 from fakedist.rundir.notes import counted, note, share_text
 from fakedist.rundir.step_time import HostTime
+from fakedist.units import format_bytes
 
 _MOST_NAMED = 3
 
@@ -300,6 +301,15 @@ def several_processes(num_parts: int, chosen: tuple[int, int], others: Sequence[
     return (
         f"the file has kernels of {num_parts} processes and GPUs; these are of process {chosen[0]} on GPU {chosen[1]} "
         f"({named}{more})"
+    )
+
+
+@note
+def memory_traced(allocated_bytes: int, reserved_bytes: int) -> str:
+    """torch.profiler traced the allocator, with profile_memory=True."""
+    return (
+        f"the allocator's peak in the whole file: {format_bytes(allocated_bytes)} allocated, "
+        f"{format_bytes(reserved_bytes)} reserved; a memory snapshot has whose it was"
     )
 
 

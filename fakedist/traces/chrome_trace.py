@@ -151,6 +151,8 @@ _CUDA = 1  # c10::DeviceType
 _CALLS, _OPERATIONS = ("cuda_runtime", "cuda_driver", "runtime"), ("cpu_op", "operator", "user_annotation")
 _LARGEST = 1 << 62
 _ADDRESS = (1 << 48) - 1
+#: Columns of activity that number texts.
+_NAMED = ("text", "grid", "block", "collective")
 #: Tensors of an operation whose sizes are kept.
 _MAX_TENSORS = 4
 
@@ -193,22 +195,7 @@ class _TraceEvents:
         self.inputs: _Numbering[tuple[tuple[int, ...], ...]] = _Numbering()
         self.operations = _Table(("process", "thread", "start", "end", "id", "sequence", "text", "inputs"))
         self.calls = _Table(("process", "thread", "start", "correlation", "id"))
-        self.activity = _Table(
-            (
-                "gpu",
-                "start",
-                "end",
-                "stream",
-                "correlation",
-                "id",
-                "node",
-                "bytes",
-                "text",
-                "grid",
-                "block",
-                "collective",
-            )
-        )
+        self.activity = _Table(("gpu", "start", "end", "stream", "correlation", "id", "node", "bytes", *_NAMED))
         self.num_unreadable = 0
         self._add: Mapping[str, _Adding] = (
             dict.fromkeys((*_KERNELS, *_COPIES), self._add_activity)

@@ -96,6 +96,9 @@ def one_step(process: ProcessTrace, choice: StepChoice, called: Path) -> Trace:
         notes.append(time_notes.no_steps_traced())
         begin = min(int(process.activity.columns["start"].min()), int(ranges.start.min(initial=np.iinfo(np.int64).max)))
         begin, end = min(begin, int(process.launch.min())), int(process.activity.columns["end"].max())
+    if len(process.memory.get("allocated", ())):
+        peaks = (int(process.memory[name].max()) for name in ("allocated", "reserved"))
+        notes.append(time_notes.memory_traced(*peaks))
     if process.num_unreadable:
         notes.append(time_notes.events_not_read(process.num_unreadable))
     inside = (process.launch >= begin) & (process.launch <= end)

@@ -26,7 +26,7 @@ _ATTENTION = {
     "aten::_scaled_dot_product_cudnn_attention": (0, True, 6),
     "aten::_scaled_dot_product_cudnn_attention_backward": (1, True, 14),
 }
-#: The most that is counted: of more, the sizes are no tensor's.
+#: The most that is counted. Larger sizes are not those of a tensor.
 _MOST = 1 << 60
 
 

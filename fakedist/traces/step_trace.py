@@ -382,8 +382,8 @@ class ProcessTrace:
         process: The reader's own number of the process; -1 without one.
         processes: A row for what each process of the file ran on each GPU.
         world_size: 0 if the trace does not name it.
-        memory: What the allocator did on the GPU, by time: device, time, address, bytes (negative: freed), allocated and
-            reserved (afterwards).
+        memory: Requests to the allocator on the GPU, by time: device, time, address, bytes (negative: freed), allocated
+            and reserved (afterwards).
         num_elsewhere: Activities of other processes and GPUs, which are left out.
         num_unreadable: Damaged events.
     """

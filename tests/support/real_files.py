@@ -1,4 +1,4 @@
-"""Files of real GPUs, which are too large for the checkout. They lie beside it where it has a neighbour of them."""
+"""Files of real GPUs, which are too large for the checkout: they are in ``../shared/real``, where that is there."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ _NUM_OPERATIONS = 20
 
 
 def file_sheets(source: KernelSource) -> list[Sheet]:
-    """What each process ran on each GPU, and the steps; nothing for a run that fakedist recorded."""
+    """The work of each process on each GPU, and the steps; nothing for a run that fakedist recorded."""
     return [
         *([process_sheet(source)] if source.processes else []),
         *([step_sheet(source)] if source.steps else []),

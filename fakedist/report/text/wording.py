@@ -463,7 +463,7 @@ def time_figures(time: StepTime) -> list[tuple[str, str, str]]:
 
 
 def _copies_alone(time: StepTime) -> str:
-    """What of a traced step's computing is copies and fills alone, if that is worth a word."""
+    """The part of a traced step's computing that is copies and fills alone, if that is worth a word."""
     us = time.copies_alone_us
     return f"; {format_us(us)} of it copies and fills alone" if us > _MUCH * time.busy_us else ""
 

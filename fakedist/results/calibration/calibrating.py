@@ -33,9 +33,9 @@ from fakedist.results.calibration.matching import (
 )
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.launch_records import WorkRow
-from fakedist.traces.trace_files import read_trace_file
 from fakedist.traces.one_step import StepChoice
 from fakedist.traces.step_trace import Ints, ProcessTrace
+from fakedist.traces.trace_files import read_trace_file
 
 #: At least this fraction of the recorded launches must be in the trace, and of the pairs this fraction be certain.
 _LEAST_MATCHED, _LEAST_STRONG = 0.5, 0.5
