@@ -110,7 +110,7 @@ def open_snapshot(path: Path) -> Run:
             raise RunDirectoryError(f"{path} is not a memory snapshot: {error}", SNAPSHOT_HINT) from None
     path, recording = path.resolve(), snapshot.recording
     blocks, positions = build_blocks(recording), event_places(recording)
-    tables = make_tables(recording, blocks, positions)
+    tables, has_steps = make_tables(recording, blocks, positions), snapshot.is_inferred
     manifest = _manifest_of_snapshot(snapshot.notes)
     summary = summarize(
         recording,
@@ -122,9 +122,9 @@ def open_snapshot(path: Path) -> Run:
         peak=find_peak(blocks, positions),
         times=None,
         notes=snapshot.notes,
-        has_steps=False,
+        has_steps=has_steps,
     )
-    known = RunTables(None, {name: table for name, table in tables.items() if name not in _STEP_TABLES})
+    known = RunTables(None, {name: table for name, table in tables.items() if has_steps or name not in _STEP_TABLES})
     return Run(path, manifest, summary, known, device=f"cuda:{recording.device}")
 
 
