@@ -251,6 +251,8 @@ def _marks(lives: _Lives) -> dict[str, Array]:
     # A gradient is there when the optimizer steps. Where that allocates nothing, it outlives the backward at least.
     kept = lives.size[(lives.made < lives.first_forward) & (lives.freed == lives.num_events)]
     is_gradient = (lives.freed > lives.used) | (outlives & np.isin(lives.size, kept))
+    gathered = [fact.purpose == "parameter" for fact in lives.evidence]
+    is_gradient |= np.isin(lives.size, lives.size[gathered]) & ~lives.is_brief  # until it is reduced and scattered
     for block, fact in enumerate(lives.evidence):
         is_kept = lives.freed[block] == lives.num_events
         if fact.purpose and (phase[block] in _RUNS or fact.purpose == "workspace"):

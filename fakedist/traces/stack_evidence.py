@@ -38,6 +38,8 @@ _COMMUNICATES = re.compile(
     r"c10d::|ProcessGroupNCCL|/torch/distributed/(?:distributed_c10d|_functional_collectives)\.py|"
     r"/torch/distributed/fsdp/.*(?:_collectives|_param_group|_flat_param|_unshard)|/torch/nn/parallel/distributed\.py"
 )
+#: Where FSDP allocates whole parameters, for as long as a layer runs.
+_GATHERS = re.compile(r"/(?:_fsdp_param|_flat_param)\.py (?:alloc_all_gather_outputs|init_unsharded_param|_alloc_padded)")
 _WORKSPACE = re.compile(r"CUDABlas\w*(?:Workspace|Handle)|ChosenWorkspaceSize|[Cc]ublas\w*[Ww]orkspace|getWorkspace")
 _OPERATION = re.compile(r"^at::_ops::(\w+)::call\(")
 _NODE = re.compile(r"torch::autograd::(?:generated::)?(\w+Backward\d*|AccumulateGrad)(?:::|\b)")
@@ -67,7 +69,7 @@ class Evidence:
         is_recompute: Backward runs a checkpointed forward again.
         makes_parameters: It makes or moves parameters.
         zeroes: It is in an optimizer's or a module's zero_grad.
-        purpose: workspace or communication, if it tells; else empty.
+        purpose: parameter (gathered by FSDP), workspace or communication, if it tells; else empty.
         operation: The autograd node that runs, by its name in C++, else the operation of torch that was called, such as
             aten::index_Tensor; empty without frames of C++.
     """
@@ -109,7 +111,7 @@ class _FrameFacts(NamedTuple):
         node = None if is_python else _NODE.search(function)
         operation = _OPERATION.search(function)
         runs = bool(_RUNS_BACKWARD.search(filename)) and function in _RUN_FUNCTIONS
-        purpose = "communication" if _COMMUNICATES.search(text) else ""
+        purpose = "parameter" if _GATHERS.search(text) else "communication" if _COMMUNICATES.search(text) else ""
         return cls(
             frame,
             is_python,
