@@ -196,6 +196,8 @@ class Rank:
                 _report_error(self._reporter, text, "this is a bug in fakedist", before_start=False)
             else:
                 is_beyond = self._gpu is not None and self._gpu.is_beyond
+                if is_recorded and self._surroundings is not None:
+                    is_beyond = self._surroundings.was_beyond  # made-up sizes of a bare step count for nothing
                 said = BEYOND_CAPACITY if ending.ended_well and is_beyond else ending  # the script ended as it did
                 self._reporter.send(Ended(said.outcome, said.code or 0, said.message, line))
         return ending

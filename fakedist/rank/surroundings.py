@@ -157,6 +157,7 @@ class Surroundings:
         self._job, self._gpu = process.job, process.gpu
         self._journal = _UntilRecorded(process.journal)
         self._bare_gpu: BareGpu | None = None
+        self.was_beyond = False  # the GPU's memory, in what is recorded
         self._guarded = guarded
         self._world = self._recording = self._until_bare = ExitStack()
         self._values: ValueEngine | None = None
@@ -254,7 +255,8 @@ class Surroundings:
 
     def _go_bare(self) -> None:
         """Write everything, as if the script were stopped here, and end all but the virtual GPU and the other ranks."""
-        assert self._bare_gpu is not None
+        assert self._bare_gpu is not None and self._gpu is not None
+        self.was_beyond = self._gpu.is_beyond
         with uninterrupted():
             self._close(Ending(Outcome.STOPPED, 0), line_now())
             self._journal.is_over = True

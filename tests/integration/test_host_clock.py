@@ -82,6 +82,15 @@ def test_a_script_that_ends_in_a_bare_step_was_stopped_all_the_same(profile_once
     assert run.note("host_not_measured").endswith("the script ended before such a step did")
 
 
+def test_memory_that_only_a_bare_step_lacks_is_not_the_ranks(profile_once: ProfileOnce) -> None:
+    run = profile_once(JOB.with_name("grows_when_bare.py"), "3", options=("--json", "--steps", "2"))
+    assert run.finished.code == 0
+    assert json.loads((run.path / "run.json").read_text())["exit"]["outcome"] == "stopped"
+    assert "OutOfMemoryError" in run.note("host_not_measured")
+    lacking = profile_once(JOB.with_name("grows_when_bare.py"), "1", options=("--json", "--steps", "2"))
+    assert lacking.finished.code == 4
+
+
 @pytest.fixture(scope="module")
 def waiting(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> Profiled:
     path = tmp_path_factory.mktemp("waiting") / "run"

@@ -102,7 +102,10 @@ class Means:
         """Put made-up values of a tensor between its bounds."""
         spread = self._facts_of(tensor)
         if isinstance(spread, Spread) and values.is_floating_point() and values.dtype.itemsize > 1:
-            values.clamp_(spread.low, spread.high)
+            # Bounds are Python's numbers: one may be beyond what the type holds.
+            most = torch.finfo(values.dtype).max
+            low, high = (math.copysign(math.inf, x) if abs(x) > most else x for x in (spread.low, spread.high))
+            values.clamp_(low, high)
 
     def _is_positive(self, tensor: torch.Tensor) -> bool:
         known = self._storages.get(tensor)

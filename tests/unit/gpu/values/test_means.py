@@ -224,6 +224,16 @@ def test_bounds_decide_what_holds_for_all(means: Means) -> None:
     assert values.tolist() == [1.0] * 8
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_bound_beyond_the_type_bounds_nothing(means: Means, dtype: torch.dtype) -> None:
+    drawn, scaled = (torch.empty(8, dtype=dtype) for _ in range(2))
+    means.follow("rand", ([8],), drawn)
+    means.follow("mul", (drawn, 1e300), scaled)
+    values = torch.tensor([-3.0, 5.0], dtype=dtype)
+    means.confine(scaled, values)
+    assert values.tolist() == [0.0, 5.0]
+
+
 def test_values_are_drawn_again_until_none_is_outside(means: Means) -> None:
     """``trunc_normal_`` of torch 2.15, of a million elements."""
     for deviations, draws in ((100, 1), (3, 3), (2, 5)):
