@@ -216,7 +216,7 @@ def judge_job(
 
 
 def _mismatches(job: CheckJob, runs: list[Path]) -> list[Mismatch]:
-    from fakedist.report.text.match_sheets import sections, verdict
+    from fakedist.report.content.match import sections, verdict
     from fakedist.results.matched import match_runs
 
     match = match_runs(runs)

@@ -9,17 +9,15 @@ import datetime
 import json
 import re
 import socket
+from functools import partial
 from urllib.parse import quote
 from xml.etree import ElementTree
-
-from rich.console import Console
-from rich.text import Text
 
 from fakedist._version import __version__
 from fakedist.check.checking import Checked
 from fakedist.check.judging import Finding
 from fakedist.report.compare.comparison import format_relative
-from fakedist.report.text.sheet import SheetColumn, escaped, markdown_table, print_long, print_table
+from fakedist.report.content.report_blocks import Block, Items, Remark, Report, Sheet, SheetColumn, Verdict
 from fakedist.rundir.notes import counted
 
 _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+) \(.*\)")
@@ -174,6 +172,22 @@ def _clean(text: str) -> str:
     return _NOT_XML.sub("?", text)
 
 
+def check_report(checked: Checked) -> Report:
+    """The result of a check: what came out, what is compared with other settings, every figure, and what fails it."""
+    blocks: list[Block] = [Verdict(f"fakedist check: {outcome(checked)}", "outcome")]
+    blocks += [Remark(text, is_warning=True) for text in checked.warnings] + [*map(Remark, checked.notes)]
+    if checked.findings:
+        sources = sorted({finding.source for finding in checked.findings if finding.source})
+        times = f"; times {' and '.join(sources)}" if sources else ""
+        title = f"{checked.config.path.name}: memory, measured{times}"
+        blocks.append(Sheet(title, finding_columns(checked.findings), is_open=True))
+    if fails := [*(finding.message for finding in checked.exceeded), *checked.faults]:
+        blocks.append(Items("Why it fails", fails))
+    blocks += [Items(failure.message, failure.output.splitlines(), is_code=True) for failure in checked.failures]
+    blocks += [Remark(f"written: {path}") for path in checked.updated]
+    return Report("check", blocks, partial(_checked_object, checked))
+
+
 def finding_columns(findings: list[Finding]) -> list[SheetColumn]:
     """The columns of the table of findings."""
     columns = [
@@ -200,42 +214,7 @@ def verdict(finding: Finding) -> str:
     return "" if finding.budget is None and finding.allowed is None else "ok"
 
 
-def render_checked(checked: Checked, console: Console) -> None:
-    """Print the result of a check: warnings and notes, the table, what is exceeded."""
-    for warning in checked.warnings:
-        print_long(console, Text(warning, style="yellow"))
-    for note in checked.notes:
-        print_long(console, Text(note, style="dim"))
-    if checked.findings:
-        print_table(
-            console,
-            f"{checked.config.path.name}: memory, measured{times_title(checked)}",
-            finding_columns(checked.findings),
-        )
-    lines = [finding.message for finding in checked.exceeded]
-    if lines or checked.faults:
-        console.print()
-    for line in (*lines, *checked.faults):
-        print_long(console, Text(line, style="bold red"))
-    for path in checked.updated:
-        print_long(console, Text(f"written: {path}"))
-
-
-def checked_markdown(checked: Checked) -> str:
-    """The result of a check as Markdown."""
-    lines = [f"### fakedist check: {outcome(checked)}", ""]
-    lines += [f"- {escaped(text)}" for text in (*checked.warnings, *checked.notes)]
-    lines += [f"- **{escaped(finding.message)}**" for finding in checked.exceeded]
-    lines += [f"- **{escaped(fault)}**" for fault in checked.faults]
-    for failure in checked.failures:
-        lines += [f"- **{escaped(failure.message)}**", "", "```", failure.output.replace("```", "'''"), "```"]
-    if checked.findings:
-        lines += ["", *markdown_table(finding_columns(checked.findings))]
-    return "\n".join(lines) + "\n"
-
-
-def checked_object(checked: Checked) -> dict[str, object]:
-    """The result of a check as ``--json`` prints it."""
+def _checked_object(checked: Checked) -> dict[str, object]:
     return {
         "exit_code": checked.exit_code,
         "warnings": checked.warnings,
@@ -258,12 +237,6 @@ def checked_object(checked: Checked) -> dict[str, object]:
             for finding in checked.findings
         ],
     }
-
-
-def times_title(checked: Checked) -> str:
-    """The part of the table's title about times: "; times estimated". Empty without times."""
-    sources = sorted({finding.source for finding in checked.findings if finding.source})
-    return f"; times {' and '.join(sources)}" if sources else ""
 
 
 def outcome(checked: Checked) -> str:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, ClassVar
 import click
 
 from fakedist.cli.job_options import GroupedCommand, executor_options
-from fakedist.cli.output import JSON, MARKDOWN, TEXT, Output, chosen_output, file_option, format_options
+from fakedist.cli.output import HTML, JSON, MARKDOWN, TEXT, chosen_output, file_option, format_options
 from fakedist.cli.say import last_line, remark, say
 from fakedist.errors import ExitCode, ScriptError
 from fakedist.temporary import scratch_directory
+from fakedist.visible import visible_lines
 
 if TYPE_CHECKING:
     from fakedist.check.checking import Checked
@@ -39,7 +40,7 @@ class _CheckCommand(GroupedCommand):
 @click.option("--update", is_flag=True, help="Write baselines from these runs, for you to commit.")
 @executor_options
 @file_option
-@format_options(TEXT, JSON, MARKDOWN)
+@format_options(TEXT, JSON, MARKDOWN, HTML)
 @click.option("--junit", type=_FILE, metavar="FILE", help="Also write JUnit XML.")
 @click.option("--sarif", type=_FILE, metavar="FILE", help="Also write SARIF 2.1.0, for code scanning.")
 @click.option(
@@ -72,6 +73,7 @@ def check(
     from fakedist.check.checking import Running
     from fakedist.check.checking import check as run_check
     from fakedist.check.config import find_config, read_config
+    from fakedist.check.outputs import check_report
     from fakedist.launcher.executors.choosing import make_executor
     from fakedist.report.writing import see_that_it_can_be_written
 
@@ -92,7 +94,7 @@ def check(
         except ScriptError as error:
             click.echo(error.output, err=True)
             return last_line(ExitCode.ERROR, error.message)
-    _show(checked, output)
+    output.write(check_report(checked))
     _write_files(checked, junit, sarif)
     if annotations is None:
         annotations = os.environ.get("GITHUB_ACTIONS") == "true" and not is_printed
@@ -101,22 +103,13 @@ def check(
     if not output.prints_text:  # what failed the build is in its log, wherever the result went
         for line in (*(finding.message for finding in checked.exceeded), *checked.faults):
             say(line, err=True)
+        for failure in checked.failures:
+            click.echo(f"---- {visible_lines(failure.message)}\n{failure.output}", err=True)
     return _say_outcome(checked, update)
 
 
 def _say_finished(rank: RankToRun, seconds: float) -> None:
     say(f"{rank.name}: ran in {seconds:.0f} s", err=True)
-
-
-def _show(checked: Checked, output: Output) -> None:
-    from fakedist.check.outputs import checked_markdown, checked_object, render_checked
-
-    if output.format == JSON:
-        output.write_object(checked_object(checked))
-    elif output.format == MARKDOWN:
-        output.write(checked_markdown(checked))
-    else:
-        output.render(lambda console: render_checked(checked, console))
 
 
 def _annotate(checked: Checked) -> None:
@@ -139,8 +132,6 @@ def _write_files(checked: Checked, junit: Path | None, sarif: Path | None) -> No
 
 def _say_outcome(checked: Checked, update: bool) -> int:
     for failure in checked.failures:
-        say(f"---- {failure.message}", err=True)
-        click.echo(failure.output, err=True)
         say(f"---- to run it again: {failure.hint}", err=True)
     if update and checked.exit_code == 0 and not checked.updated:
         click.echo("the baselines did not change", err=True)

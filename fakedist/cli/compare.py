@@ -52,11 +52,11 @@ def _print_two(a: Path, b: Path, output: Output, *, all_rows: bool) -> None:
     if output.format == HTML:
         from fakedist.report.compare.comparison_page import comparison_page
 
-        output.write(comparison_page(comparison))
+        output.write_text(comparison_page(comparison))
     elif output.format == JSON:
         output.write_object(compared_object(comparison))
     elif output.format == MARKDOWN:
-        output.write(comparison_markdown(comparison, all_rows=all_rows))
+        output.write_text(comparison_markdown(comparison, all_rows=all_rows))
     else:
         output.render(lambda console: render_comparison(comparison, all_rows=all_rows, console=console))
 
@@ -66,10 +66,10 @@ def _print_several(runs: Sequence[Path], output: Output, *, all_rows: bool) -> N
 
     several = several_runs.SeveralRuns(runs)
     if output.format == HTML:
-        output.write(several_runs.several_page(several))
+        output.write_text(several_runs.several_page(several))
     elif output.format == JSON:
         output.write_object(several_runs.several_object(several))
     elif output.format == MARKDOWN:
-        output.write(several_runs.several_markdown(several, all_rows=all_rows))
+        output.write_text(several_runs.several_markdown(several, all_rows=all_rows))
     else:
         output.render(lambda console: several_runs.render_several(several, all_rows=all_rows, console=console))

@@ -33,7 +33,7 @@ def doctor(*, file: Path | None, form: str | None, as_json: bool) -> int:
     if output.format == JSON:
         output.write_object(diagnosis.to_dict())
     else:
-        output.write(_text(diagnosis))
+        output.write_text(_text(diagnosis))
     return ExitCode.DONE if diagnosis.devices else ExitCode.ERROR
 
 

@@ -24,18 +24,11 @@ def match(runs: tuple[Path, ...], *, file: Path | None, form: str | None, as_jso
     torch.distributed. Ranks without a run are copies of a rank of their kind, or are assumed to match. If the calls do
     not match, the exit code is 5. The script does not run, and this needs no torch (docs/match.md).
     """
-    from fakedist.report.text import match_sheets
+    from fakedist.report.content.match import match_report, verdict
     from fakedist.results.matched import match_runs
 
     output = chosen_output(form, as_json, file)
     with reading(*runs):
         found = match_runs(runs)
-        if output.format == JSON:
-            output.write_object(match_sheets.match_object(found))
-        elif output.format == MARKDOWN:
-            output.write(match_sheets.match_markdown(found))
-        else:
-            output.render(lambda console: match_sheets.render_match(found, console))
-    if found.matched.is_matched:
-        return ExitCode.DONE
-    return last_line(ExitCode.MISMATCH, match_sheets.verdict(found))
+        output.write(match_report(found))
+    return ExitCode.DONE if found.matched.is_matched else last_line(ExitCode.MISMATCH, verdict(found))

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +18,8 @@ from fakedist.visible import MOST_OF_A_TEXT, visible, visible_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from fakedist.report.content.report_blocks import Report
 
 TEXT, JSON, MARKDOWN, HTML, CSV = "text", "json", "markdown", "html", "csv"
 #: Lines in a file or a pipe. There, whole lines are worth more than lines that fit a terminal.
@@ -32,12 +35,36 @@ class Output:
     file: Path | None = None
 
     @property
+    def folder(self) -> Path | None:
+        """The directory that the result goes to; None if it is printed."""
+        return None if self.file is None else self.file.parent
+
+    @property
     def prints_text(self) -> bool:
         """True if the result is on the terminal, for people."""
         return self.format == TEXT and self.file is None
 
-    def write(self, text: str) -> None:
-        """Print the result, or write it into the file and print the file's name."""
+    def write(self, report: Report) -> None:
+        """Print or write a report in the format that was chosen."""
+        if self.format == JSON:
+            self.write_object(report.data())
+        elif self.format == MARKDOWN:
+            from fakedist.report.render.markdown import report_markdown
+
+            self.write_text(report_markdown(report))
+        elif self.format == CSV and report.rows is not None:
+            self.write_text(str(report.rows().to_csv(index=False)))
+        elif self.format == HTML:
+            from fakedist.report.render.html import report_page
+
+            self.write_text(report_page(report))
+        else:
+            from fakedist.report.render.terminal import render
+
+            self.render(partial(render, report))
+
+    def write_text(self, text: str) -> None:
+        """Print a text, or write it into the file and print the file's name."""
         if self.format not in (JSON, HTML):  # JSON escapes control characters itself, and HTML is for a browser
             text = visible_lines(text)
         if self.file is None:
@@ -51,7 +78,7 @@ class Output:
 
     def write_object(self, value: object) -> None:
         """Print or write a result as JSON."""
-        self.write(json.dumps(value, indent=2) + "\n")
+        self.write_text(json.dumps(value, indent=2) + "\n")
 
     def render(self, draw: Callable[[Console], None]) -> None:
         """Print tables, or write them into the file without colours."""
@@ -68,7 +95,7 @@ class Output:
             return
         text = StringIO()
         draw(Console(file=text, width=PIPED_WIDTH))
-        self.write(text.getvalue())
+        self.write_text(text.getvalue())
 
 
 def _one(ctx: click.Context, param: click.Parameter, value: tuple[object, ...]) -> object:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,7 @@ from fakedist.cli.say import reading
 from fakedist.options.expert_loads import parse_router_load
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from fakedist.report.content.report_blocks import Report
     from fakedist.results.long_runs import PlayableSteps, PlayedSteps
     from fakedist.results.router_draws import Playable, PlayCounts, Played
 
@@ -89,8 +87,7 @@ def play(
         return 0
     if lengths is not None or every or seeds is not None:
         raise click.UsageError("--lengths, --every and --seeds need --steps")
-    from fakedist.report.page.play_page import play_page
-    from fakedist.report.text import play_sheets
+    from fakedist.report.content.play import play_report
     from fakedist.results.router_draws import open_playable
 
     with reading(run):
@@ -99,28 +96,22 @@ def play(
         if ranks:
             if changes or output.format == HTML:
                 raise click.UsageError("--ranks takes no --change, and --format text, json, markdown or csv")
-            _write_ranks(output, playable, load, playable.job.seed if seed is None else seed)
+            seed = playable.job.seed if seed is None else seed
+            output.write(_ranks_report(playable, load, seed))
             return 0
         seed = seed or 0
-        played = _played(playable, load, range(seed, seed + (draws or 1000)), changes)
-        plain, markdown = partial(play_sheets.play_object, played), partial(play_sheets.play_markdown, played)
-        render, page = partial(play_sheets.render_play, played), partial(play_page, played)
-        _write(output, plain, markdown, lambda: played.draws.to_csv(index=False), render=render, page=page)
+        output.write(play_report(_played(playable, load, range(seed, seed + (draws or 1000)), changes)))
     return 0
 
 
 def _write_steps(
     run: Path, output: Output, lengths: str | None, steps: tuple[int, Sequence[str]], seeds: range
 ) -> None:
-    from fakedist.report.page.play_page import long_run_page
-    from fakedist.report.text import long_run_sheets as sheets
+    from fakedist.report.content.long_run import long_run_report
     from fakedist.results.long_runs import open_playable_steps
 
     with reading(run):
-        played = _played_steps(open_playable_steps(run), lengths, steps, seeds)
-        plain, markdown = partial(sheets.long_run_object, played), partial(sheets.long_run_markdown, played)
-        render, page = partial(sheets.render_long_run, played), partial(long_run_page, played)
-        _write(output, plain, markdown, lambda: played.steps.to_csv(index=False), render=render, page=page)
+        output.write(long_run_report(_played_steps(open_playable_steps(run), lengths, steps, seeds)))
 
 
 def _played_steps(
@@ -162,35 +153,11 @@ def _player(playable: Playable, program: Path) -> PlayCounts:
     return lambda counts: play_program(program, counts, playable.alloc_conf)
 
 
-def _write_ranks(output: Output, playable: Playable, load: str, seed: int) -> None:
-    from fakedist.report.text import play_sheets
+def _ranks_report(playable: Playable, load: str, seed: int) -> Report:
+    from fakedist.report.content.play import ranks_report
     from fakedist.results.router_draws import play_ranks
     from fakedist.temporary import scratch_directory
 
     with scratch_directory("play") as folder:
         table = play_ranks(playable, load, seed, _player(playable, folder / "program.npz"))
-    found = playable, load, table
-    plain, markdown = partial(play_sheets.ranks_object, *found), partial(play_sheets.ranks_markdown, *found)
-    render = partial(play_sheets.render_ranks, *found)
-    _write(output, plain, markdown, lambda: table.to_csv(index=False), render=render)
-
-
-def _write(
-    output: Output,
-    plain: Callable[[], dict[str, object]],
-    markdown: Callable[[], str],
-    csv: Callable[[], str],
-    *,
-    render: Callable[[Console], None],
-    page: Callable[[], str] | None = None,
-) -> None:
-    if output.format == JSON:
-        output.write_object(plain())
-    elif output.format == MARKDOWN:
-        output.write(markdown())
-    elif output.format == CSV:
-        output.write(csv())
-    elif output.format == HTML and page is not None:
-        output.write(page())
-    else:
-        output.render(render)
+    return ranks_report(playable, load, table)

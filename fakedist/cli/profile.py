@@ -29,8 +29,7 @@ from fakedist.options.expert_loads import EVEN
 if TYPE_CHECKING:
     from fakedist.launcher.launching import Streams
     from fakedist.launcher.ranks import RankRun
-    from fakedist.report.text.job_sheets import RankRow
-    from fakedist.results.job_time import JobRuns
+    from fakedist.report.content.report_blocks import Report
     from fakedist.rundir.outcome import Ending
 
 STDERR = 2  # the descriptor
@@ -171,21 +170,29 @@ def _several(
     jobs: int,
     cold: bool,
 ) -> int:
-    from fakedist.launcher.ranks import exit_code, profile_ranks
-    from fakedist.report.text.job_sheets import RankRow, ranks_object, render_ranks
+    from fakedist.launcher.ranks import profile_ranks
     from fakedist.rundir.directory import default_name
 
     job, ranks = asked[0], [job.rank for job in asked]
     directory = directory or default_name(job, ranks)
     finished = profile_ranks(job, ranks, directory, force, streams, more=more, jobs=jobs, cold=cold)
     runs = sorted(finished, key=lambda run: ranks.index(run.rank) if run.rank in ranks else len(ranks))
-    rows = [RankRow(run.rank, run.run_directory, run.ending, run.wall_s) for run in runs]
-    if output.format == JSON:
-        output.write_object(ranks_object(rows, job.world_size, exit_code(runs)))
-    else:
-        output.render(lambda console: render_ranks(rows, job.world_size, console))
-    _write_page(rows, job, directory)
+    _show_ranks(runs, job, directory, output)
     return say_first_failure(runs, job)
+
+
+def _show_ranks(runs: Sequence[RankRun], job: Job, directory: Path, output: Output, *, has_kinds: bool = False) -> None:
+    """Print the report of several ranks, and write their page."""
+    from fakedist.report.content.job import RankRow, job_report
+    from fakedist.results.job_time import open_job_runs
+
+    rows = [RankRow(run.rank, run.run_directory, run.ending, run.wall_s) for run in runs]
+    ran = [row.rank for row in rows if row.run_directory is not None]
+    found = open_job_runs(directory, ran) if ran else None
+    report = job_report(rows, job.world_size, found, folder=directory, has_kinds=has_kinds)
+    output.write(report)
+    if job.page and ran:
+        _write_page(report, directory)
 
 
 def _ranks_by_load(job: Job, word: str) -> Callable[[Sequence[RankRun]], Sequence[int]]:
@@ -212,24 +219,19 @@ def _ranks_by_load(job: Job, word: str) -> Callable[[Sequence[RankRun]], Sequenc
     return chosen
 
 
-def _write_page(rows: Sequence[RankRow], job: Job, directory: Path, runs: JobRuns | None = None) -> None:
+def _write_page(report: Report, directory: Path) -> None:
     """Write the page of several ranks into their directory, and print its path."""
     from fakedist.errors import FakedistError
-    from fakedist.report.page.job_page import write_job_page
-    from fakedist.report.writing import may_hold_page
-    from fakedist.results.job_time import open_job_runs
+    from fakedist.report.render.html import report_page
+    from fakedist.report.writing import may_hold_page, replace_text
     from fakedist.rundir.directory import PAGE_NAME
 
     path = directory / PAGE_NAME
-    if not job.page or all(row.run_directory is None for row in rows):
-        return
     if not may_hold_page(path):
         remark(f"no page of these ranks: {path} is not fakedist's")
         return
     try:
-        write_job_page(
-            runs or open_job_runs(directory), path, {row.rank: row.exit for row in rows if row.run_directory is None}
-        )
+        replace_text(path, report_page(report))
     except FakedistError as error:
         remark(f"no page of these ranks: {error.message}")
         return
@@ -240,35 +242,13 @@ def _whole_job(
     job: Job, word: str, streams: Streams, *, directory: Path | None, force: bool, output: Output, jobs: int, cold: bool
 ) -> int:
     """Run a rank of each stage or kind."""
-    from fakedist.launcher.ranks import exit_code, profile_ranks
-    from fakedist.report.text import job_sheets
-    from fakedist.report.text.sheet import print_sheets
-    from fakedist.results.job_time import open_job_runs
+    from fakedist.launcher.ranks import profile_ranks
     from fakedist.rundir.directory import default_name
 
     directory = directory or default_name(job, which=word)
     more = _other_stages if word == _STAGES else _distinct_ranks()
     runs = list(profile_ranks(job, (job.rank,), directory, force, streams, more=more, jobs=jobs, cold=cold))
-    rows = [job_sheets.RankRow(run.rank, run.run_directory, run.ending, run.wall_s) for run in runs]
-    ran = [run.rank for run in runs if run.run_directory is not None]
-    found = open_job_runs(directory, ran) if ran else None
-    if found is not None and found.job is None:
-        remark(f"no step of the whole job: {found.why_no_step}")
-    kinds = found.kinds if found is not None and word == _DISTINCT else None
-    priced = None if found is None else found.job
-    if output.format == JSON:
-        shown = job_sheets.ranks_object(rows, job.world_size, exit_code(runs))
-        shown["job"] = None if priced is None else job_sheets.job_object(priced)
-        output.write_object(shown if kinds is None else shown | {"kinds": job_sheets.kind_objects(kinds)})
-    else:
-        if kinds is None or found is None:
-            output.render(lambda console: job_sheets.render_ranks(rows, job.world_size, console))
-        else:
-            sheet = job_sheets.kinds_sheet(kinds, found.runs)
-            output.render(lambda console: print_sheets(console, [sheet]))
-        if priced is not None:
-            output.render(lambda console: job_sheets.render_job(priced, console))
-    _write_page(rows, job, directory, found)
+    _show_ranks(runs, job, directory, output, has_kinds=word == _DISTINCT)
     return say_first_failure(runs, job)
 
 

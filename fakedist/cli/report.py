@@ -19,7 +19,7 @@ from fakedist.cli.output import (
     format_options,
     length_options,
 )
-from fakedist.cli.say import DEFAULT_TABLE, print_report, reading, remark, run_or_last
+from fakedist.cli.say import DEFAULT_TABLE, print_report, reading, run_or_last
 from fakedist.rundir.directory import rank_directories
 
 
@@ -76,31 +76,17 @@ def _print_sweep(path: Path, output: Output) -> None:
     if output.format == JSON:
         output.write_object(sweep_object(sweep))
     elif output.format == MARKDOWN:
-        output.write(sweep_markdown(sweep))
+        output.write_text(sweep_markdown(sweep))
     elif output.format == CSV:
-        output.write(str(sweep.frame().to_csv(index=False)))
+        output.write_text(str(sweep.frame().to_csv(index=False)))
     else:
         output.render(lambda console: render_sweep(sweep, console))
 
 
 def _print_ranks(path: Path, output: Output) -> None:
-    from fakedist.report.text import job_sheets
+    from fakedist.report.content.job import runs_report
     from fakedist.results.job_time import open_job_runs
 
     if output.format == CSV:
         raise click.UsageError(f"--format {CSV} is for one run, or for a sweep")
-    found = open_job_runs(path)
-    job, world_size = found.job, found.runs[0].summary.world_size or 0
-    rows = [job_sheets.RankRow(run.summary.rank or 0, run.path, run.summary.exit) for run in found.runs]
-    if output.format == JSON:
-        code = next((row.exit.code for row in rows if row.exit.code), 0)
-        plain = job_sheets.ranks_object(rows, world_size, code)
-        output.write_object(plain | {"job": None if job is None else job_sheets.job_object(job)})
-    elif output.format == MARKDOWN:
-        output.write(job_sheets.ranks_markdown(rows, world_size, job))
-    else:
-        output.render(lambda console: job_sheets.render_ranks(rows, world_size, console))
-        if job is not None:
-            output.render(lambda console: job_sheets.render_job(job, console))
-    if job is None and found.why_no_step:
-        remark(f"no step of the whole job: {found.why_no_step}")
+    output.write(runs_report(open_job_runs(path), folder=output.folder))

@@ -67,10 +67,11 @@ def page_of(path: Path, folder: Path | None, *, is_served: bool = False) -> str:
 
         return sweep_page(open_sweep(path), folder)
     if rank_directories(path):
-        from fakedist.report.page.job_page import job_page
+        from fakedist.report.content.job import runs_report
+        from fakedist.report.render.html import report_page
         from fakedist.results.job_time import open_job_runs
 
-        return job_page(open_job_runs(path), folder=folder)
+        return report_page(runs_report(open_job_runs(path), folder=folder))
     from fakedist.report.page.run_page import page
     from fakedist.results.opening import open_run
 
@@ -149,14 +150,14 @@ def print_report(
         from fakedist.report.text.run_report import run_markdown
         from fakedist.results.opening import open_run
 
-        output.write(run_markdown(open_run(run_directory), all_layers=all_layers))
+        output.write_text(run_markdown(open_run(run_directory), all_layers=all_layers))
     elif output.format == CSV:
-        from fakedist.report.text.sheet import table_csv
+        from fakedist.report.render.data import table_csv
         from fakedist.results.opening import open_run
 
-        output.write(table_csv(open_run(run_directory), table, all_layers=all_layers))
+        output.write_text(table_csv(open_run(run_directory), table, all_layers=all_layers))
     elif output.format == HTML:
-        output.write(page_of(run_directory, None if output.file is None else output.file.parent))
+        output.write_text(page_of(run_directory, None if output.file is None else output.file.parent))
     elif full or section or all_layers:
         from fakedist.report.text.run_report import render
 

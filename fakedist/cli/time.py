@@ -34,8 +34,9 @@ from fakedist.cli.say import reading
 from fakedist.options.option import OptionGroup
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fakedist.cost_model.rollout.rollout_time import RolloutTime
-    from fakedist.results.job_time import JobTime
     from fakedist.results.run import Run
 
 #: What ``--format csv`` shows unless ``--table`` names another table.
@@ -108,10 +109,12 @@ def time(
     gpu, pricing = pricing_of(values)
     with reading(*runs):
         if several:
+            from fakedist.report.content.job import step_report
             from fakedist.results.job_time import time_job
 
             price_job = partial(time_job, runs, gpu, **pricing, **counts)
-            print_job(price_job(), output, {text: price_job(what_if=text) for text in what_ifs})
+            changed = {text: price_job(what_if=text) for text in what_ifs}
+            output.write(step_report(price_job(), changed, folder=output.folder))
         else:
             from fakedist.results.opening import open_run
 
@@ -140,8 +143,8 @@ def _print_table(
     path: Path, chosen: Sequence[tuple[str | None, str | None]], values: Mapping[str, object], output: Output
 ) -> None:
     """Price a run for several GPUs and fabrics, and print a row for each."""
+    from fakedist.report.content.report_blocks import Report
     from fakedist.report.text.model_sheets import GpuStep, priced_objects, priced_sheet
-    from fakedist.report.text.sheet import print_sheets, sheet_markdown
     from fakedist.results.opening import open_run
     from fakedist.results.repricing import gpu_of
 
@@ -154,14 +157,8 @@ def _print_table(
         return GpuStep(gpu_of(run.manifest, gpu, None), *priced.summary.timed)
 
     rows = [price(gpu, fabric) for gpu, fabric in chosen]
-    if output.format == JSON:
-        output.write_object({"run_directory": str(run.path), "priced": priced_objects(rows)})
-        return
     sheet = priced_sheet(price(None, None), rows)
-    if output.format == MARKDOWN:
-        output.write("\n".join(sheet_markdown(sheet)) + "\n")
-    else:
-        output.render(lambda console: print_sheets(console, [sheet]))
+    output.write(Report("time", [sheet], lambda: {"run_directory": str(run.path), "priced": priced_objects(rows)}))
 
 
 def _print_run(
@@ -173,39 +170,28 @@ def _print_run(
     all_rows: bool,
     simulate: Callable[[], RolloutTime] | None,
 ) -> None:
+    from fakedist.report.content.rollout import rollout_report
+    from fakedist.report.render.data import table_csv
+    from fakedist.report.render.markdown import report_markdown
+    from fakedist.report.render.terminal import render
     from fakedist.report.text import time_sheets
-    from fakedist.report.text.sheet import table_csv
 
     priced = price(gains=output.format != CSV)
     changed = time_sheets.what_if_steps(priced, {text: price(what_if=text) for text in what_ifs})
-    rollout = None if simulate is None else simulate()
+    rollout = None if simulate is None else rollout_report(simulate())
     if output.format == JSON:
-        added = {} if rollout is None else {"rollout": time_sheets.rollout_object(rollout)}
+        added = {} if rollout is None else {"rollout": rollout.data()}
         output.write_object(time_sheets.priced_object(priced, changed) | added)
     elif output.format == MARKDOWN:
         markdown = time_sheets.priced_markdown(priced, all_layers=all_rows, what_ifs=changed)
-        output.write(markdown + ("" if rollout is None else "\n" + time_sheets.rollout_markdown(rollout)))
+        output.write_text(markdown + ("" if rollout is None else "\n" + report_markdown(rollout)))
     elif output.format == CSV:
-        output.write(table_csv(priced, table or _DEFAULT_TABLE, all_layers=all_rows))
+        output.write_text(table_csv(priced, table or _DEFAULT_TABLE, all_layers=all_rows))
     else:
-        output.render(lambda console: time_sheets.render_priced(priced, console, all_layers=all_rows, what_ifs=changed))
-        if rollout is not None:
-            output.render(lambda console: time_sheets.render_rollout(rollout, console))
 
+        def draw(console: Console) -> None:
+            time_sheets.render_priced(priced, console, all_layers=all_rows, what_ifs=changed)
+            if rollout is not None:
+                render(rollout, console)
 
-def print_job(job: JobTime, output: Output, changed: Mapping[str, JobTime]) -> None:
-    """Print the step of a job and with each what-if, or write it into the file."""
-    from fakedist.report.text import job_sheets
-
-    if output.format == JSON:
-        output.write_object(job_sheets.job_object(job, changed))
-    elif output.format == MARKDOWN:
-        output.write(job_sheets.job_markdown(job, changed))
-    elif output.format == HTML:
-        from fakedist.report.page.job_page import job_page
-        from fakedist.results.job_time import JobRuns
-
-        folder = None if output.file is None else output.file.parent
-        output.write(job_page(JobRuns(None, job.runs, job), changed, folder=folder))
-    else:
-        output.render(lambda console: job_sheets.render_job(job, console, changed))
+        output.render(draw)

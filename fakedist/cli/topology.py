@@ -9,7 +9,17 @@ import click
 from click.core import ParameterSource
 
 from fakedist.cli.job_options import ScriptCommand, job_options, jobs_of
-from fakedist.cli.output import JSON, TEXT, Output, chosen_output, force_option, format_options, output_option
+from fakedist.cli.output import (
+    HTML,
+    JSON,
+    MARKDOWN,
+    TEXT,
+    Output,
+    chosen_output,
+    force_option,
+    format_options,
+    output_option,
+)
 from fakedist.cli.profile import STDERR, run_one, say_ignored
 from fakedist.cli.say import reading, remark, say_ending, say_first_failure
 from fakedist.errors import JobError
@@ -33,7 +43,7 @@ class _TopologyCommand(ScriptCommand):
 @click.command(cls=_TopologyCommand, no_args_is_help=True, params=job_options(without=_WITHOUT))
 @output_option("path", "PATH", "With a SCRIPT, the run directory to write. With RUN, write the result into a file.")
 @force_option("run directory")
-@format_options(TEXT, JSON)
+@format_options(TEXT, JSON, MARKDOWN, HTML)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="RUN... | SCRIPT [ARGS]...")
 @click.pass_context
 def topology(
@@ -99,22 +109,8 @@ def _profiled(
 
 
 def _show(runs: Sequence[Path], output: Output) -> None:
-    from rich.console import Console
-
-    from fakedist.report.text.group_sheets import RunTopology, render_topology
+    from fakedist.report.content.topology import topology_report
     from fakedist.results.opening import open_run_directory
 
     with reading(*runs):
-        topologies = [RunTopology(open_run_directory(run)) for run in runs]
-    if output.format == JSON:
-        objects = [topology.as_object() for topology in topologies]
-        output.write_object(objects[0] if len(objects) == 1 else objects)
-        return
-
-    def draw(console: Console) -> None:
-        for number, topology in enumerate(topologies):
-            if number:
-                console.print()
-            render_topology(topology, console)
-
-    output.render(draw)
+        output.write(topology_report([open_run_directory(run) for run in runs]))

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import plotly.graph_objects as go
 
+from fakedist.report.content.report_blocks import Sheet
 from fakedist.report.figures.look import (
     CATEGORY_COLOURS,
     GROUP_COLOURS,
@@ -25,7 +26,6 @@ from fakedist.report.page.assets import figure_object
 from fakedist.report.page.drawings import Pack
 from fakedist.report.page.live import Follower
 from fakedist.report.page.run_page import template_text
-from fakedist.report.text.sheet import Sheet
 from fakedist.report.text.wording import MFU_BASIS, command_line
 from fakedist.rundir.directory import MANIFEST_NAME
 from fakedist.rundir.manifest import load_manifest

@@ -11,19 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from fakedist.options import profile_command
-from fakedist.report.text.sheet import (
-    KEY,
-    Sheet,
-    SheetColumn,
-    bytes_column,
-    escaped,
-    markdown_table,
-    print_heading,
-    print_remark,
-    print_table,
-    print_words,
-    us_column,
-)
+from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn, bytes_column, us_column
+from fakedist.report.render.markdown import escaped, markdown_table
+from fakedist.report.render.terminal import print_heading, print_remark, print_table, print_words
 from fakedist.report.text.wording import MFU_BASIS
 from fakedist.rundir.plain import to_plain
 from fakedist.sweep.command import PointRun, PricedFor

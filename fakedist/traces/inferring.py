@@ -23,7 +23,7 @@ from fakedist.rundir.schema import ACTIONS, CATEGORIES
 from fakedist.traces.stack_evidence import NO_STACK, UNKNOWN, Evidence, Ints, ModuleCall, Places, find_places, read_evidence
 
 _ALLOC, _FREE = ACTIONS.index("alloc"), ACTIONS.index("free_requested")
-_NO_OPERATION = "unknown"
+_BEFORE = "from before the history"
 _UNIT = 512  # of the allocator's sizes
 #: Sizes of cuBLAS's and cuBLASLt's workspaces, by c10's getChosenWorkspaceSize and getCUDABlasLtWorkspaceSize: of Hopper
 #: and later, of others, and the smaller ones of cuBLASLt.
@@ -68,9 +68,10 @@ def _add_scopes(recording: Recording, places: Places, layer: Ints, evidence: lis
     names: dict[str, int] = {}
     of_event, named = [], []
     rows = zip(places.step.tolist(), places.phase, layer.tolist(), evidence, strict=True)
-    for step, phase, number, fact in rows:
+    for event, (step, phase, number, fact) in enumerate(rows):
         of_event.append(scopes.setdefault((step, phase, number, fact.is_recompute), len(scopes)))
-        named.append(names.setdefault(fact.operation or _NO_OPERATION, len(names)))
+        operation = _BEFORE if event < recording.num_events_before else fact.operation or f"unknown, in {phase}"
+        named.append(names.setdefault(operation, len(names)))
     recording.scopes = [ScopeRow(number, *scope[:3], recompute=scope[3]) for scope, number in scopes.items()]
     recording.operations = [OperationRow(number, name) for name, number in names.items()]
     recording.op_scope, recording.op_operation = np.array(of_event, "u4"), np.array(named, "u4")

@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 
 from fakedist.report.compare.several_runs import SeveralRuns, several_page
-from fakedist.report.page.job_page import write_job_page
-from fakedist.results.job_time import JobRuns, JobTime, open_job_runs
+from fakedist.report.content.job import runs_report
+from fakedist.report.render.html import report_page
 from fakedist.sweep.page import write_sweep_page
 from fakedist.sweep.point_rows import Status
 from tests.page.browser import Reader, drawn, serious_faults
-from tests.unit.report.text.test_job_sheets import STEP, job_of
+from tests.unit.report.content.test_job import placed
 from tests.unit.report.two_runs import run_of
 from tests.unit.sweep.rows_by_hand import row
 from tests.unit.sweep.test_sheets import sweep
@@ -37,8 +37,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for rank in (0, 4):
         run_of(folder / "job" / f"rank{rank}", gemm_us=100, activation=(8 + rank) << 20, rank=rank)
         (folder / "job" / f"rank{rank}" / "report.html").write_text("<title>a rank</title>")
-    runs = open_job_runs(folder / "job").runs
-    write_job_page(JobRuns(folder / "job", runs, JobTime(STEP, runs, job_of().lanes)), pages["job"])
+    pages["job"].write_text(report_page(runs_report(placed(folder / "job"), folder=folder / "job")))
     sides = [run_of(folder / name, gemm_us=100 + 20 * at, activation=(8 + at) << 20) for at, name in enumerate("abcd")]
     (folder / "several").mkdir()
     pages["several"].write_text(several_page(SeveralRuns(sides)), encoding="utf-8")
@@ -58,13 +57,13 @@ def test_the_lanes_of_a_job_are_drawn_and_zoomed(reader: Reader, written: dict[s
     assert page.evaluate("fakedist.lanes.view") == [25, 75]
     page.get_by_role("button", name="whole step").click()
     assert page.evaluate("fakedist.lanes.view") == [0, 100]
-    for style in page.locator("#lanes .legend .chip").all():
+    for style in page.locator("#stages .legend .chip").all():
         assert style.evaluate("node => getComputedStyle(node).backgroundColor") != "rgba(0, 0, 0, 0)"
 
 
 def test_a_rank_of_a_job_leads_to_its_page(reader: Reader, written: dict[str, Path]) -> None:
     page = reader.open(written["job"])
-    page.locator("#rank-table a").nth(1).click()
+    page.locator("#ranks-table a").nth(1).click()
     page.wait_for_url("**/rank4/report.html")
 
 

@@ -36,7 +36,11 @@ LIBRARY_HOMES = {
 SAME_THING = {
     "build": "compiles one library of ours, with its flags",
     "doctor": "`fakedist doctor`: its checks, and its command",
-    "topology": "the ranks' groups: their analysis, and their command",
+    **dict.fromkeys(("match", "play"), "a subject: its report, and its command"),
+    "rollout": "an engine's rollout: its options, and its report",
+    "topology": "the ranks' groups: their analysis, their report, and their command",
+    "class Verdict": "the verdict on a rank, and what a report says first",
+    "class Advice": "a change that would help: the record, and its block of a report",
     "lines": "lines of source: their sums, and their command",
     "job_time": "the step of a whole job: the record, and what makes it",
     "__main__": "the program of a process, which is started by the file's path",
@@ -49,6 +53,8 @@ SMALL_FOR_A_REASON = {
     "rank/started/sitecustomize": "Python imports it by this name where a process begins",
     "rank/leaving": "ends the process; it must stay this short",
     **dict.fromkeys(("cli/compare", "cli/doctor", "cli/lines", "cli/match"), "one module a command"),
+    "report/content/rollout": "one module a subject",
+    "report/render/html": "one module a format",
     **dict.fromkeys(
         (
             "rank/frameworks/dynamo",

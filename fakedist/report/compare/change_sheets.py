@@ -20,18 +20,11 @@ from fakedist.report.compare.comparison import (
     format_us_change,
     noise_text,
 )
-from fakedist.report.text.group_sheets import AT_ONCE, stream_columns
+from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn
+from fakedist.report.content.topology import AT_ONCE, stream_columns
+from fakedist.report.render.markdown import escaped, markdown_table
+from fakedist.report.render.terminal import print_long, print_sheets, print_words
 from fakedist.report.text.memory_sheets import UNUSED_NAMES
-from fakedist.report.text.sheet import (
-    KEY,
-    Sheet,
-    SheetColumn,
-    escaped,
-    markdown_table,
-    print_long,
-    print_sheets,
-    print_words,
-)
 from fakedist.report.text.wording import or_dash, short_kernel, unknown_time, us_or_dash
 from fakedist.units import format_bytes
 

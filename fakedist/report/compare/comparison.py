@@ -13,7 +13,7 @@ import pandas as pd
 
 from fakedist.analysis.stack_lines import IN_TORCH, NO_STACK
 from fakedist.errors import RunDirectoryError
-from fakedist.report.text.group_sheets import CallsText, RunTopology
+from fakedist.report.content.topology import CallsText, RunTopology
 from fakedist.report.text.memory_sheets import UNUSED_NAMES
 from fakedist.report.text.wording import communication_word, relative_time, short_line, step_word
 from fakedist.results.compare import changed_memory, changed_times, layer_matching, reasons

@@ -26,20 +26,13 @@ from fakedist.report.compare.comparison import (
     noise_us,
     rate_text,
 )
+from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn
 from fakedist.report.figures.look import STYLE_NAMES
 from fakedist.report.page.bars import BarChart, memory_bars, time_bars
 from fakedist.report.page.drawings import Pack
 from fakedist.report.page.run_page import template_text
-from fakedist.report.text.sheet import (
-    KEY,
-    Sheet,
-    SheetColumn,
-    escaped,
-    markdown_table,
-    print_long,
-    print_sheets,
-    print_words,
-)
+from fakedist.report.render.markdown import escaped, markdown_table
+from fakedist.report.render.terminal import print_long, print_sheets, print_words
 from fakedist.report.text.wording import or_dash, run_title, step_text, unknown_time, verdict
 from fakedist.results.compare import changed_memory, changed_times, reasons
 from fakedist.results.opening import open_run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from fakedist.report.figures.look import spoken
 from fakedist.results.run import Run
@@ -14,37 +15,50 @@ from fakedist.units import format_bytes, format_us
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a bar: its name, its class in the style sheet, its figure, and its width in percent of the chart."""
+    """A part of a bar: its name, its class in the style sheet, and its figure."""
 
     name: str
     style: str
-    text: str
-    width: str
+    value: float
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar, with what stands at its ends. ``limit`` is where a mark stands on it; empty for none."""
+    """A bar, with what stands at its ends. A mark stands on it at ``limit``, unless that is 0."""
 
     name: str
     parts: Sequence[Part]
     text: str
-    more: str
-    limit: str = ""
-
-    @property
-    def aloud(self) -> str:
-        """All of it in words."""
-        return f"{self.name}: {', '.join(f'{part.name} {part.text}' for part in self.parts)}"
+    more: str = ""
+    limit: float = 0
 
 
 @dataclass(frozen=True)
 class BarChart:
-    """Bars on one scale, and the names and classes of their parts; ``limit`` is the text of the mark on each."""
+    """Bars on one scale.
+
+    Attributes:
+        legend: The names and classes of their parts.
+        unit: "bytes", "us", or what is counted.
+        whole: The figure of a bar as wide as the chart; 0 for that of the longest.
+        limit: The text of the mark on each.
+    """
 
     bars: Sequence[Bar]
     legend: Sequence[tuple[str, str]]
+    unit: str = "bytes"
+    whole: float = 0
     limit: str = ""
+
+    def text(self, value: float) -> str:
+        """A figure with its unit."""
+        formats = {"bytes": format_bytes, "us": format_us}
+        return formats[self.unit](value) if self.unit in formats else f"{value:,} {self.unit}"
+
+    @cached_property
+    def widest(self) -> float:
+        """The figure of a bar as wide as the chart."""
+        return self.whole or max(sum(part.value for part in bar.parts) for bar in self.bars) or 1.0
 
 
 _REST = "reserved, not allocated"
@@ -58,18 +72,14 @@ def memory_bars(runs: Sequence[tuple[str, Run]]) -> BarChart:
         held = run.summary.by_category or {"other": run.peak_allocated_bytes}
         sizes = {spoken(kind): (f"k-{kind}", bytes_) for kind, bytes_ in held.items()}
         sizes[_REST] = ("rest", run.peak_reserved_bytes - run.peak_allocated_bytes)
-        parts = [
-            Part(kind, style, format_bytes(bytes_), _percent(bytes_, whole))
-            for kind, (style, bytes_) in sizes.items()
-            if bytes_ > 0
-        ]
+        parts = [Part(kind, style, bytes_) for kind, (style, bytes_) in sizes.items()]
         reserved = f"{format_bytes(run.peak_reserved_bytes)} reserved"
-        limit = f"calc({_percent(run.capacity_bytes, whole)} - 3px)" if run.capacity_bytes else ""
-        bars.append(Bar(name, parts, format_bytes(run.peak_allocated_bytes), reserved, limit))
-    seen = {part.style for bar in bars for part in bar.parts}
+        bars.append(Bar(name, parts, format_bytes(run.peak_allocated_bytes), reserved, run.capacity_bytes))
+    seen = _styles(bars)
     legend = [(spoken(kind), f"k-{kind}") for kind in CATEGORIES if f"k-{kind}" in seen]
     capacities = sorted({run.capacity_bytes for _, run in runs if run.capacity_bytes})
-    return BarChart(bars, [*legend, (_REST, "rest")], ", ".join(map(format_bytes, capacities)))
+    limit = ", ".join(map(format_bytes, capacities))
+    return BarChart(bars, [*legend, (_REST, "rest")], whole=whole, limit=limit)
 
 
 _IN_USE = (
@@ -99,15 +109,13 @@ def phase_bars(summary: Summary) -> tuple[BarChart, int] | None:
         sizes = [(name, style, getattr(row, key)) for name, style, key in _IN_USE]
         at_end = sum(size for *_, size in sizes)
         sizes.append((*_AT_PEAK, row.peak_used_bytes - at_end))
-        parts = [
-            Part(name, style, format_bytes(size), _percent(size, whole)) for name, style, size in sizes if size > 0
-        ]
-        limit = f"calc({_percent(capacity, whole)} - 3px)" if has_limit else ""
         text, more = format_bytes(row.peak_used_bytes), f"{format_bytes(at_end)} at its end"
-        bars.append(Bar(f"{row.phase}, step {row.step}", parts, text, more, limit))
-    seen = {part.style for bar in bars for part in bar.parts}
+        parts = [Part(*size) for size in sizes]
+        bars.append(Bar(f"{row.phase}, step {row.step}", parts, text, more, capacity if has_limit else 0))
+    seen = _styles(bars)
     legend = [(name, style) for name, style in (*(entry[:2] for entry in _IN_USE), _AT_PEAK) if style in seen]
-    return BarChart(bars, legend, format_bytes(capacity) if has_limit else ""), len(known) - len(rows)
+    limit = format_bytes(capacity) if has_limit else ""
+    return BarChart(bars, legend, whole=whole, limit=limit), len(known) - len(rows)
 
 
 def time_bars(
@@ -118,21 +126,12 @@ def time_bars(
     ``styles`` has the class of each part.
     """
     bars = [
-        Bar(
-            name,
-            [
-                Part(part, styles[part], format_us(us), _percent(us, whole_us or 1.0))
-                for part, us in parts.items()
-                if us > 0
-            ],
-            text,
-            more,
-        )
+        Bar(name, [Part(part, styles[part], us) for part, us in parts.items()], text, more)
         for name, parts, text, more in rows
     ]
-    seen = {part.name for bar in bars for part in bar.parts}
-    return BarChart(bars, [(name, style) for name, style in styles.items() if name in seen])
+    seen = _styles(bars)
+    return BarChart(bars, [(name, style) for name, style in styles.items() if style in seen], "us", whole_us)
 
 
-def _percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.3f}%"
+def _styles(bars: Sequence[Bar]) -> set[str]:
+    return {part.style for bar in bars for part in bar.parts if part.value > 0}

@@ -17,9 +17,10 @@ import numpy as np
 
 from fakedist.analysis.replay import AllocatorSettings, rounded_bytes
 from fakedist.errors import FakedistError
-from fakedist.report.page.job_page import job_page
+from fakedist.report.content.job import runs_report
 from fakedist.report.page.run_page import page, template_text
 from fakedist.report.page.serve import Answer, PageServer, no_page
+from fakedist.report.render.html import report_page
 from fakedist.results.job_time import open_job_runs
 from fakedist.results.opening import open_run
 from fakedist.rundir.directory import JOURNAL_NAME, MANIFEST_NAME, PAGE_NAME, rank_directories
@@ -230,7 +231,7 @@ class RanksFollower(Follower):
 
     def report(self) -> str:
         """See :meth:`Follower.report`."""
-        return job_page(open_job_runs(self._path), folder=self._path)
+        return report_page(runs_report(open_job_runs(self._path), folder=self._path))
 
 
 def _rank_row(name: str, manifest: Manifest) -> tuple[list[str], bool]:

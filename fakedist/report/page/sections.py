@@ -11,11 +11,11 @@ import pandas as pd
 from fakedist.analysis.layer_table import Fold, rows_of
 from fakedist.analysis.topology import ProcessGroup, ranks_of, read_groups
 from fakedist.cost_model.breakdown import fold_times, kind_family_us
+from fakedist.report.content.topology import AT_ONCE, CallsText, RunTopology
 from fakedist.report.figures.memory_figures import Colouring, most_in_use
 from fakedist.report.page.assets import MOST_SEGMENTS
 from fakedist.report.page.drawings import LAYER_FIGURES, MOST_KERNEL_ROWS, PeakBlock, top_kernels
 from fakedist.report.page.switches import Switch
-from fakedist.report.text.group_sheets import AT_ONCE, CallsText, RunTopology
 from fakedist.report.text.host_sheets import host_sheets
 from fakedist.report.text.memory_sheets import MOMENT_NAMES, HeldLine, unused_sheet
 from fakedist.report.text.time_sheets import bound_of, family_columns, path_location, path_words

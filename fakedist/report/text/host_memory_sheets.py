@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from fakedist.analysis.host_blocks import node_memory
 from fakedist.options import Job
-from fakedist.report.text.sheet import KEY, Sheet, SheetColumn, bytes_column
+from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn, bytes_column
 from fakedist.report.text.wording import short_line
 from fakedist.results.run import Run
 from fakedist.rundir.host_memory import HostMemory, HostPhase, NodeMemory, Save

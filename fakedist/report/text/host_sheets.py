@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fakedist.cost_model.gains import launch_bound
-from fakedist.report.text.sheet import KEY, Sheet, SheetColumn, us_column
+from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn, us_column
 from fakedist.report.text.wording import MIN_SHARE, layer_label, short_line, wait_word
 from fakedist.rundir.step_time import HostPart, LateLaunches, StepTime
 

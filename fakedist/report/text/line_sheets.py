@@ -7,7 +7,8 @@ from pathlib import PurePosixPath
 import pandas as pd
 from rich.console import Console
 
-from fakedist.report.text.sheet import KEY, Sheet, SheetColumn, print_facts, print_sheets
+from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn
+from fakedist.report.render.terminal import print_facts, print_sheets
 from fakedist.report.text.wording import or_dash, peak_moment, run_facts, short_line, source_word, us_or_dash
 from fakedist.results.lines import Lines, lines_of
 from fakedist.results.run import Run

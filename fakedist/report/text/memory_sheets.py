@@ -11,7 +11,7 @@ import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
 from fakedist.analysis.stack_lines import IN_TORCH, NO_STACK, forward_line, in_engine, script_lines
-from fakedist.report.text.sheet import EMPTY_RANK, KEY, Sheet, SheetColumn, us_column
+from fakedist.report.content.report_blocks import EMPTY_RANK, KEY, Sheet, SheetColumn, us_column
 from fakedist.report.text.wording import (
     LAYER_COLUMNS,
     MIN_SHARE,
@@ -387,7 +387,7 @@ def category_sheet(summary: Summary) -> Sheet:
         SheetColumn("bytes", [format_bytes(bytes_) for _, bytes_ in rows]),
         SheetColumn("share", [f"{bytes_ / peak:.1%}" for _, bytes_ in rows]),
     ]
-    return Sheet("By category at the peak", columns)
+    return Sheet("By category at the peak", columns, is_open=True)
 
 
 def layer_sheet(layers: pd.DataFrame, summary: Summary, all_layers: bool) -> Sheet:

@@ -10,7 +10,7 @@ from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.hosts import HOSTS
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
-from fakedist.report.text.sheet import KEY, Sheet, SheetColumn
+from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn
 from fakedist.report.text.wording import MFU_BASIS, clock_text, limit_text, rate_of, relative_time, step_text
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.step_time import KernelSource, StepTime

@@ -14,21 +14,11 @@ from rich.console import Console
 from rich.text import Text
 
 from fakedist.analysis.layer_table import unfolded
-from fakedist.report.text import host_memory_sheets
-from fakedist.report.text.memory_sheets import (
-    OUTSIDE_TITLE,
-    communicator_sheet,
-    layer_sheet,
-    line_sheet,
-    most_layers,
-    outside_figures,
-    run_sheets,
-)
-from fakedist.report.text.sheet import (
+from fakedist.report.content.report_blocks import first_rows
+from fakedist.report.render.markdown import escaped, sheet_markdown
+from fakedist.report.render.terminal import (
     FACT_WIDTH,
     cut,
-    escaped,
-    first_rows,
     print_facts,
     print_figures,
     print_heading,
@@ -37,7 +27,17 @@ from fakedist.report.text.sheet import (
     print_sheets,
     print_short_table,
     print_words,
-    sheet_markdown,
+)
+from fakedist.report.text import host_memory_sheets
+from fakedist.report.text.memory_sheets import (
+    OUTSIDE_TITLE,
+    category_sheet,
+    communicator_sheet,
+    layer_sheet,
+    line_sheet,
+    most_layers,
+    outside_figures,
+    run_sheets,
 )
 from fakedist.report.text.time_sheets import (
     family_sheet,
@@ -181,10 +181,13 @@ def _print_figures(console: Console, run: Run) -> None:
         if run.memory is None:  # another program's report
             print_items(console, [note.text for note in source.notes])
             _print_traced(console, run, time, source)
-    if summary.peak_allocated_bytes and run.by_category is not None:
+    if run.is_snapshot and run.by_category is not None:
+        print_short_table(console, replace(category_sheet(summary), title="category at the peak, inferred"))
+    if summary.peak_allocated_bytes and run.by_category is not None and run.num_rows("layers") > 1:
         layers = run.table("layers")
         sheet = most_layers(layer_sheet(layers, summary, False), layers, _NUM_LAYERS)
-        print_short_table(console, replace(sheet, title="layer at the peak, with children"))
+        inferred = ", inferred" if run.is_snapshot else ""
+        print_short_table(console, replace(sheet, title=f"layer at the peak, with children{inferred}"))
     if sheet_of_lines := line_sheet(run, _NUM_LINES, has_inner=False):
         print_short_table(console, replace(sheet_of_lines, title="line at the peak"))
 
@@ -364,7 +367,7 @@ def _verdict(run: Run, summary: Summary) -> list[str]:
     )
     if run.memory is None:
         return [f"### fakedist: {escaped(run_title(run)[:300])}", ""]
-    if run.by_category is None:
+    if run.is_snapshot:
         return [f"### fakedist: {escaped(run_title(run)[:300])}", "", f"Peak, measured: {peaks_text(summary)}."]
     rank = f"rank {summary.rank:,} of {summary.world_size:,}"
     lines = [f"### fakedist: {escaped(run_title(run)[:300])}", ""]

@@ -13,24 +13,13 @@ from rich.console import Console
 
 from fakedist.analysis.layer_table import fold_layers, rows_of, unfolded
 from fakedist.cost_model.breakdown import PEAK_DTYPE, fold_times
-from fakedist.cost_model.rollout.rollout_time import RolloutTime
 from fakedist.errors import RunDirectoryError
 from fakedist.report.compare.change_sheets import group_columns
 from fakedist.report.compare.comparison import format_relative, format_us_change
+from fakedist.report.content.report_blocks import EMPTY_RANK, KEY, Sheet, SheetColumn
+from fakedist.report.render.markdown import escaped, sheet_markdown
+from fakedist.report.render.terminal import print_facts, print_figures, print_heading, print_remark, print_sheets
 from fakedist.report.text.host_sheets import host_sheets
-from fakedist.report.text.sheet import (
-    EMPTY_RANK,
-    KEY,
-    Sheet,
-    SheetColumn,
-    escaped,
-    print_facts,
-    print_figures,
-    print_heading,
-    print_remark,
-    print_sheets,
-    sheet_markdown,
-)
 from fakedist.report.text.trace_sheets import file_sheets, operation_sheet
 from fakedist.report.text.wording import (
     EXPOSED,
@@ -451,61 +440,3 @@ def _timed(run: Run) -> tuple[StepTime, KernelSource]:
     if run.summary.timed is None:
         raise RunDirectoryError(f"{run.path} has no times", "fakedist profile -o RUN ... makes a run with times")
     return run.summary.timed
-
-
-_ROLLOUT = "Rollout of one engine, simulated and estimated"
-_ROLLOUT_REMARKS = (
-    "continuous batching as in vLLM 0.33.0, with CUDA graphs and asynchronous scheduling; no prompts share a prefix",
-    "the host takes as long for a step as vLLM did on one machine; --host scales it",
-)
-
-
-def rollout_figures(rollout: RolloutTime) -> list[tuple[str, str, str]]:
-    """Name, figure and details of each line about a rollout."""
-    whole = rollout.time_us or 1.0
-    parts = sorted(rollout.parts, key=lambda part: -part.time_us)
-    interval = f"90 % interval: {format_us(rollout.low_us)} to {format_us(rollout.high_us)}"
-    asked = f"{rollout.num_requests:,} requests, {rollout.prompt_tokens:,} tokens a prompt"
-    given_back = f"{rollout.num_given_back:,.0f} times a request gave its slots of the KV cache back"
-    figures = [
-        ("rollout", format_us(rollout.time_us), interval),
-        ("generated", f"{rollout.generated_tokens:,.0f} tokens", asked),
-        ("tokens/s", f"{rollout.tokens_per_s:,.0f}", f"{rollout.ranks} GPU{'s' * (rollout.ranks > 1)} of the engine"),
-        ("steps", f"{rollout.num_steps:,.0f}", given_back if rollout.num_given_back >= 1 else ""),
-        (
-            "decoding at once",
-            f"{rollout.mean_decoding:,.1f} requests",
-            f"mean of the steps; at most {rollout.most_decoding:,}",
-        ),
-        (
-            "tail",
-            f"{rollout.tail_us / whole:.0%}",
-            "of the time: none waits, and at most a quarter of the most requests decode",
-        ),
-    ]
-    return [*figures, *((part.name, f"{part.time_us / whole:.1%}", format_us(part.time_us)) for part in parts)]
-
-
-def render_rollout(rollout: RolloutTime, console: Console) -> None:
-    """Print a rollout."""
-    print_heading(console, _ROLLOUT)
-    print_figures(console, rollout_figures(rollout), is_right=True)
-    for text in _ROLLOUT_REMARKS:
-        print_remark(console, text)
-
-
-def rollout_markdown(rollout: RolloutTime) -> str:
-    """The same as Markdown."""
-    lines = [f"**{_ROLLOUT}**", ""]
-    lines += [
-        f"- {name}: **{figure}**{', ' if more else ''}{escaped(more)}"
-        for name, figure, more in rollout_figures(rollout)
-    ]
-    return "\n".join([*lines, *(f"- {text}" for text in _ROLLOUT_REMARKS)]) + "\n"
-
-
-def rollout_object(rollout: RolloutTime) -> dict[str, object]:
-    """The object of ``--json``: the attributes of :class:`RolloutTime`, and ``tokens_per_s``."""
-    plain = to_plain(rollout)
-    assert isinstance(plain, dict)
-    return {**plain, "tokens_per_s": rollout.tokens_per_s}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fakedist.report.text.sheet import KEY, Sheet, SheetColumn, us_column
+from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn, us_column
 from fakedist.results.run import Run
 from fakedist.rundir.step_time import KernelSource
 

@@ -349,7 +349,7 @@ def run_facts(run: Run) -> list[tuple[str, str]]:
     """
     summary, manifest, page = run.summary, run.manifest, run.path / PAGE_NAME
     where = [("run", str(run.path)), *([("page", str(page))] if page.exists() else [])]
-    if run.by_category is None:
+    if run.is_snapshot:
         return [("file", str(run.path)), ("device", run.device), ("history", f"{run.num_rows('events'):,} events")]
     if manifest.imported is not None:
         return [("report", manifest.imported.report), ("device", summary.gpu or "unknown"), *where]

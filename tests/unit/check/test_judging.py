@@ -12,8 +12,9 @@ from fakedist.check.checking import Checked, judge_job
 from fakedist.check.config import CheckConfig, CheckJob, Figure, read_config
 from fakedist.check.judging import Finding, judge
 from fakedist.check.measured import RankFigures, RankRecord, measure
-from fakedist.check.outputs import checked_markdown, checked_object, finding_columns
+from fakedist.check.outputs import check_report, finding_columns
 from fakedist.errors import CheckError
+from fakedist.report.render.markdown import report_markdown
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from tests.unit.analysis.recorded import GIB, KIB, MIB
@@ -269,8 +270,8 @@ def test_every_output_says_where_the_time_is_from(tmp_path: Path, run: Runs) -> 
     found = checked(tmp_path, 'budgets = { step_time = "1 s" }', run(gemm_us=100))
     figures = next(column for column in finding_columns(found.findings) if column.name == "figure")
     assert "step time (estimated)" in figures.cells
-    assert "step time (estimated)" in checked_markdown(found).replace("\\", "")
-    sources = {row["figure"]: row["source"] for row in checked_object(found)["findings"]}
+    assert "step time (estimated)" in report_markdown(check_report(found)).replace("\\", "")
+    sources = {row["figure"]: row["source"] for row in check_report(found).data()["findings"]}
     assert sources == {"peak_allocated": "measured", "peak_reserved": "measured", "step_time": "estimated"}
 
 

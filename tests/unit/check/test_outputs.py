@@ -11,8 +11,7 @@ from fakedist.check.checking import Checked, Mismatch
 from fakedist.check.config import Figure, read_config
 from fakedist.check.judging import Finding
 from fakedist.check.outputs import (
-    checked_markdown,
-    checked_object,
+    check_report,
     finding_columns,
     github_annotations,
     junit_text,
@@ -20,6 +19,7 @@ from fakedist.check.outputs import (
     sarif_text,
 )
 from fakedist.errors import ScriptError
+from fakedist.report.render.markdown import report_markdown
 
 GIB = float(1 << 30)
 
@@ -117,12 +117,12 @@ def test_the_table_leaves_out_columns_with_nothing_in_them(checked: Checked) -> 
 
 def test_markdown_and_json_have_all_of_it(checked: Checked) -> None:
     checked.failures.append(ScriptError("net rank 2: the script failed", output="Traceback ```"))
-    text = checked_markdown(checked)
-    assert text.startswith("### fakedist check: 1 script failed, so nothing was judged\n")
-    assert "- **net rank 0: layers h.\\*.mlp is 3.00 GiB, 1.00 GiB over its budget of 2.00 GiB" in text
+    text = report_markdown(check_report(checked))
+    assert text.startswith("**fakedist check: 1 script failed, so nothing was judged**\n")
+    assert "- net rank 0: layers h.\\*.mlp is 3.00 GiB, 1.00 GiB over its budget of 2.00 GiB" in text
     assert text.count("```") == 2
     assert "| net | 0 | headroom | 3.00 GiB | 2.00 GiB |" in text
-    found = json.loads(json.dumps(checked_object(checked), allow_nan=False))
+    found = json.loads(json.dumps(check_report(checked).data(), allow_nan=False))
     assert [each["is_exceeded"] for each in found["findings"]] == [True, True, False, False]
     assert found["findings"][1]["part"] == "h.*.mlp"
     assert found["exit_code"] == 1

@@ -10,7 +10,7 @@ import pytest
 from fakedist.rundir.job_time import JobStep
 from fakedist.rundir.notes import Note
 from fakedist.rundir.plain import PlainValueError, from_plain, to_plain
-from tests.unit.report.text.test_job_sheets import STEP
+from tests.unit.report.content.test_job import STEP
 
 
 def test_a_step_survives_json_also_where_figures_are_not_known() -> None:

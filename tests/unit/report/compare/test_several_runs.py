@@ -19,7 +19,7 @@ from fakedist.report.compare.several_runs import (
     several_sheets,
     spread,
 )
-from fakedist.report.text.sheet import Sheet
+from fakedist.report.content.report_blocks import Sheet
 from fakedist.rundir.step_time import RankThroughput
 from tests.unit.report.reading import read_page
 from tests.unit.report.two_runs import run_of

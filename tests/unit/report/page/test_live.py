@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fakedist.report.page.job_page import write_job_page
+from fakedist.report.content.job import runs_report
 from fakedist.report.page.live import LiveMemory, LiveServer, RunFollower, follower_of
+from fakedist.report.render.html import report_page
 from fakedist.results.building import build_tables
 from fakedist.results.job_time import open_job_runs
 from fakedist.results.opening import open_run
@@ -97,7 +98,7 @@ def test_of_several_ranks_the_last_is_followed_until_the_page_of_all_is_written(
     build_tables(tmp_path / "rank3")
     assert not follower.state()["done"]  # another rank may follow
     (tmp_path / "rank3" / PAGE_NAME).write_text("<title>a rank</title>")
-    write_job_page(open_job_runs(tmp_path), tmp_path / PAGE_NAME)
+    (tmp_path / PAGE_NAME).write_text(report_page(runs_report(open_job_runs(tmp_path))))
     assert follower.state()["done"]
     assert "rank3/report.html" in follower.report()
     os.utime(tmp_path / PAGE_NAME, (1, 1))  # that of the ranks that were here before

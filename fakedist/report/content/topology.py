@@ -1,4 +1,4 @@
-"""The groups of a rank as text and as one object: its calls on each in a step, and what can run at once."""
+"""The groups of a rank: its calls on each in a step, and what can run at once."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rich.console import Console
-from rich.text import Text
-
 from fakedist.analysis.topology import COMPUTE, HOST, OWN, GroupCalls, Overlap, ProcessGroup, find_topology, ranks_of
-from fakedist.report.text.sheet import Sheet, SheetColumn, print_facts, print_sheets, print_words
+from fakedist.report.content.report_blocks import Block, Fact, Facts, Report, Sheet, SheetColumn, Verdict, bytes_column
 from fakedist.report.text.wording import run_facts
 from fakedist.results.run import Run
 from fakedist.rundir.plain import to_plain
-from fakedist.units import format_bytes
 
 _SHORT = ("_into_tensor", "_tensor", "_coalesced", "_single")
 AT_ONCE = (
@@ -156,8 +152,8 @@ class RunTopology:
             SheetColumn("group", [self._label(row) for row in rows], is_text=True),
             SheetColumn("operation", [short(row.operation) for row in rows], is_text=True),
             SheetColumn("calls", [f"{row.num_calls:,}" for row in rows]),
-            SheetColumn("bytes in", [format_bytes(row.bytes_in) for row in rows]),
-            SheetColumn("bytes out", [format_bytes(row.bytes_out) for row in rows]),
+            bytes_column("bytes in", [row.bytes_in for row in rows]),
+            bytes_column("bytes out", [row.bytes_out for row in rows]),
             SheetColumn("when", [_when(row) for row in rows], is_text=True),
         ]
         return Sheet(f"Calls of this rank in {self.when}, simulated", columns)
@@ -174,19 +170,33 @@ def stream_columns(rows: Sequence[CallsText]) -> list[SheetColumn]:
         SheetColumn("group", [row.group for row in rows], is_text=True),
         SheetColumn("operation", [row.operation for row in rows], is_text=True),
         SheetColumn("calls", [f"{row.num_calls:,}" for row in rows]),
-        SheetColumn("bytes", [format_bytes(row.bytes) for row in rows]),
+        bytes_column("bytes", [row.bytes for row in rows]),
         SheetColumn("stream", [row.stream for row in rows], is_text=True),
         SheetColumn("at once with", [row.beside for row in rows], is_text=True),
     ]
 
 
-def render_topology(topology: RunTopology, console: Console) -> None:
-    """Print the groups of a run."""
-    print_facts(console, [fact for fact in run_facts(topology.run) if fact[0] in ("job", "rank", "ended", "run")])
-    if topology.line:
-        console.print()
-        print_words(console, Text(topology.line, style="bold"), 0)
-    print_sheets(console, topology.sheets())
+def topology_report(runs: Sequence[Run]) -> Report:
+    """The groups of each run, and its calls on them.
+
+    Raises:
+        RunDirectoryError: A table is missing or damaged.
+    """
+    topologies = [RunTopology(run) for run in runs]
+    blocks: list[Block] = []
+    for topology in topologies:
+        facts = [
+            Fact(name, text, is_code=name in ("job", "run"))
+            for name, text in run_facts(topology.run)
+            if name in ("job", "rank", "ended", "run")
+        ]
+        blocks += [
+            Verdict(topology.line or "no calls on a group of several ranks", "groups"),
+            Facts(facts),
+            *topology.sheets(),
+        ]
+    objects = [topology.as_object() for topology in topologies]
+    return Report("topology", blocks, lambda: objects[0] if len(objects) == 1 else objects)
 
 
 def short(operation: str) -> str:

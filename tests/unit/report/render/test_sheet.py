@@ -4,7 +4,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from fakedist.report.text.sheet import KEY, SheetColumn, folded, print_items, print_table, print_words
+from fakedist.report.content.report_blocks import KEY, SheetColumn
+from fakedist.report.render.terminal import folded, print_items, print_table, print_words
 
 COLUMNS = [
     SheetColumn("layer", ["mlp", "attention"], is_text=True),

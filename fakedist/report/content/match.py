@@ -1,14 +1,13 @@
-"""Whether the calls of a job's ranks match, as text, Markdown and an object."""
+"""Whether the calls of a job's ranks match."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from rich.console import Console
+from functools import partial
 
 from fakedist.analysis.call_order import Disagreement
 from fakedist.rank_list import format_rank_list
-from fakedist.report.text.sheet import escaped, print_facts, print_heading, print_items, print_remark
+from fakedist.report.content.report_blocks import Block, Fact, Facts, Items, Remark, Report, Verdict
 from fakedist.results.matched import JobMatch, Place
 from fakedist.units import format_bytes
 
@@ -18,28 +17,15 @@ _MOST_UNPROVED = 3
 _MOST_PARTS = 4
 
 
-def render_match(match: JobMatch, console: Console) -> None:
-    """Print it."""
-    print_heading(console, _heading(match))
-    print_facts(console, facts(match))
-    for title, items in sections(match):
-        print_heading(console, title)
-        print_items(console, items)
-    for text in remarks(match):
-        print_remark(console, text)
+def match_report(match: JobMatch) -> Report:
+    """Whether the calls match: the verdict, the ranks, the calls that meet or wait, and limits of the verdict."""
+    text = verdict(match)
+    blocks: list[Block] = [Verdict(text[0].upper() + text[1:], "match"), _facts(match)]
+    blocks += [Items(title, items) for title, items in sections(match)]
+    return Report("match", [*blocks, *map(Remark, _remarks(match))], partial(_match_object, match))
 
 
-def match_markdown(match: JobMatch) -> str:
-    """The same as Markdown."""
-    lines = [f"**{escaped(_heading(match))}**", ""]
-    lines += [f"- {name}: {escaped(text)}" for name, text in facts(match)]
-    for title, items in sections(match):
-        lines += ["", f"### {escaped(title)}", "", *(f"- {escaped(item)}" for item in items)]
-    return "\n".join([*lines, "", *(f"{escaped(text)}  " for text in remarks(match))]) + "\n"
-
-
-def match_object(match: JobMatch) -> dict[str, object]:
-    """The same as an object for JSON."""
+def _match_object(match: JobMatch) -> dict[str, object]:
     matched = match.matched
     return {
         "matched": matched.is_matched,
@@ -79,20 +65,15 @@ def _left_out(match: JobMatch) -> str:
     return " and ".join([*texts, *(["waits between streams"] if match.has_streams else [])])
 
 
-def _heading(match: JobMatch) -> str:
-    text = verdict(match)
-    return text[0].upper() + text[1:]
-
-
-def facts(match: JobMatch) -> list[tuple[str, str]]:
-    """The ranks, and how far they were played."""
+def _facts(match: JobMatch) -> Facts:
     job = next(iter(match.runs.values())).manifest.job
     assert job is not None
     ranks = f"{format_rank_list(list(match.runs))} of {job.world_size:,}"
     if match.copies:
         ranks += f", and {len(match.copies):,} that are of the same kinds"
     until = "to the end of their scripts" if match.num_steps is None else f"until step {match.num_steps}"
-    return [("ranks", ranks), ("calls", f"{match.matched.num_calls:,} completed, played {until}")]
+    calls = f"{match.matched.num_calls:,} completed, played {until}"
+    return Facts([Fact("ranks", ranks), Fact("calls", calls)])
 
 
 def sections(match: JobMatch) -> list[tuple[str, list[str]]]:
@@ -117,8 +98,7 @@ def sections(match: JobMatch) -> list[tuple[str, list[str]]]:
     return found
 
 
-def remarks(match: JobMatch) -> list[str]:
-    """Limits of the verdict."""
+def _remarks(match: JobMatch) -> list[str]:
     texts = []
     if others := match.not_recorded:
         texts.append(f"not recorded, and assumed to make the matching calls: {_ranks(others)}")

@@ -1,11 +1,24 @@
-"""Many played steps as text, Markdown and an object: whether memory is too small by step N."""
+"""Many played steps: whether memory is too small by step N."""
 
 from __future__ import annotations
 
-import numpy as np
-from rich.console import Console
+from functools import partial
+from itertools import pairwise
 
-from fakedist.report.text.sheet import Sheet, SheetColumn, bytes_column, print_verdict, verdict_markdown
+import numpy as np
+
+from fakedist.report.content.report_blocks import (
+    Block,
+    Chart,
+    Fact,
+    Facts,
+    Report,
+    Sheet,
+    SheetColumn,
+    Verdict,
+    bytes_column,
+)
+from fakedist.report.page.bars import Bar, BarChart, Part
 from fakedist.report.text.wording import short_line
 from fakedist.results.long_runs import PlayedSteps
 from fakedist.rundir.notes import counted
@@ -13,9 +26,30 @@ from fakedist.rundir.plain import to_plain
 from fakedist.units import format_bytes
 
 _NUM_ROWS = 10
+_BINS = 16
+_ALLOCATED, _UNUSED = ("allocated", "k-activation"), ("reserved, not allocated", "rest")
 
 
-def long_run_facts(played: PlayedSteps) -> list[tuple[str, str]]:
+def long_run_report(played: PlayedSteps) -> Report:
+    """Played steps: how often memory does not suffice, over the steps and under other settings."""
+    part, low, high = played.without_memory
+    answer = (
+        f"{part:.1%} of runs are out of memory by step {played.num_steps:,} (95% confidence: {low:.1%} to {high:.1%})"
+    )
+    text = f"{answer}; PyTorch has {format_bytes(played.playable.room_bytes)}"
+    remark = "The most of any seed in these steps."
+    chart = Chart("bars", "Memory of the steps", partial(_steps, played), "simulated", remark, "Steps")
+    blocks: list[Block] = [
+        Verdict(text, "out_of_memory"),
+        _facts(played),
+        _steps_sheet(played),
+        _settings_sheet(played),
+        chart,
+    ]
+    return Report("play", blocks, partial(_long_run_object, played), lambda: played.steps)
+
+
+def _facts(played: PlayedSteps) -> Facts:
     """The run, its lengths and what follows them."""
     kinds = played.playable.kinds
     recorded = sorted({kind.length for kind in kinds.steps})
@@ -30,34 +64,19 @@ def long_run_facts(played: PlayedSteps) -> list[tuple[str, str]]:
     facts += [("with", text) for text in played.sequence_texts]
     part, outside = kinds.fitted_part(), ~played.steps["length"].between(recorded[0], recorded[-1])
     if part < 1:
-        facts.append(
-            (
-                "sizes",
-                f"{part:.1%} of a step's bytes follow its length to the byte; others are the nearest recorded step's",
-            )
-        )
+        text = f"{part:.1%} of a step's bytes follow its length to the byte; others are the nearest recorded step's"
+        facts.append(("sizes", text))
     if outside.any():
-        facts.append(
-            ("beyond", f"{outside.mean():.1%} of the played steps are shorter or longer than any recorded one")
-        )
-    return facts
+        text = f"{outside.mean():.1%} of the played steps are shorter or longer than any recorded one"
+        facts.append(("beyond", text))
+    return Facts([Fact(*row) for row in facts])
 
 
 def _span(values: list[int]) -> str:
     return f"{values[0]:,}" if len(values) == 1 else f"{values[0]:,} to {values[-1]:,}"
 
 
-def verdict_text(played: PlayedSteps) -> str:
-    """How often memory does not suffice."""
-    part, low, high = played.without_memory
-    room = format_bytes(played.playable.room_bytes)
-    return (
-        f"{part:.1%} of runs are out of memory by step {played.num_steps:,} (95% confidence: {low:.1%} to {high:.1%}); "
-        f"PyTorch has {room}"
-    )
-
-
-def steps_sheet(played: PlayedSteps) -> Sheet:
+def _steps_sheet(played: PlayedSteps) -> Sheet:
     """Memory over the steps: the most of any seed up to each."""
     steps = played.steps
     at = np.unique(np.linspace(1, played.num_steps, _NUM_ROWS).astype(int))
@@ -83,7 +102,7 @@ def steps_sheet(played: PlayedSteps) -> Sheet:
     return Sheet("Memory over the steps, simulated: the most of any seed", columns, remarks)
 
 
-def settings_sheet(played: PlayedSteps) -> Sheet:
+def _settings_sheet(played: PlayedSteps) -> Sheet:
     """The same steps under other settings of the allocator."""
     settings = played.settings
     columns = [
@@ -101,23 +120,23 @@ def settings_sheet(played: PlayedSteps) -> Sheet:
     return Sheet("The same steps under other settings", columns, remarks)
 
 
-def render_long_run(played: PlayedSteps, console: Console) -> None:
-    """Print the played steps."""
-    print_verdict(console, long_run_facts(played), verdict_text(played), long_run_tables(played))
+def _steps(played: PlayedSteps) -> BarChart:
+    """A bar for each of equal ranges of steps: allocated, and what is reserved beyond that."""
+    room, bars = played.playable.room_bytes, []
+    edges = np.unique(np.linspace(0, played.num_steps, _BINS + 1).astype(int)).tolist()
+    for low, high in pairwise(edges):
+        rows = played.steps[played.steps["step"].between(low + 1, high)]
+        if not len(rows):
+            break
+        allocated, reserved = (int(rows[f"peak_{name}_bytes"].max()) for name in ("allocated", "reserved"))
+        parts = [Part(*_ALLOCATED, allocated), Part(*_UNUSED, max(reserved - allocated, 0))]
+        bars.append(
+            Bar(f"{low + 1:,} to {high:,}", parts, format_bytes(allocated), f"{format_bytes(reserved)} reserved")
+        )
+    return BarChart(bars, [_ALLOCATED, _UNUSED], whole=room)
 
 
-def long_run_markdown(played: PlayedSteps) -> str:
-    """The same as Markdown."""
-    return verdict_markdown(long_run_facts(played), verdict_text(played), long_run_tables(played))
-
-
-def long_run_tables(played: PlayedSteps) -> list[Sheet]:
-    """All tables of played steps."""
-    return [steps_sheet(played), settings_sheet(played)]
-
-
-def long_run_object(played: PlayedSteps) -> dict[str, object]:
-    """The object of ``--json``."""
+def _long_run_object(played: PlayedSteps) -> dict[str, object]:
     part, low, high = played.without_memory
     kinds = played.playable.kinds
     return {

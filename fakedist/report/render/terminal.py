@@ -1,4 +1,4 @@
-"""Tables for a terminal of any width, as Markdown, and as CSV. Columns that do not fit are left out, and named.
+"""Reports on a terminal of any width. Columns of tables that do not fit are left out, and named.
 
 A narrow terminal folds headings and text at blanks, else after the dots, slashes and underscores of a name, else
 anywhere. Everything that goes through here is safe to print, whoever wrote the file that it came from.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from rich.cells import cell_len, chop_cells
@@ -17,11 +17,18 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
-from fakedist.errors import JobError
-from fakedist.results.run import Run
-from fakedist.rundir.schema import TABLES
-from fakedist.units import format_bytes, format_us
+from fakedist.report.content.report_blocks import (
+    KEY,
+    Advice,
+    Block,
+    Facts,
+    Items,
+    Remark,
+    Report,
+    Sheet,
+    SheetColumn,
+    Verdict,
+)
 from fakedist.visible import MOST_OF_A_TEXT, visible
 
 _GAP = 2  # blanks between columns
@@ -32,80 +39,8 @@ _PIECES = re.compile(r"[^./_,]*[./_,]*")
 #: Between a number and its unit, which stay on one line, a blank is this private character until a line is printed.
 _NO_BREAK = "\ue000"
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]?i?B|m?s|µs|ns|GHz|W)\b)")
-KEY = -1
-
 #: Width of a fact's name.
 FACT_WIDTH = 8
-
-#: The rank of an empty column, which is left out before all others.
-EMPTY_RANK = 9
-
-
-@dataclass(frozen=True)
-class SheetColumn:
-    """One column of a table.
-
-    Attributes:
-        is_text: Text is left-aligned and wraps if necessary. Figures are right-aligned and never cut.
-        rank: Columns with the highest rank are left out first, rank 0 only where the others' text would have to fold to
-            a few letters. The first column and those of rank ``KEY`` always stay.
-        values: The cells' figures, by which a page sorts the column and which a CSV file gets; None where one is not
-            known, and None without any.
-        unit: Unit of ``values``: "bytes", "us" or "%"; empty for a number.
-    """
-
-    name: str
-    cells: Sequence[str]
-    is_text: bool = False
-    rank: int = 0
-    values: Sequence[float | None] | None = None
-    unit: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", visible(self.name))
-        object.__setattr__(self, "cells", [visible(cell) for cell in self.cells])
-
-    @property
-    def width(self) -> int:
-        """Width in terminal cells."""
-        return max(cell_len(text) for text in (self.name, *self.cells))
-
-    @property
-    def least_width(self) -> int:
-        """Its width once its heading is folded; text columns count as they are."""
-        if self.is_text:
-            return self.width
-        return max(cell_len(text) for text in (*self.name.split(), *self.cells, ""))
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """One table; ``has_json``: the command that prints it prints it as JSON, too."""
-
-    title: str
-    columns: Sequence[SheetColumn]
-    remarks: Sequence[str] = ()
-    has_json: bool = True
-
-
-def first_rows(sheet: Sheet, most: int) -> Sheet:
-    """The first rows of a table."""
-    columns = [
-        replace(column, cells=column.cells[:most], values=None if column.values is None else column.values[:most])
-        for column in sheet.columns
-    ]
-    return replace(sheet, columns=columns)
-
-
-def bytes_column(name: str, sizes: Sequence[int], rank: int = 0) -> SheetColumn:
-    """A column of bytes."""
-    return SheetColumn(name, [format_bytes(size) for size in sizes], rank=rank, values=sizes, unit="bytes")
-
-
-def us_column(name: str, times_us: Sequence[float | None], rank: int = 0) -> SheetColumn:
-    """A column of times; None is not known."""
-    cells = ["-" if time_us is None else format_us(time_us) for time_us in times_us]
-    return SheetColumn(name, cells, rank=rank, values=times_us, unit="us")
 
 
 def print_table(console: Console, title: str, columns: Sequence[SheetColumn], *, has_json: bool = True) -> None:
@@ -135,14 +70,14 @@ def print_short_table(console: Console, sheet: Sheet) -> None:
     """
     first, *others = sheet.columns
     shown = [replace(first, name=sheet.title), *others]
-    for least_first, least_rank in ((shown[0].width, 2), (int(_FIRST_SHARE * console.width), KEY + 1)):
-        least_first = min(least_first, shown[0].width)
-        while len(shown) > 1 and least_first + sum(_GAP + column.width for column in shown[1:]) > console.width:
+    for least_first, least_rank in ((_width(shown[0]), 2), (int(_FIRST_SHARE * console.width), KEY + 1)):
+        least_first = min(least_first, _width(shown[0]))
+        while len(shown) > 1 and least_first + sum(_GAP + _width(column) for column in shown[1:]) > console.width:
             least = max(reversed(shown[1:]), key=lambda column: column.rank)
             if least.rank < least_rank:
                 break
             shown.remove(least)
-    room = max(console.width - sum(_GAP + column.width for column in shown[1:]), _LEAST)
+    room = max(console.width - sum(_GAP + _width(column) for column in shown[1:]), _LEAST)
     cells = [cut(cell, room, _HEAD_SHARE) for cell in shown[0].cells]
     shown[0] = replace(shown[0], name=cut(sheet.title, room), cells=cells)
     print_table(console, "", shown)
@@ -266,11 +201,11 @@ def folded(text: str, width: int) -> str:
 
 def _widths(columns: Sequence[SheetColumn], width: int) -> list[int]:
     """The width of each column: headings folded first, then the widest texts, until all fit."""
-    widths = [column.width for column in columns]
+    widths = [_width(column) for column in columns]
     texts = [at for at, column in enumerate(columns) if column.is_text]
     excess = sum(widths) + _GAP * (len(widths) - 1) - width
     for at, column in enumerate(columns):
-        narrower = min(max(excess, 0), widths[at] - column.least_width)
+        narrower = min(max(excess, 0), widths[at] - _least_width(column))
         widths[at] -= narrower
         excess -= narrower
     while excess > 0 and texts:
@@ -284,7 +219,7 @@ def _widths(columns: Sequence[SheetColumn], width: int) -> list[int]:
 
 def _fitting(columns: Sequence[SheetColumn], width: int) -> list[SheetColumn]:
     shown = list(columns)
-    while len(shown) > 1 and sum(column.least_width + _GAP for column in shown) - _GAP > width:
+    while len(shown) > 1 and sum(_least_width(column) + _GAP for column in shown) - _GAP > width:
         least = max(shown[1:], key=lambda column: column.rank)
         if least.rank <= 0:
             break
@@ -298,43 +233,19 @@ def _fitting(columns: Sequence[SheetColumn], width: int) -> list[SheetColumn]:
 
 
 def _readable_width(column: SheetColumn) -> int:
-    return min(column.width, _LEAST_TEXT) if column.is_text else column.least_width
+    return min(_width(column), _LEAST_TEXT) if column.is_text else _least_width(column)
 
 
-def markdown_table(columns: Sequence[SheetColumn]) -> list[str]:
-    """The lines of a table, with figures right-aligned."""
-    rules = ["---" if column.is_text else "---:" for column in columns]
-    lines = [_line([column.name for column in columns]), _line(rules)]
-    return lines + [_line([escaped(cell) for cell in row]) for row in zip(*(c.cells for c in columns), strict=True)]
+def _width(column: SheetColumn) -> int:
+    """Width in terminal cells."""
+    return max(cell_len(text) for text in (column.name, *column.cells))
 
 
-def escaped(text: str) -> str:
-    """Text escaped for a table: layers.*.mlp, a|b, _foreach_add."""
-    text = visible(" ".join(text.split()), MOST_OF_A_TEXT)
-    for mark in "\\|*_<>`[]":
-        text = text.replace(mark, "\\" + mark)
-    return text
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def table_csv(run: Run, name: str, *, all_layers: bool = False) -> str:
-    """One table. Rows of ``layers`` and ``layer_times`` are the report's: folded, with children.
-
-    Raises:
-        JobError: ``run.schema.TABLES`` has no such name.
-        RunDirectoryError: It is missing or damaged.
-    """
-    if name not in TABLES:
-        raise JobError(f"no table is called {name!r}", f"--table is one of {', '.join(sorted(TABLES))}")
-    table = run.table(name)
-    if name == "layers":
-        table = fold_table(table, unfolded(table) if all_layers else fold_layers(table))
-    if name == "layer_times" and run.time is not None:
-        table = run.time.layers(fold=not all_layers)
-    return str(table.to_csv(index=False))
+def _least_width(column: SheetColumn) -> int:
+    """The width of a column once its heading is folded; text columns count as they are."""
+    if column.is_text:
+        return _width(column)
+    return max(cell_len(text) for text in (*column.name.split(), *column.cells, ""))
 
 
 def print_sheets(console: Console, sheets: Sequence[Sheet]) -> None:
@@ -345,31 +256,34 @@ def print_sheets(console: Console, sheets: Sequence[Sheet]) -> None:
             print_remark(console, remark)
 
 
-def print_verdict(console: Console, facts: Sequence[tuple[str, str]], verdict: str, sheets: Sequence[Sheet]) -> None:
-    """Print what was played: facts, a verdict and the tables behind it."""
-    print_facts(console, facts)
-    print_heading(console, verdict)
-    print_sheets(console, sheets)
+def render(report: Report, console: Console) -> None:
+    """Print a report."""
+    shown = [block for block in report.blocks if not isinstance(block, Facts) or not block.is_detail]
+    for before, block in zip([None, *shown], shown, strict=False):
+        _print_block(console, block, before)
 
 
-def verdict_markdown(facts: Sequence[tuple[str, str]], verdict: str, sheets: Sequence[Sheet]) -> str:
-    """The same as Markdown."""
-    lines = [*(f"- {name}: {escaped(value)}" for name, value in facts), "", f"**{verdict}**"]
-    return "\n".join([*lines, *(line for sheet in sheets for line in ("", *sheet_markdown(sheet)))]) + "\n"
-
-
-_MAX_ROWS = 200
-_OPEN = ("By category at the peak",)  # what a reader sees without opening anything
-
-
-def sheet_markdown(sheet: Sheet) -> list[str]:
-    """The lines of a table with its remarks, collapsed under its title."""
-    rows = len(sheet.columns[0].cells)
-    table = markdown_table(sheet.columns)[: _MAX_ROWS + 2]
-    remarks = [*sheet.remarks]
-    if rows > _MAX_ROWS:
-        remarks.append(f"{rows - _MAX_ROWS} more rows are in the run")
-    below = [line for remark in remarks for line in ("", f"_{escaped(remark)}_")]
-    if sheet.title in _OPEN:
-        return [f"**{sheet.title}**", "", *table, *below]
-    return ["<details>", f"<summary>{sheet.title}</summary>", "", *table, *below, "", "</details>"]
+def _print_block(console: Console, block: Block, before: Block | None) -> None:
+    match block:
+        case Verdict(text):
+            if not isinstance(before, Verdict | None):
+                console.print()
+            print_words(console, Text(text, style="bold"), 0)
+        case Facts(rows, ""):
+            print_facts(console, [(row.name, row.text) for row in rows])
+        case Facts(rows, title):
+            print_heading(console, title)
+            print_figures(console, [(row.name, row.text, row.more) for row in rows], is_right=True)
+        case Sheet():
+            print_sheets(console, [block])
+        case Items(title, texts, is_code):
+            print_heading(console, title)
+            for text in texts if is_code else ():
+                print_long(console, Text(text))
+            print_items(console, () if is_code else texts)
+        case Remark(text, is_warning):
+            print_words(console, Text(text, style="yellow" if is_warning else "dim"), 0 if is_warning else 2)
+        case Advice(title, gives, text, command):
+            print_words(console, Text(f"{gives}: {title}"), 2)
+            print_words(console, Text(text, style="dim"), 4)
+            print_long(console, Text(f"    {command}" if command else ""))

@@ -1,46 +1,72 @@
-"""Draws of the load of experts as text, Markdown and an object: how often the hottest rank runs out of memory."""
+"""Draws of the load of experts: how often the hottest rank runs out of memory, and where its tokens go."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
 
-from fakedist.report.text.sheet import (
+from fakedist.report.content.report_blocks import (
+    Block,
+    Chart,
+    Fact,
+    Facts,
+    Report,
     Sheet,
     SheetColumn,
+    Verdict,
     bytes_column,
-    print_sheets,
-    print_verdict,
-    sheet_markdown,
     us_column,
-    verdict_markdown,
 )
+from fakedist.report.page.bars import Bar, BarChart, Part
 from fakedist.results.router_draws import Playable, Played
 from fakedist.rundir.plain import to_plain
 from fakedist.units import format_bytes, format_us
 
 TITLE = "Memory simulated, time estimated: the hottest rank in each draw"
+_BINS = 16
+#: A layer with more experts shows ranks.
+_MOST_COLUMNS = 64
+#: A cell with so many times the mean has the full colour.
+_FULL = 3.0
+_HOT, _MEDIAN = ("hottest rank", "k-gradient"), ("median rank", "k-optimizer_state")
+_FITS, _LACKS = ("fits", "k-optimizer_state"), ("out of memory", "k-gradient")
 _QUANTILES = {"median": 0.5, "9 in 10": 0.9, "99 in 100": 0.99, "most": 1.0}
 
 
-def play_facts(played: Played) -> list[tuple[str, str]]:
-    """The run, its load and the ranks."""
+def play_report(played: Played) -> Report:
+    """Draws: how often memory does not suffice, what would help, and the load of the worst one."""
+    draws, fits = played.draws, played.draws["fits"].to_list()
+    memory = partial(_histogram, draws["peak_allocated_bytes"].to_list(), fits, format_bytes)
+    charts = [Chart("bars", "Memory of the hottest rank, allocated", memory, "simulated", label="Draws")]
+    if draws["step_us"].notna().all():
+        step = partial(_histogram, draws["step_us"].to_list(), fits, lambda us: f"{us / 1e3:,.1f} ms")
+        charts.append(Chart("bars", "Step", step, "estimated"))
+    tables = [draws_sheet(played), remedies_sheet(played), sizes_sheet(played)]
+    blocks: list[Block] = [
+        Verdict(_probability_text(played), "out_of_memory"),
+        _facts(played),
+        *tables,
+        *charts,
+        *_load_charts(played),
+    ]
+    return Report("play", blocks, partial(_play_object, played), lambda: draws)
+
+
+def _facts(played: Played) -> Facts:
     playable, draws = played.playable, played.draws
     ranks = sum(map(len, playable.groups))
     steps = len({of.step for of in playable.counts.passes})
     first, last = int(draws["seed"].iloc[0]), int(draws["seed"].iloc[-1])
-    return [
-        ("run", str(playable.run.path)),
-        ("load", f"{played.load}, drawn {len(draws):,} times (seeds {first} to {last}) for {steps} steps each"),
-        ("rank", f"of the {ranks} ranks of the recorded rank's stage, the one that receives most in a draw"),
-    ]
+    load = f"{played.load}, drawn {len(draws):,} times (seeds {first} to {last}) for {steps} steps each"
+    rank = f"of the {ranks} ranks of the recorded rank's stage, the one that receives most in a draw"
+    return Facts([Fact("run", str(playable.run.path), is_code=True), Fact("load", load), Fact("rank", rank)])
 
 
-def probability_text(played: Played) -> str:
-    """How often memory does not suffice."""
+def _probability_text(played: Played) -> str:
     part, low, high = played.without_memory
     room = format_bytes(played.playable.room_bytes)
     interval = f"95% confidence: {low:.1%} to {high:.1%}"
@@ -113,7 +139,7 @@ def sizes_sheet(played: Played) -> Sheet:
     return Sheet("The busiest rank by expert parallel size", columns, [remark])
 
 
-def ranks_sheet(playable: Playable, load: str, table: pd.DataFrame) -> Sheet:
+def ranks_report(playable: Playable, load: str, table: pd.DataFrame) -> Report:
     """One draw on each rank, most tokens first."""
     rows = table.sort_values(["tokens", "rank"], ascending=[False, True], kind="stable")
     columns = [
@@ -130,46 +156,96 @@ def ranks_sheet(playable: Playable, load: str, table: pd.DataFrame) -> Sheet:
     ]
     if (step_us := float(rows["step_us"].iloc[0])) == step_us:
         remarks.append(f"all wait for the busiest rank of each call: the step takes {format_us(step_us)}")
-    return Sheet(f"Memory simulated: each rank by {load}, seed {int(rows['seed'].iloc[0])}", columns, remarks)
+    title = f"Memory simulated: each rank by {load}, seed {int(rows['seed'].iloc[0])}"
+
+    def data() -> dict[str, object]:
+        about = {"run_directory": str(playable.run.path), "router_load": load, "room_bytes": playable.room_bytes}
+        return {**about, "ranks": _rows(table)}
+
+    return Report("play", [Sheet(title, columns, remarks)], data, lambda: table)
 
 
-def render_ranks(playable: Playable, load: str, table: pd.DataFrame, console: Console) -> None:
-    """Print one draw on each rank."""
-    print_sheets(console, [ranks_sheet(playable, load, table)])
+def _histogram(values: Sequence[float], fits: Sequence[bool], text: Callable[[int], str]) -> BarChart:
+    """A bar for each of equal ranges: how many draws are in it, and how many of them have too little memory."""
+    edges = np.histogram_bin_edges(values, _BINS)
+    at = np.clip(np.searchsorted(edges, values, "right") - 1, 0, _BINS - 1)
+    fit = np.bincount(at[np.array(fits)], minlength=_BINS)
+    lack = np.bincount(at[~np.array(fits)], minlength=_BINS)
+    bars = []
+    for low, high, *numbers in zip(edges, edges[1:], fit.tolist(), lack.tolist(), strict=False):
+        parts = [Part(*kind, number) for kind, number in zip((_FITS, _LACKS), numbers, strict=True)]
+        bars.append(
+            Bar(f"{text(int(low))} to {text(int(high))}", parts, f"{sum(numbers):,}", f"{sum(numbers) / len(at):.1%}")
+        )
+    return BarChart(bars, [_FITS, _LACKS] if lack.any() else [_FITS], "draws")
 
 
-def ranks_markdown(playable: Playable, load: str, table: pd.DataFrame) -> str:
-    """The same as Markdown."""
-    return "\n".join(sheet_markdown(ranks_sheet(playable, load, table))) + "\n"
-
-
-def ranks_object(playable: Playable, load: str, table: pd.DataFrame) -> dict[str, object]:
-    """The object of ``--json`` with ``--ranks``."""
-    return {
-        "run_directory": str(playable.run.path),
-        "router_load": load,
-        "room_bytes": playable.room_bytes,
-        "ranks": _rows(table),
+def _load_charts(played: Played) -> list[Chart]:
+    """The load in the worst draw: tokens by layer and expert, and the layers of the hottest and the median rank."""
+    worst, ranks = played.worst[0], next(group for group in played.playable.groups if played.worst[0].rank in group)
+    tokens = played.playable.tokens(played.load, worst.seed, ranks)
+    layers, experts = tokens.shape
+    by_rank = tokens.reshape(layers, len(ranks), -1).sum(axis=2)
+    hot = ranks.index(worst.rank)
+    median = int(np.argsort(by_rank.sum(axis=0), kind="stable")[len(ranks) // 2])
+    shown, names, of = (tokens, range(experts), "expert") if experts <= _MOST_COLUMNS else (by_rank, ranks, "rank")
+    each = shown.shape[1] // len(ranks)
+    times = shown / shown.mean(axis=1, keepdims=True)
+    heat = {
+        "of": "layer",
+        "columns": [(str(name), n // each == hot) for n, name in enumerate(names)],
+        "rows": [
+            (n, [(f"{value:.2f}", f"{min(value / _FULL, 1):.2f}") for value in row]) for n, row in enumerate(times)
+        ],
     }
+    return [
+        Chart(
+            "heat",
+            f"Tokens by layer and {of}",
+            lambda: heat,
+            "simulated",
+            "In the draw that needs most memory, in times the mean of the layer. The marked columns are those of the "
+            f"hottest rank, {worst.rank}.",
+            "Load",
+        ),
+        Chart(
+            "bars",
+            f"Layers of the hottest rank, {worst.rank}, and of the median rank, {ranks[median]}",
+            lambda: _layers(
+                [_bytes_at_peak(played, worst.seed, ranks[at]) for at in (hot, median)],
+                [by_rank[:, at].tolist() for at in (hot, median)],
+            ),
+            "simulated",
+            "Memory at each rank's peak that follows the tokens of the layer's experts, in the same draw, and the "
+            "tokens of all recorded calls.",
+            "Layers",
+        ),
+    ]
 
 
-def render_play(played: Played, console: Console) -> None:
-    """Print the draws."""
-    print_verdict(console, play_facts(played), probability_text(played), play_tables(played))
+def _bytes_at_peak(played: Played, seed: int, rank: int) -> list[int]:
+    """Bytes of each layer with experts that follow their tokens, at a rank's peak."""
+    playable = played.playable
+    held: list[int] = playable.at_peak(next(playable.draws(played.load, [seed], rank=rank))).tolist()
+    return held
 
 
-def play_markdown(played: Played) -> str:
-    """The same as Markdown."""
-    return verdict_markdown(play_facts(played), probability_text(played), play_tables(played))
+def _layers(held: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]) -> BarChart:
+    """A bar for each layer of the hottest rank, and of the median rank below it."""
+    bars = [
+        Bar(
+            f"layer {layer}" if number == 0 else "",
+            [Part(*kind, held[number][layer])],
+            format_bytes(held[number][layer]),
+            f"{tokens[number][layer]:,} tokens",
+        )
+        for layer in range(len(held[0]))
+        for number, kind in enumerate((_HOT, _MEDIAN))
+    ]
+    return BarChart(bars, [_HOT, _MEDIAN])
 
 
-def play_tables(played: Played) -> list[Sheet]:
-    """All tables of draws."""
-    return [draws_sheet(played), remedies_sheet(played), sizes_sheet(played)]
-
-
-def play_object(played: Played) -> dict[str, object]:
-    """The object of ``--json``."""
+def _play_object(played: Played) -> dict[str, object]:
     part, low, high = played.without_memory
     return {
         "run_directory": str(played.playable.run.path),

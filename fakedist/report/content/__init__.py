@@ -1,0 +1,1 @@
+"""A report of each subject: what it says, as blocks, without a format."""

@@ -1,0 +1,1 @@
+"""Renderers of reports: terminal, Markdown, page and JSON, each in one place."""
