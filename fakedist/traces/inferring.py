@@ -15,18 +15,29 @@ import numpy as np
 import numpy.typing as npt
 
 from fakedist.analysis.recording import NUMPY_TYPES, Array, Recording
+from fakedist.analysis.replay import SMALL_BYTES
 from fakedist.rundir.encoding import columns_of
 from fakedist.rundir.memory_records import MarksRecord
 from fakedist.rundir.records import StepRecord
 from fakedist.rundir.rows import LayerRow, OperationRow, RegionRow, ScopeRow
 from fakedist.rundir.schema import ACTIONS, CATEGORIES
-from fakedist.traces.stack_evidence import NO_STACK, UNKNOWN, Evidence, Ints, ModuleCall, Places, find_places, read_evidence
+from fakedist.traces.stack_evidence import (
+    NO_STACK,
+    SILENT,
+    UNKNOWN,
+    Evidence,
+    Ints,
+    ModuleCall,
+    Places,
+    find_places,
+    read_evidence,
+)
 
 _ALLOC, _FREE = ACTIONS.index("alloc"), ACTIONS.index("free_requested")
 _BEFORE = "from before the history"
 _UNIT = 512  # of the allocator's sizes
-#: Sizes of cuBLAS's and cuBLASLt's workspaces, by c10's getChosenWorkspaceSize and getCUDABlasLtWorkspaceSize: of Hopper
-#: and later, of others, and the smaller ones of cuBLASLt.
+#: Sizes of cuBLAS's and cuBLASLt's workspaces, by torch's getChosenWorkspaceSize and getCUDABlasLtWorkspaceSize: of
+#: Hopper and later, of others, and the smaller ones of cuBLASLt.
 _WORKSPACES = frozenset((32 << 20, 8_519_680, 1 << 20))
 
 
@@ -41,7 +52,7 @@ def infer(recording: Recording, event_stack: Ints, *, is_native: bool) -> bool:
     known = [*read_evidence(recording.frames, recording.stacks), NO_STACK]
     evidence = [known[stack] for stack in event_stack.tolist()]
     action = events["action"]
-    blank = Evidence(UNKNOWN)
+    silent, unknown = Evidence(SILENT), Evidence(UNKNOWN)
     made, freed = _lives(action, events["address"].astype(np.int64))
     is_told = action == _ALLOC
     # Recorded with context="alloc", what frees has the stack of what it frees.
@@ -49,7 +60,11 @@ def infer(recording: Recording, event_stack: Ints, *, is_native: bool) -> bool:
     is_told[known_frees] = event_stack[known_frees] != event_stack[made[freed < len(action)]]
     is_told[known_frees] &= event_stack[known_frees] >= 0
     is_told[:before] = False
-    telling = [fact if told else blank for fact, told in zip(evidence, is_told.tolist(), strict=True)]
+    is_silent = ~np.isin(action, (_ALLOC, _FREE))
+    telling = [
+        fact if told else silent if says_nothing else unknown
+        for fact, told, says_nothing in zip(evidence, is_told.tolist(), is_silent.tolist(), strict=True)
+    ]
     places = find_places(telling, is_native=is_native)
     if not {"forward", "backward", "optimizer"} & set(places.phase):
         return False
@@ -194,9 +209,7 @@ class _Lives:
     has_optimizer: bool
 
     @classmethod
-    def of(
-        cls, recording: Recording, places: Places, evidence: list[Evidence], lives: tuple[Ints, Ints]
-    ) -> _Lives:
+    def of(cls, recording: Recording, places: Places, evidence: list[Evidence], lives: tuple[Ints, Ints]) -> _Lives:
         """The blocks of the rank's device, from the events that made and freed them."""
         events, (made_at, freed) = recording.device_events, lives
         action, address = events["action"], events["address"].astype(np.int64)
@@ -234,7 +247,9 @@ def _lives(action: Array, address: Ints) -> tuple[Ints, Ints]:
     made: list[int] = []
     freed: list[int] = []
     rows = np.flatnonzero((action == _ALLOC) | (action == _FREE))
-    for event, is_made, at in zip(rows.tolist(), (action[rows] == _ALLOC).tolist(), address[rows].tolist(), strict=True):
+    for event, is_made, at in zip(
+        rows.tolist(), (action[rows] == _ALLOC).tolist(), address[rows].tolist(), strict=True
+    ):
         if is_made:
             alive[at] = len(made)
             made.append(event)
@@ -286,6 +301,14 @@ _RUNS = ("forward", "backward")
 _ALIKE = 0.25
 
 
+def _as_requested(sizes: Ints, known: Counter[int]) -> Ints:
+    """Sizes of blocks as the known ones that were requested. A large block may be given up to 1 MiB more."""
+    ordered = np.array(sorted(known) or [0])
+    nearest = ordered[np.maximum(np.searchsorted(ordered, sizes, side="right") - 1, 0)]
+    is_near = (sizes > SMALL_BYTES) & (sizes >= nearest) & (sizes - nearest <= SMALL_BYTES)
+    return np.where(is_near, nearest, sizes)
+
+
 def _mark_kept(lives: _Lives, category: list[str]) -> None:
     """Mark what was made before the first forward and stays: parameters, and states of an optimizer that ran before.
 
@@ -303,16 +326,18 @@ def _mark_kept(lives: _Lives, category: list[str]) -> None:
             first_end = lives.end[block] if first_end < 0 else first_end
             if lives.end[block] == first_end:
                 gradients[int(lives.size[block])] += 1
-    sizes = lives.size[kept]
+    sizes = _as_requested(lives.size[kept], gradients)
     alike = int(sizes[np.isin(sizes, list(gradients))].sum())
     if not gradients or alike < _ALIKE * int(sizes.sum()):
         for block in kept:
             category[block] = "parameter"
         return
     left = gradients.copy()
-    ordered = sorted(kept, key=lambda block: (not lives.evidence[block].makes_parameters, lives.made[block]))
-    for block in ordered:
-        size = int(lives.size[block])
+    sized = sorted(
+        zip(kept, sizes.tolist(), strict=True),
+        key=lambda row: (not lives.evidence[row[0]].makes_parameters, lives.made[row[0]]),
+    )
+    for block, size in sized:
         if left[size] > 0 or lives.evidence[block].makes_parameters:
             left[size] -= 1
             category[block] = "parameter"

@@ -19,8 +19,9 @@ import numpy.typing as npt
 from fakedist.analysis.stack_lines import NATIVE
 from fakedist.rundir.rows import FrameRow
 
-#: Kinds of evidence, strongest last; UNKNOWN is code outside of modules, BLANK a stack without frames of Python.
-BLANK, UNKNOWN, FORWARD, BACKWARD, OPTIMIZER = range(5)
+#: Kinds of evidence, strongest last: none, which leaves an event with the one before it; a stack without frames of
+#: Python; code outside of modules; and the phases.
+SILENT, BLANK, UNKNOWN, FORWARD, BACKWARD, OPTIMIZER = range(6)
 _ENGINE = re.compile(r"torch::autograd::(?:Engine::|Node::operator\(\)|python::PythonEngine::)")
 _RUNS_BACKWARD = re.compile(r"/torch/autograd/(?:graph|__init__)\.py$|/torch/_tensor\.py$")
 _RUN_FUNCTIONS = frozenset(("_engine_run_backward", "backward", "grad", "_make_grads"))
@@ -39,7 +40,9 @@ _COMMUNICATES = re.compile(
     r"/torch/distributed/fsdp/.*(?:_collectives|_param_group|_flat_param|_unshard)|/torch/nn/parallel/distributed\.py"
 )
 #: Where FSDP allocates whole parameters, for as long as a layer runs.
-_GATHERS = re.compile(r"/(?:_fsdp_param|_flat_param)\.py (?:alloc_all_gather_outputs|init_unsharded_param|_alloc_padded)")
+_GATHERS = re.compile(
+    r"/(?:_fsdp_param|_flat_param)\.py (?:alloc_all_gather_outputs|init_unsharded_param|_alloc_padded)"
+)
 _WORKSPACE = re.compile(r"CUDABlas\w*(?:Workspace|Handle)|ChosenWorkspaceSize|[Cc]ublas\w*[Ww]orkspace|getWorkspace")
 _OPERATION = re.compile(r"^at::_ops::(\w+)::call\(")
 _NODE = re.compile(r"torch::autograd::(?:generated::)?(\w+Backward\d*|AccumulateGrad)(?:::|\b)")
@@ -199,6 +202,8 @@ def find_places(evidence: Sequence[Evidence], *, is_native: bool) -> Places:
     for kind, last, following in zip(kinds.tolist(), before.tolist(), after.tolist(), strict=True):
         if kind >= FORWARD:
             phase.append(_NAMES[kind])
+        elif kind == SILENT and phase:
+            phase.append(phase[-1])
         elif last < 0:
             phase.append("init")
         elif last == following:

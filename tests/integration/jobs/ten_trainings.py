@@ -54,7 +54,11 @@ def perceptron() -> nn.Module:
 
 def convolutions() -> nn.Module:
     """Convolutions with norms."""
-    layers = [layer for i in range(5) for layer in (nn.Conv2d(3 if not i else 64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU())]
+    layers = [
+        layer
+        for i in range(5)
+        for layer in (nn.Conv2d(3 if not i else 64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU())
+    ]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 

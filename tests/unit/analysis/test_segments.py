@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from tests.unit.analysis.test_foreign import entry, free, held, segment
+from tests.unit.traces.test_snapshot_reading import entry, free, held, segment
 
 from fakedist.analysis.blocks import build_blocks, event_places
 from fakedist.analysis.recording import Recording
