@@ -5,7 +5,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from tests.unit.traces.test_snapshot_reading import entry, free, held, segment
 
 from fakedist.analysis.blocks import build_blocks, event_places
 from fakedist.analysis.recording import Recording
@@ -16,6 +15,7 @@ from fakedist.rundir.schema import MOMENTS
 from fakedist.rundir.summary import ReservedMoment
 from fakedist.traces.snapshot_reading import read_foreign
 from tests.unit.analysis.recorded import BASE, GIB, KIB, MIB, HandMade
+from tests.unit.traces.test_snapshot_reading import entry, free, held, segment
 
 
 def table(recording: Recording, moment: str = "peak_reserved") -> pd.DataFrame:

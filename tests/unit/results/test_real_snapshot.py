@@ -12,7 +12,7 @@ from fakedist.results.run import Run
 from fakedist.rundir.rows import FrameRow
 from tests.support.real_files import real_file
 
-#: Line of the script: MiB at the peak, and blocks. The empty one has no frame of Python: 1,395.1 MiB are of the backward.
+#: Line of the script: MiB at the peak, and blocks.
 LINES = {
     "nn_utils.py:6 (softmax)": (6144.0, 24),
     "model.py:39 (forward)": (3236.1, 329),
