@@ -30,8 +30,9 @@ def compare(runs: tuple[Path, ...], *, file: Path | None, form: str | None, as_j
     """Show what changed from run A to run B, and why.
 
     A and B are run directories: of two commits, two ranks, two layouts, two GPUs, two versions of torch. Each may also
-    be a memory snapshot of torch; the memory is then compared by source line. More than two runs stand side by side,
-    each with its change from A. Markdown fits a comment on a pull request, HTML is one page.
+    be a memory snapshot of torch: the memory is then compared by source line, and allocation by allocation. Or one is
+    a trace of torch.profiler or a report of Nsight Systems: where is the real step slower than the run's? More than two
+    runs stand side by side, each with its change from A. Markdown fits a comment on a pull request, HTML is one page.
     """
     if len(runs) < 2:
         raise click.UsageError("one run was given, and it takes two or more to compare")
@@ -47,7 +48,14 @@ def compare(runs: tuple[Path, ...], *, file: Path | None, form: str | None, as_j
 def _print_two(a: Path, b: Path, output: Output, *, all_rows: bool) -> None:
     from fakedist.report.compare.change_sheets import comparison_markdown, render_comparison
     from fakedist.report.compare.comparison import compared_object, open_comparison
+    from fakedist.report.content.real_step import real_step_report
+    from fakedist.results.opening import open_run
+    from fakedist.traces.trace_files import kind_of
 
+    if kind_of(a) != "other" or kind_of(b) != "other":
+        real, run = (a, b) if kind_of(a) != "other" else (b, a)
+        output.write(real_step_report(open_run(real), open_run(run), all_rows=all_rows))
+        return
     comparison = open_comparison(a, b)
     if output.format == HTML:
         from fakedist.report.compare.comparison_page import comparison_page

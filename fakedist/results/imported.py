@@ -16,9 +16,16 @@ from fakedist.traces.trace_files import read_step
 from fakedist.traces.traced_step import ImportedStep
 
 
-def open_imported(path: Path, choice: StepChoice = StepChoice()) -> Run:  # noqa: B008
-    """Open a file of a real GPU as a run, of which only the tables are known that its tool traced."""
-    step = read_step(path, path, choice)
+def open_imported(path: Path, choice: StepChoice = StepChoice(), exported: Path | None = None) -> Run:  # noqa: B008
+    """Open a file of a real GPU as a run, of which only the tables are known that its tool traced.
+
+    Args:
+        exported: Of a report of nsys, its SQLite export.
+
+    Raises:
+        ReportError: It is not a trace, or lacks what was chosen.
+    """
+    step = read_step(exported or path, path, choice)
     reading = JournalReading()
     for record in step.records:
         reading.take(record)

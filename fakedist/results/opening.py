@@ -31,7 +31,7 @@ _STEP_TABLES = ("spans", "phases", "named_phases", "device_use")
 _OF_A_RUN = (MANIFEST_NAME, JOURNAL_NAME, PAGE_NAME, TRACE_NAME, TAPE_NAME)
 #: Endings of other files, what they are, and what to type for one.
 _OTHER_FILES = (
-    ((".nsys-rep",), "a report of Nsight Systems that is not exported", "fakedist nsys {}   exports and reports it"),
+    ((".nsys-rep",), "a report of Nsight Systems that is not exported", "fakedist report {}   exports it first"),
     (
         (".html",),
         "a page, which a browser opens",
@@ -41,15 +41,19 @@ _OTHER_FILES = (
 )
 
 
-def open_run(path: str | os.PathLike[str]) -> Run:
-    """Open a run directory, or any torch memory snapshot.
+def open_run(path: str | os.PathLike[str] | Run) -> Run:
+    """Open a run directory, or a file of a real GPU: a memory snapshot, a trace or a report.
 
     Args:
-        path: What ``fakedist profile`` or torch.cuda.memory._dump_snapshot() made.
+        path: What ``fakedist profile``, torch.cuda.memory._dump_snapshot(), torch.profiler or `nsys export` made. An
+            open run is returned as it is.
 
     Raises:
-        RunDirectoryError: The path is neither, or cannot be read.
+        RunDirectoryError: The path is none of them, or cannot be read.
+        ReportError: A trace or a report is damaged, or has no kernels.
     """
+    if isinstance(path, Run):
+        return path
     path = Path(path)
     if not path.is_file():
         return open_run_directory(path)
@@ -88,8 +92,8 @@ def open_run_directory(path: Path) -> Run:
     return Run(path, manifest, manifest.summary, RunTables(path))
 
 
-def open_snapshot(path: Path) -> Run:
-    """Open a torch memory snapshot as a run of one rank without steps.
+def open_snapshot(path: Path, device: int | None = None) -> Run:
+    """Open a torch memory snapshot as a run of one rank, by default of the device with the longest history.
 
     Raises:
         RunDirectoryError: It is not a snapshot, or tries to run code.
@@ -105,7 +109,7 @@ def open_snapshot(path: Path) -> Run:
 
     with no_collector():
         try:
-            snapshot = read_foreign(read_snapshot(path))
+            snapshot = read_foreign(read_snapshot(path), device)
         except NoSnapshotError as error:
             raise RunDirectoryError(f"{path} is not a memory snapshot: {error}", SNAPSHOT_HINT) from None
     path, recording = path.resolve(), snapshot.recording

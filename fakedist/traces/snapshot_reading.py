@@ -170,11 +170,18 @@ class _Stacks:
         return self._seen_frames[id(frame)]
 
 
-def read_foreign(snapshot: Entry) -> ForeignSnapshot:
-    """Read the device with the longest history, or without any, the most memory; NoSnapshotError if not a snapshot."""
+def read_foreign(snapshot: Entry, device: int | None = None) -> ForeignSnapshot:
+    """Read a device, by default that with the longest history, or without any, with the most memory.
+
+    Raises:
+        NoSnapshotError: It is not a snapshot, or has nothing of the device.
+    """
     traces = [listed(trace, "a history") for trace in listed(snapshot["device_traces"], "device_traces")]
     segments = entries(snapshot["segments"], "a segment")
-    device = _device(traces, segments)
+    if device is None:
+        device = _device(traces, segments)
+    elif not any(traces[device : device + 1]) and all(segment.get("device", 0) != device for segment in segments):
+        raise NoSnapshotError(f"it has nothing of device {device}")
     trace = entries(traces[device], "an event") if device < len(traces) else []
     own = [segment for segment in segments if number(segment, "device", MOST_DEVICES) == device]
     check_blocks(own)

@@ -56,9 +56,8 @@ def verdict(match: JobMatch) -> str:
     if matched.waiting:
         return f"the job hangs: {_ranks(sorted(wait.made.rank for wait in matched.waiting))} would wait forever"
     if match.in_flight:
-        return (
-            f"the calls of {len(match.ranks)} ranks match, and {_ranks([made.rank for made in match.in_flight])} hang"
-        )
+        hanging = _ranks([made.rank for made in match.in_flight])
+        return f"the calls of {len(match.ranks)} ranks match, and {hanging} hang"
     left_out = _left_out(match)
     return f"the calls of {len(match.ranks)} ranks match" + (f", {left_out} left out" if left_out else "")
 
@@ -108,9 +107,8 @@ def sections(match: JobMatch) -> list[tuple[str, list[str]]]:
 def _remarks(match: JobMatch) -> list[str]:
     texts = []
     if others := match.not_recorded:
-        texts.append(
-            f"{'without a dump' if match.is_hang else 'not recorded'}, and assumed to make the matching calls: {_ranks(others)}"
-        )
+        lack = "without a dump" if match.is_hang else "not recorded"
+        texts.append(f"{lack}, and assumed to make the matching calls: {_ranks(others)}")
     if match.failed:
         ranks = ", ".join(f"{rank} ({outcome})" for rank, outcome in match.failed.items())
         texts.append(f"not proved: these ranks failed, and are compared until then: {ranks}")

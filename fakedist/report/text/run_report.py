@@ -84,7 +84,7 @@ from fakedist.rundir.summary import Advice, Outside, Summary
 from fakedist.units import format_bytes
 
 
-def summary_object(run_directory: Path, *, all_layers: bool = False) -> dict[str, object]:
+def summary_object(run_directory: Path | Run, *, all_layers: bool = False) -> dict[str, object]:
     """The run's figures as one object: keys of :class:`fakedist.rundir.summary.Summary`, and ``run_directory``."""
     run = open_run(run_directory)
     summary = run.summary
@@ -100,7 +100,7 @@ _NUM_STEPS, _NUM_TRACED = 5, 6
 _NUM_LAYERS, _NUM_LINES, _NUM_GAINS, _NUM_ADVICE = 5, 5, 3, 3
 
 
-def render(run_directory: Path, *, all_layers: bool, console: Console, section: str = "") -> None:
+def render(run_directory: Path | Run, *, all_layers: bool, console: Console, section: str = "") -> None:
     """Print every table of a run, or those of one of ``SECTIONS``."""
     run = open_run(run_directory)
     summary = run.summary
@@ -123,7 +123,7 @@ def render(run_directory: Path, *, all_layers: bool, console: Console, section: 
         _notes(console, note_texts(summary.notes, run.manifest.cwd))
 
 
-def render_short(run_directory: Path, console: Console) -> None:
+def render_short(run_directory: Path | Run, console: Console) -> None:
     """Print a screen of a run: its verdict, its limits, five layers, five lines and as much advice as has room.
 
     The gravest warning of figures that are made up or may be wrong follows. The last line says how to see the rest.
@@ -149,7 +149,7 @@ def render_short(run_directory: Path, console: Console) -> None:
     notes = f"{counted(len(summary.notes), 'note')} and " if summary.notes else ""
     if more := len(warnings) - len(shown):
         notes = f"{len(summary.notes)} notes, {more} more of them {'a warning' if more == 1 else 'warnings'}, and "
-    rest = f"{notes}every table: fakedist report {shlex.quote(str(run_directory))} --full"
+    rest = f"{notes}every table: fakedist report {shlex.quote(str(run.path if isinstance(run_directory, Run) else run_directory))} --full"
     parts = f"; a part: --section {'|'.join(SECTIONS)}"
     print_long(console, Text(rest + (parts if len(rest + parts) <= console.width else "")))
 

@@ -20,6 +20,9 @@ from fakedist.traces.flight_recorder import dumps_among
 GROUPS = {"0": ("default_pg", [0, 1, 2]), "5": ("tp", [0, 1])}
 
 
+C10D = "/v/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
+
+
 def entry(
     number: int, name: str, size: int = 8, *, group: str = "0", state: str = "completed", **more: Any
 ) -> dict[str, Any]:
