@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,6 +22,10 @@ from fakedist.cli.output import (
 )
 from fakedist.cli.say import DEFAULT_TABLE, print_report, reading, run_or_last
 from fakedist.rundir.directory import rank_directories
+from fakedist.temporary import scratch_directory
+
+if TYPE_CHECKING:
+    from fakedist.results.run import Run
 
 
 @click.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from fakedist.errors import RunDirectoryError
 from fakedist.report.content.report_blocks import (
     KEY,
     Block,
@@ -33,6 +34,10 @@ _NUM_ROWS = 12
 
 def real_step_report(real: Run, run: Run, *, all_rows: bool) -> Report:
     """Compare the step of a trace with a run's, which is estimated or measured."""
+    for side in (real, run):
+        if side.summary.timed is None:
+            hint = "a trace is compared with a run of fakedist profile, without --no-kernels"
+            raise RunDirectoryError(f"{side.path} has no timed step to compare", hint)
     tables = slower_parts(real, run)
     sides = [side.summary.timed for side in (real, run)]
     assert sides[0] is not None
@@ -45,7 +50,8 @@ def real_step_report(real: Run, run: Run, *, all_rows: bool) -> Report:
     gpus = [timed[1].gpu or "unknown" for timed in sides]
     remarks = [Remark(f"the GPUs differ: {gpus[0]} and {gpus[1]}", is_warning=True)] if gpus[0] != gpus[1] else []
     blocks: list[Block] = [Verdict(_verdict(tables)), Facts(facts), *remarks]
-    blocks += [_sheet(_TITLES[name], table, all_rows=all_rows) for name, table in tables.items()]
+    sheets = [_sheet(_TITLES[name], table, all_rows=all_rows) for name, table in tables.items()]
+    blocks += [sheet for sheet in sheets if sheet.columns[0].cells]
     if "layer" not in tables:
         blocks.append(Remark("no layer has the same name on both sides: operations are compared instead"))
 

@@ -149,7 +149,8 @@ def render_short(run_directory: Path | Run, console: Console) -> None:
     notes = f"{counted(len(summary.notes), 'note')} and " if summary.notes else ""
     if more := len(warnings) - len(shown):
         notes = f"{len(summary.notes)} notes, {more} more of them {'a warning' if more == 1 else 'warnings'}, and "
-    rest = f"{notes}every table: fakedist report {shlex.quote(str(run.path if isinstance(run_directory, Run) else run_directory))} --full"
+    given = run.path if isinstance(run_directory, Run) else run_directory
+    rest = f"{notes}every table: fakedist report {shlex.quote(str(given))} --full"
     parts = f"; a part: --section {'|'.join(SECTIONS)}"
     print_long(console, Text(rest + (parts if len(rest + parts) <= console.width else "")))
 

@@ -37,8 +37,8 @@ class StreamDifference:
         first: The first of each side that differ (None: the side has none there), and how many agree before them.
         lines: Lines whose allocations differ, the most bytes first: columns line, phase, num_a, a_bytes, num_b,
             b_bytes, a_peak_bytes, b_peak_bytes (of them at the peak).
-        half_of: The side most of whose own allocations have twice the bytes of one that only the other makes: of another
-            dtype. Empty if neither has.
+        half_of: The side of whose own allocations many have twice the bytes of one that only the other makes: of
+            another dtype. Empty if neither has.
     """
 
     step_a: int
@@ -68,16 +68,9 @@ def compare_streams(a: Run, b: Run) -> StreamDifference:
         sides = (next((pair[side] for pair in run if pair[side] is not None), None) for side in (0, 1))
         own = [None if at is None else rows[side][at] for side, at in enumerate(sides)]
         first = before, own[0], own[1]
-    return StreamDifference(
-        steps[0],
-        steps[1],
-        len(rows[0]),
-        len(rows[1]),
-        num_same,
-        first,
-        _by_line(only_a, only_b),
-        _half_of(only_a, only_b),
-    )
+    halves = _half_of(only_a, only_b)
+    sizes = len(rows[0]), len(rows[1])
+    return StreamDifference(*steps, *sizes, num_same, first, _by_line(only_a, only_b), halves)
 
 
 #: From this share of the bytes on, sizes that are halves of others' are worth a word.

@@ -5,6 +5,8 @@ The snapshots are made here, event by event, in the form of ``torch.cuda.memory.
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,7 +76,14 @@ class Made:
         self.held[at] = size
         return at
 
+    def write(self, path: Path) -> Path:
+        path.write_bytes(pickle.dumps(self.snapshot()))
+        return path
+
     def read(self) -> Recording:
+        return read_foreign(self.snapshot()).recording
+
+    def snapshot(self) -> dict[str, object]:
         blocks = [
             {"address": at, "size": -(-size // 512) * 512, "state": "active_allocated"}
             for at, size in self.held.items()
@@ -82,7 +91,7 @@ class Made:
         segments = [
             {"address": block["address"], "total_size": 64 << 20, "device": 0, "blocks": [block]} for block in blocks
         ]
-        return read_foreign({"device_traces": [self.trace], "segments": segments}).recording
+        return {"device_traces": [self.trace], "segments": segments}
 
     def step(self, weights: list[int], *, backwards: int = 1, optimizes: bool = True) -> None:
         """Forward, loss, backward that leaves gradients, and the optimizer's step."""
