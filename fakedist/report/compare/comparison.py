@@ -17,7 +17,7 @@ from fakedist.report.content.topology import CallsText, RunTopology
 from fakedist.report.text.memory_sheets import UNUSED_NAMES
 from fakedist.report.text.wording import communication_word, relative_time, short_line, step_word
 from fakedist.results.compare import changed_memory, changed_times, layer_matching, reasons
-from fakedist.results.compare.allocation_streams import StreamDifference, compare_streams, plain_line
+from fakedist.results.compare.allocation_streams import StreamDifference, compare_streams
 from fakedist.results.opening import open_run, open_run_directory
 from fakedist.results.run import Run
 from fakedist.rundir.plain import to_plain
@@ -532,12 +532,11 @@ class SnapshotComparison:
 
     @cached_property
     def _blocks(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        lines = [[str(line) for line in run.table("stacks", ["line"])["line"]] for run in (self.a, self.b)]
-        if not set(lines[0]) & set(lines[1]) - {""}:  # the same files are elsewhere on another machine
-            lines = [[plain_line(line) for line in side] for side in lines]
         sides = [
-            changed_memory.lines_at_peak(run.table("blocks", _BLOCK_COLUMNS), side)
-            for run, side in zip((self.a, self.b), lines, strict=True)
+            changed_memory.lines_at_peak(
+                run.table("blocks", _BLOCK_COLUMNS), [str(line) for line in run.table("stacks", ["line"])["line"]]
+            )
+            for run in (self.a, self.b)
         ]
         return changed_memory.blocks_by_line(sides[0], sides[1])
 
