@@ -25,10 +25,10 @@ from fakedist.traces.stack_evidence import (
     NO_STACK,
     SILENT,
     UNKNOWN,
-    Evidence,
     Ints,
     ModuleCall,
     Places,
+    StackEvidence,
     find_places,
     read_evidence,
 )
@@ -52,7 +52,7 @@ def infer(recording: Recording, event_stack: Ints, *, is_native: bool) -> bool:
     known = [*read_evidence(recording.frames, recording.stacks), NO_STACK]
     evidence = [known[stack] for stack in event_stack.tolist()]
     action = events["action"]
-    silent, unknown = Evidence(SILENT), Evidence(UNKNOWN)
+    silent, unknown = StackEvidence(SILENT), StackEvidence(UNKNOWN)
     made, freed = _lives(action, events["address"].astype(np.int64))
     is_told = action == _ALLOC
     # Recorded with context="alloc", what frees has the stack of what it frees.
@@ -76,7 +76,7 @@ def infer(recording: Recording, event_stack: Ints, *, is_native: bool) -> bool:
     return True
 
 
-def _add_scopes(recording: Recording, places: Places, layer: Ints, evidence: list[Evidence]) -> None:
+def _add_scopes(recording: Recording, places: Places, layer: Ints, evidence: list[StackEvidence]) -> None:
     """One operation for each event that allocates, by its number among the events."""
     events = recording.device_events
     scopes: dict[tuple[int, str, int, bool], int] = {}
@@ -126,7 +126,7 @@ class _Layers:
         rows.append(LayerRow(0, "", "", -1))
         self._numbers: dict[tuple[int, str, str, int], int] = {}
 
-    def of(self, evidence: list[Evidence], places: Places) -> Ints:
+    def of(self, evidence: list[StackEvidence], places: Places) -> Ints:
         """The layer of each event of a forward; 0 outside of modules, and for everything else."""
         layers = np.zeros(len(evidence), np.int64)
         running: list[_Instance] = []
@@ -200,7 +200,7 @@ class _Lives:
     freed_in: list[str]
     end: Ints
     used: Ints
-    evidence: list[Evidence]
+    evidence: list[StackEvidence]
     zeroed: npt.NDArray[np.bool_]
     is_brief: npt.NDArray[np.bool_]
     num_events: int
@@ -209,7 +209,9 @@ class _Lives:
     has_optimizer: bool
 
     @classmethod
-    def of(cls, recording: Recording, places: Places, evidence: list[Evidence], lives: tuple[Ints, Ints]) -> _Lives:
+    def of(
+        cls, recording: Recording, places: Places, evidence: list[StackEvidence], lives: tuple[Ints, Ints]
+    ) -> _Lives:
         """The blocks of the rank's device, from the events that made and freed them."""
         events, (made_at, freed) = recording.device_events, lives
         action, address = events["action"], events["address"].astype(np.int64)

@@ -63,7 +63,7 @@ class ModuleCall(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Evidence:
+class StackEvidence:
     """What a stack tells.
 
     Attributes:
@@ -86,10 +86,10 @@ class Evidence:
     operation: str = ""
 
 
-NO_STACK = Evidence(BLANK)
+NO_STACK = StackEvidence(BLANK)
 
 
-def read_evidence(frames: Sequence[FrameRow], stacks: Sequence[Sequence[int]]) -> list[Evidence]:
+def read_evidence(frames: Sequence[FrameRow], stacks: Sequence[Sequence[int]]) -> list[StackEvidence]:
     """The evidence of each stack, whose frames are rows of ``frames``, innermost first."""
     facts = [_FrameFacts.of(frame) for frame in frames]
     return [_of_stack([facts[number] for number in stack]) for stack in stacks]
@@ -128,7 +128,7 @@ class _FrameFacts(NamedTuple):
         )
 
 
-def _of_stack(facts: list[_FrameFacts]) -> Evidence:
+def _of_stack(facts: list[_FrameFacts]) -> StackEvidence:
     python = [fact for fact in facts if fact.is_python]
     enters = bool(python) and python[-1].frame.filename.endswith(_ENTERS_PYTHON)
     in_backward = enters or any(fact.is_engine for fact in facts)
@@ -142,7 +142,7 @@ def _of_stack(facts: list[_FrameFacts]) -> Evidence:
         kind = FORWARD
     else:
         kind = UNKNOWN if python else BLANK
-    return Evidence(
+    return StackEvidence(
         kind,
         modules,
         is_recompute=in_backward and any(fact.frame.filename.endswith(_ENTERS_PYTHON[1]) for fact in python),
@@ -190,7 +190,7 @@ class Places:
 _NAMES = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
 
 
-def find_places(evidence: Sequence[Evidence], *, is_native: bool) -> Places:
+def find_places(evidence: Sequence[StackEvidence], *, is_native: bool) -> Places:
     """Phases and steps from the evidence of events in order; ``is_native``: their stacks have frames of C++.
 
     What is between two events of one phase is of it, and what is between a forward and its backward is the loss.
@@ -229,7 +229,7 @@ def _filled(values: Ints) -> Ints:
     return np.where(rows >= 0, values[rows], -1)
 
 
-def _with_steps(phase: list[str], evidence: Sequence[Evidence]) -> Places:
+def _with_steps(phase: list[str], evidence: Sequence[StackEvidence]) -> Places:
     """A step ends with its optimizer's step or zero_grad, or after as many backwards as other steps have."""
     runs = [name for name, _ in groupby(phase) if name in ("forward", "backward", "optimizer")]
     backwards = "".join(name[0] for name in runs).replace("f", "").split("o")
@@ -256,7 +256,7 @@ def _with_steps(phase: list[str], evidence: Sequence[Evidence]) -> Places:
     return Places(phase, step, passes, [*saved, *_recomputed(evidence)])
 
 
-def _recomputed(evidence: Sequence[Evidence]) -> list[tuple[int, int]]:
+def _recomputed(evidence: Sequence[StackEvidence]) -> list[tuple[int, int]]:
     """First and last event of each forward that a backward runs again."""
     again = np.flatnonzero([fact.is_recompute and bool(fact.modules) for fact in evidence])
     runs = np.split(again, np.flatnonzero(np.diff(again) > _NEAR) + 1) if len(again) else []
