@@ -645,9 +645,8 @@ def break_down(
         ranges=by_range(made["ranges"]),
         step_flops_utilisation=_utilisation(models, busy.step_us, peak if ready["is_known"].all() else None),
     )
-    if isinstance(step, PricedStep):
-        return made, _with_placed(summary, made, step, tables, folds)
-    return made, _with_traced(summary, ready)
+    placed = _with_placed(summary, made, step, tables, folds) if isinstance(step, PricedStep) else None
+    return made, placed or _with_traced(summary, ready)
 
 
 def _with_traced(summary: StepTime, kernels: pd.DataFrame) -> StepTime:
