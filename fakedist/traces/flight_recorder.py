@@ -51,7 +51,7 @@ _Members = dict[_Group, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class HungCall:
-    """What a file has of a call besides what is compared.
+    """Facts of a call in a file, besides what is compared.
 
     Attributes:
         group: The group's description and name.

@@ -266,7 +266,7 @@ def _marks(lives: _Lives) -> dict[str, Array]:
     category = [""] * len(lives.made)
     phase = np.array(lives.phase, object)
     outlives = lives.freed > lives.end
-    # A gradient is there when the optimizer steps. Where that allocates nothing, it outlives the backward at least.
+    # A gradient exists when the optimizer steps. Where that allocates nothing, it outlives the backward at least.
     kept = lives.size[(lives.made < lives.first_forward) & (lives.freed == lives.num_events)]
     is_gradient = (lives.freed > lives.used) | (outlives & np.isin(lives.size, kept))
     gathered = [fact.purpose == "parameter" for fact in lives.evidence]

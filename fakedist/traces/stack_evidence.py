@@ -1,4 +1,4 @@
-"""What the stacks of a memory snapshot tell of each event: its phase, its purpose, and the modules around it.
+"""Reads the stacks of a memory snapshot for what they tell of each event: its phase, its purpose, and the modules around it.
 
 Autograd runs most of a backward in a thread of its own, which has no frames of Python. Without frames of C++ either, an
 event between a forward and an optimizer's step that has no stack is then one of the backward.
@@ -64,7 +64,7 @@ class ModuleCall(NamedTuple):
 
 @dataclass(frozen=True)
 class StackEvidence:
-    """What a stack tells.
+    """The evidence of a stack.
 
     Attributes:
         kind: BLANK, UNKNOWN, FORWARD, BACKWARD or OPTIMIZER.

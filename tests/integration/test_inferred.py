@@ -1,4 +1,4 @@
-"""What blocks are for, inferred from a snapshot alone, against the marks that were set while the job ran.
+"""The purposes of blocks, inferred from a snapshot alone, against the marks that were set while the job ran.
 
 The snapshot is that of the run, without what only a recording of fakedist has: the forward's frames below those of a
 backward, whose stacks are empty in torch's own.

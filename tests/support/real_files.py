@@ -1,4 +1,4 @@
-"""Files of real GPUs, which are too large for the checkout: they are in ``../shared/real``, where that is there."""
+"""Files of real GPUs, which are too large for the checkout: they are in ``../shared/real``, where that exists."""
 
 from __future__ import annotations
 

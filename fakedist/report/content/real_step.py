@@ -96,5 +96,5 @@ def _sheet(title: str, table: pd.DataFrame, *, all_rows: bool) -> Sheet:
             SheetColumn("real's kernels", [f"{count:,}" for count in rows["num_real"]], rank=3),
             SheetColumn("run's", [f"{count:,}" for count in rows["num_run"]], rank=4),
         ]
-    remarks = [f"not shown: {left} that are no slower, or less (--all-rows shows them)"] if left else []
+    remarks = [f"not shown: {left} that take no longer, or are minor (--all-rows shows them)"] if left else []
     return Sheet(title, columns, remarks, is_open=True)

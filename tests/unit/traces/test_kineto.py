@@ -1,4 +1,4 @@
-"""What torch.profiler writes with more than its defaults: modules, shapes, memory, collectives, several steps.
+"""Traces of torch.profiler with more than its defaults: modules, shapes, memory, collectives, several steps.
 
 The events are written by hand in the form of torch 2.11's export, `libkineto/src/output_json.cpp`.
 """
