@@ -1,4 +1,4 @@
-"""Reads the stacks of a memory snapshot for what they tell of each event: its phase, its purpose, and the modules around it.
+"""Reads what the stacks of a memory snapshot tell of each event: its phase, its purpose, the modules around it.
 
 Autograd runs most of a backward in a thread of its own, which has no frames of Python. Without frames of C++ either, an
 event between a forward and an optimizer's step that has no stack is then one of the backward.
