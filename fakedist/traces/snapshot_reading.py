@@ -267,8 +267,8 @@ def _more_before(first: Columns, rest: Columns, segments: list[Entry], settings:
     """
     if not len(rest["op"]):
         return 0
-    columns = (np.concatenate([first[name], rest[name]]) for name in ("action", "address", "size"))
-    explained = int(replay(*columns, parse_settings(settings)).allocated_bytes[-1])
+    action, address_, size = (np.concatenate([first[name], rest[name]]) for name in ("action", "address", "size"))
+    explained = int(replay(action, address_, size, parse_settings(settings)).allocated_bytes[-1])
     blocks = (block for segment in segments for block in entries(segment.get("blocks", []), "a block"))
     held = sum(number(block, "size", MOST_BYTES) for block in blocks if block.get("state") in _HELD)
     return max(held - explained, 0)
