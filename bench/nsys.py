@@ -114,12 +114,14 @@ import json, resource, sys, time
 from pathlib import Path
 import numpy as np
 started = time.monotonic()
-from fakedist.results.nsys.imported import read_report
-from fakedist.results.nsys.imported import Choice
-found = read_report(Path(sys.argv[1]), Path(sys.argv[1]), Choice())
+from fakedist.rundir.records import LayersRecord
+from fakedist.traces.nsys_report import read_report
+from fakedist.traces.one_step import StepChoice
+found = read_report(Path(sys.argv[1]), Path(sys.argv[1]), StepChoice())
 seconds = time.monotonic() - started
-counts = np.unique(np.frombuffer(found.kernels["layer"], "<i4"), return_counts=True)
-layers = {found.layers[layer][1]: int(count) for layer, count in zip(*counts)}
+counts = np.unique(np.frombuffer(found.kernels.layer, "<i4"), return_counts=True)
+named = next(record.rows for record in found.records if isinstance(record, LayersRecord))
+layers = {named[layer][1]: int(count) for layer, count in zip(*counts)}
 used = resource.getrusage(resource.RUSAGE_SELF)
 cpu = used.ru_utime + used.ru_stime
 print(json.dumps({"seconds": seconds, "cpu": cpu, "bytes": used.ru_maxrss * 1024, "layers": layers}))

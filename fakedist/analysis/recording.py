@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from fakedist.analysis.replay import Pool, Segment
 from fakedist.analysis.stack_lines import forward_of, joined_to_forward
-from fakedist.analysis.traces.traced_step import traced_records
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.directory import JOURNAL_NAME, KERNELS_NAME, SMI_NAME
 from fakedist.rundir.encoding import Record, columns_of
@@ -95,6 +94,7 @@ from fakedist.rundir.schema import ACTIONS
 from fakedist.rundir.smi_calls import calls_notes
 from fakedist.rundir.step_time import KernelSource
 from fakedist.rundir.trace_records import HostRecord, KernelsRecord, ProfilerRecord, TimedStepRecord
+from fakedist.traces.traced_step import traced_records
 
 Array = npt.NDArray[Any]  # of any type: a column's is known only at run time
 

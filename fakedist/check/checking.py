@@ -223,7 +223,7 @@ def _mismatches(job: CheckJob, runs: list[Path]) -> list[Mismatch]:
     if match.matched.is_matched:
         return []
     items = [item for _, items in sections(match) for item in items]
-    lines = [line for made in match.at_fault for line in match.place(made).lines[:1]]
+    lines = [line for made in match.at_fault for line in match.placed(made).lines[:1]]
     return [Mismatch(job.name, f"{job.name}: {verdict(match)}: {'; '.join(items)}", next(iter(lines), ""))]
 
 

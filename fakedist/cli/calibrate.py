@@ -41,8 +41,9 @@ def calibrate(
     from fakedist.launcher.nsight import export_sqlite
     from fakedist.report.text.calibration_text import calibration_lines, calibration_object
     from fakedist.report.writing import replace_text, see_that_it_can_be_written
-    from fakedist.results.calibration.calibrating import calibrate_run, is_sqlite
+    from fakedist.results.calibration.calibrating import calibrate_run
     from fakedist.results.opening import open_timed_run
+    from fakedist.traces.trace_files import kind_of
 
     output = chosen_output(form, as_json)
     with reading(run):
@@ -54,7 +55,7 @@ def calibrate(
     _check(trace)
     with scratch_directory("calibrate") as scratch:
         exported = trace
-        if trace.suffix == ".nsys-rep" and not is_sqlite(trace):
+        if trace.suffix == ".nsys-rep" and kind_of(trace) != "sqlite":
             exported = scratch / "report.sqlite"
             export_sqlite(trace, exported, _EXPORT_S)
         with reading(trace, run):

@@ -28,14 +28,23 @@ def compare(runs: tuple[Path, ...], *, file: Path | None, form: str | None, as_j
     """Show what changed from run A to run B, and why.
 
     A and B are run directories: of two commits, two ranks, two layouts, two GPUs, two versions of torch. Each may also
-    be a memory snapshot of torch; the memory is then compared by source line. More than two runs stand side by side,
-    each with its change from A. Markdown fits a comment on a pull request, HTML is one page.
+    be a memory snapshot of torch: the memory is then compared by source line, and allocation by allocation. Or one is
+    a trace of torch.profiler or a report of Nsight Systems: where is the real step slower than the run's? More than two
+    runs stand side by side, each with its change from A. Markdown fits a comment on a pull request, HTML is one page.
     """
     if len(runs) < 2:
         raise click.UsageError("one run was given, and it takes two or more to compare")
     from fakedist.report.content.comparison import comparison_report, open_compared
+    from fakedist.report.content.real_step import real_step_report
+    from fakedist.results.opening import open_run
+    from fakedist.traces.trace_files import kind_of
 
     output = chosen_output(form, as_json, file)
     with reading(*runs):
-        output.write(comparison_report(open_compared(runs), all_rows=all_rows))
+        real = [path for path in runs if kind_of(path) != "other"]
+        if real and len(runs) == 2:
+            rebuilt = next((path for path in runs if path != real[0]), real[0])
+            output.write(real_step_report(open_run(real[0]), open_run(rebuilt), all_rows=all_rows))
+        else:
+            output.write(comparison_report(open_compared(runs), all_rows=all_rows))
     return 0

@@ -22,13 +22,16 @@ def match(runs: tuple[Path, ...], *, file: Path | None, form: str | None, as_jso
     in the same order, with the same operation, dtype, bytes, reduction and root, and every send needs a receive;
     otherwise the job hangs or computes wrong values. The calls are played against each other by the rules of NCCL and
     torch.distributed. Ranks without a run are copies of a rank of their kind, or are assumed to match. If the calls do
-    not match, the exit code is 5. The script does not run, and this needs no torch (docs/match.md).
+    not match, the exit code is 5. RUN may also be the dumps that torch's Flight Recorder wrote of a job that hung, one
+    file a rank, or their directory. The script does not run, and this needs no torch (docs/match.md).
     """
     from fakedist.report.content.match import match_report, verdict
-    from fakedist.results.matched import match_runs
+    from fakedist.results.matched import match_dumps, match_runs
+    from fakedist.traces.flight_recorder import dumps_among
 
     output = chosen_output(form, as_json, file)
     with reading(*runs):
-        found = match_runs(runs)
+        dumps = dumps_among(runs)
+        found = match_dumps(dumps) if dumps else match_runs(runs)
         output.write(match_report(found))
     return ExitCode.DONE if found.matched.is_matched else last_line(ExitCode.MISMATCH, verdict(found))

@@ -29,6 +29,7 @@ _EXPORT_S = 3600.0
 @run_directory_options
 @click.option("--step", type=int, metavar="N", help="The step, by its range.  [default: the last complete one]")
 @click.option("--process", type=int, metavar="PID", help="The process.  [default: the one with most kernels]")
+@click.option("--gpu-index", type=int, metavar="N", help="The GPU.  [default: the one with most kernels]")
 @format_options(TEXT, JSON, MARKDOWN)
 @all_rows_option()
 @length_options
@@ -39,6 +40,7 @@ def nsys(
     force: bool,
     step: int | None,
     process: int | None,
+    gpu_index: int | None,
     form: str | None,
     as_json: bool,
     all_rows: bool,
@@ -51,8 +53,10 @@ def nsys(
     ranges mark steps, phases and layers (docs/nsys.md). This needs neither torch nor a GPU.
     """
     from fakedist.launcher.nsight import export_sqlite
-    from fakedist.results.nsys.imported import StepChoice, read_report, write_run
+    from fakedist.results.imported import write_run
     from fakedist.rundir.directory import create_run_directory, free_name
+    from fakedist.traces.nsys_report import read_report
+    from fakedist.traces.one_step import StepChoice
 
     output = chosen_output(form, as_json)
     _check_readable(report)
@@ -62,7 +66,7 @@ def nsys(
             exported = scratch / "report.sqlite"
             export_sqlite(report, exported, _EXPORT_S)
         with reading(report):
-            imported = read_report(report, exported, StepChoice(step=step, process=process))
+            imported = read_report(exported, report, StepChoice(step, process, gpu_index))
     where = directory or free_name(f"fakedist-{report.stem}")
     with create_run_directory(where, force) as run_directory, reading(report):
         write_run(imported, run_directory)

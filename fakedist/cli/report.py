@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,6 +22,10 @@ from fakedist.cli.output import (
 )
 from fakedist.cli.say import DEFAULT_TABLE, print_report, reading, run_or_last
 from fakedist.rundir.directory import rank_directories
+from fakedist.temporary import scratch_directory
+
+if TYPE_CHECKING:
+    from fakedist.results.run import Run
 
 
 @click.command()
@@ -28,6 +33,9 @@ from fakedist.rundir.directory import rank_directories
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, HTML, CSV)
 @click.option("--table", metavar="NAME", help=f"The table for --format csv.  [default: {DEFAULT_TABLE}]")
+@click.option("--step", type=int, metavar="N", help="Of a trace, the step.  [default: the last complete one]")
+@click.option("--process", type=int, metavar="PID", help="Of a trace, the process.  [default: that with most kernels]")
+@click.option("--gpu-index", type=int, metavar="N", help="Of a file with several GPUs, the GPU.  [default: likewise]")
 @all_rows_option()
 @length_options
 def report(
@@ -37,15 +45,19 @@ def report(
     form: str | None,
     as_json: bool,
     table: str | None,
+    step: int | None,
+    process: int | None,
+    gpu_index: int | None,
     all_rows: bool,
     full: bool,
     section: str | None,
 ) -> int:
     """Print the report of a finished run.
 
-    RUN is a run directory, or a file that torch.cuda.memory._dump_snapshot() wrote. It may also be a directory of
-    several ranks' runs, or a sweep's. Without RUN, the last of these in the current directory is taken. Markdown fits a
-    comment on a pull request, HTML is one page, CSV is one table. This needs no torch.
+    RUN is a run directory, or a file from a real GPU: a memory snapshot, a trace of torch.profiler, a report of Nsight
+    Systems (docs/real-files.md). It may also be a directory of several ranks' runs, or a sweep's. Without RUN, the last
+    of these in the current directory is taken. Markdown fits a comment on a pull request, HTML is one page, CSV is one
+    table. This needs no torch.
     """
     output = chosen_output(form, as_json, file)
     if table is not None and output.format != CSV:
@@ -58,8 +70,37 @@ def report(
         if not is_one and output.format != HTML:
             (_print_sweep if _is_sweep(run) else _print_ranks)(run, output)
             return 0
-        print_report(run, output, all_layers=all_rows, table=table or DEFAULT_TABLE, full=full, section=section)
+        opened = _opened_file(run, (step, process, gpu_index))
+        print_report(opened, output, all_layers=all_rows, table=table or DEFAULT_TABLE, full=full, section=section)
     return 0
+
+
+_EXPORT_S = 3600.0
+
+
+def _opened_file(path: Path, chosen: tuple[int | None, int | None, int | None]) -> Path | Run:
+    """The part of a file that was chosen, or a report of nsys, as a run; any other path as it is."""
+    is_report = path.name.endswith(".nsys-rep")
+    if not is_report and not any(part is not None for part in chosen):
+        return path
+    from fakedist.launcher.nsight import export_sqlite
+    from fakedist.results.imported import open_imported
+    from fakedist.results.opening import open_snapshot
+    from fakedist.traces.one_step import StepChoice
+    from fakedist.traces.trace_files import kind_of
+
+    if not path.is_file():
+        raise click.UsageError("--step, --process and --gpu-index are for a file from a real GPU")
+    if not is_report and kind_of(path) == "other":
+        if chosen[0] is not None or chosen[1] is not None:
+            raise click.UsageError("--step and --process are for a trace, and this is a memory snapshot")
+        return open_snapshot(path, chosen[2])
+    with scratch_directory("nsys") as scratch:
+        exported = path
+        if is_report and kind_of(path) != "sqlite":
+            exported = scratch / "report.sqlite"
+            export_sqlite(path, exported, _EXPORT_S)
+        return open_imported(path, StepChoice(*chosen), exported)
 
 
 def _is_sweep(path: Path) -> bool:

@@ -23,6 +23,7 @@ from fakedist.visible import shortened, visible_lines
 
 if TYPE_CHECKING:
     from fakedist.launcher.ranks import RankRun
+    from fakedist.results.run import Run
     from fakedist.rundir.tape import Guess
 
 
@@ -53,14 +54,18 @@ def _last_of_any_kind() -> Path:
     return last.parent if len(ranks) > 1 and last in ranks else last
 
 
-def page_of(path: Path, folder: Path | None, *, is_served: bool = False) -> str:
+def page_of(path: Path | Run, folder: Path | None, *, is_served: bool = False) -> str:
     """The page of a run, of a directory of several ranks' runs or of a sweep's directory.
 
     ``folder`` is the directory that the page goes to, if it goes to one: the page links to the files below it. A page
     that ``is_served`` links to other pages alone, as no file but they is served.
     """
+    from fakedist.report.page.run_page import page
+    from fakedist.results.run import Run
     from fakedist.sweep.sweep_directory import is_sweep
 
+    if isinstance(path, Run):
+        return page(path, None if is_served else folder)
     if is_sweep(path):
         from fakedist.report.render.html import report_page
         from fakedist.sweep.opened import open_sweep
@@ -73,7 +78,6 @@ def page_of(path: Path, folder: Path | None, *, is_served: bool = False) -> str:
         from fakedist.results.job_time import open_job_runs
 
         return report_page(runs_report(open_job_runs(path), folder=folder))
-    from fakedist.report.page.run_page import page
     from fakedist.results.opening import open_run
 
     return page(open_run(path), None if is_served else folder)
@@ -134,7 +138,7 @@ _MOST_OF_A_LINE = 2_000
 
 
 def print_report(
-    run_directory: Path,
+    run_directory: Path | Run,
     output: Output,
     *,
     all_layers: bool,

@@ -419,6 +419,21 @@ def group_times(
     return sorted(made, key=lambda row: (-row.exposed_us, -row.time_us, row.group, row.operation))
 
 
+def measured_group_times(kernels: pd.DataFrame) -> list[GroupTime]:
+    """The collectives' own kernels that a tool traced, by operation where it is known, most exposed first."""
+    own = kernels[kernels["is_call"]]
+    named = own["operation"].astype(str)
+    # torch.profiler names the collective; around NCCL's own kernels others know at most torch's operation.
+    operation = named.where(named.str.contains(" ranks", regex=False), own["name"].astype(str).str.partition("(")[0])
+    rows = own.assign(label=operation, exposed_us=exposed_calls_us(own, kernels[kernels["is_compute"]]))
+    made = []
+    for label, part in rows.groupby("label"):
+        exposed, whole = float(part["exposed_us"].sum()), float(part["known_us"].sum())
+        hidden, moved = max(whole - exposed, 0.0), float(np.nan_to_num(part["moved_bytes"].to_numpy("f8")).sum())
+        made.append(GroupTime("", 0, 0, str(label), len(part), 0, moved, whole, hidden, exposed))
+    return sorted(made, key=lambda row: (-row.exposed_us, -row.time_us, row.operation))
+
+
 def exposed_calls_us(calls: pd.DataFrame, compute: pd.DataFrame) -> Array:
     """Microseconds for which nothing computes and the step waits for each call.
 
@@ -632,9 +647,20 @@ def break_down(
         layers=layer_times(made["layer_times"], layers, folds),
         ranges=by_range(made["ranges"]),
         step_flops_utilisation=_utilisation(models, busy.step_us, peak if ready["is_known"].all() else None),
-        has_real_collectives=not isinstance(step, PricedStep) and _are_real(ready.loc[~ready["is_compute"], "name"]),
     )
-    return made, _with_placed(summary, made, step, tables, folds) if isinstance(step, PricedStep) else summary
+    placed = _with_placed(summary, made, step, tables, folds) if isinstance(step, PricedStep) else None
+    return made, placed or _with_traced(summary, ready)
+
+
+def _with_traced(summary: StepTime, kernels: pd.DataFrame) -> StepTime:
+    """The summary with what only a tool that traced the kernels tells."""
+    compute = kernels[kernels["is_compute"]]
+    start, us = compute["start_us"].to_numpy("f8"), compute["known_us"].to_numpy("f8")
+    others = ~compute["name"].astype(str).str.startswith(("Memcpy", "Memset")).to_numpy(bool)
+    alone_us = union_us(start, start + us) - union_us(start[others], (start + us)[others])
+    has_real = _are_real(kernels.loc[~kernels["is_compute"], "name"])
+    groups = measured_group_times(kernels) if has_real else []
+    return replace(summary, by_group=groups, copies_alone_us=alone_us, has_real_collectives=has_real)
 
 
 def _utilisation(models: ModelFlops, time_us: float, peak: float | None) -> float | None:

@@ -197,7 +197,7 @@ def join_report(run_directory: Path) -> None:
 
 
 def _step(run_directory: Path, report: Path) -> tuple[KernelsRecord, HostRecord]:
-    from fakedist.results.nsys.imported import recorded_step
+    from fakedist.traces.nsys_report import recorded_step
 
     with tempfile.TemporaryDirectory(dir=run_directory, prefix=FRESH_PREFIX) as scratch:
         exported = Path(scratch) / "report.sqlite"

@@ -1,6 +1,6 @@
 """The timed step as CUPTI saw it: ``torch.profiler``'s raw events, written to the journal.
 
-The events are written unchanged. ``analysis/traces`` finds the layer and phase of each kernel after the rank has ended,
+The events are written unchanged. ``traces`` finds the layer and phase of each kernel after the rank has ended,
 so that the script's process does none of that work.
 """
 

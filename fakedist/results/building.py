@@ -79,7 +79,11 @@ def compute_tables(run_directory: Path, *, may_be_empty: bool = True) -> Compute
     Nothing is written, and the rank's process need not have ended. Arguments and errors are :func:`build_tables`'s.
     """
     job, so_far = load_manifest(run_directory).job, recorded_so_far(run_directory)
-    recording = read_recording(run_directory, may_be_empty=may_be_empty)
+    return compute_recording(read_recording(run_directory, may_be_empty=may_be_empty), job, so_far)
+
+
+def compute_recording(recording: Recording, job: Job | None, so_far: tuple[object, ...]) -> Computed:
+    """Compute the tables of a recording; ``so_far`` as :class:`Computed` has it."""
     blocks, positions, tables = _untimed(recording, job)
     tables |= host_tables(recording, job)
     folds = fold_layers(tables["layers"])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fakedist.analysis.call_order import CallsMatch, Made, match_calls, streams_of
@@ -14,6 +14,7 @@ from fakedist.results.opening import open_run_directory
 from fakedist.results.rank_kinds import find_job_kinds, rank_program
 from fakedist.results.run import Run
 from fakedist.rundir.directory import rank_directories
+from fakedist.traces.flight_recorder import read_dumps
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,9 @@ class JobMatch:
     """Whether the calls of a job's ranks match.
 
     Attributes:
-        runs: The runs, by rank.
+        ranks: Ranks whose calls are known.
+        world_size: The job's ranks.
+        placed: Where a rank made a call.
         copies: Ranks without a run, of a kind that was checked, and the rank of that kind that ran (docs/match.md).
         matched: The result of playing their calls.
         num_steps: Steps that every rank was recorded to the end of; None where all scripts ended.
@@ -46,9 +49,13 @@ class JobMatch:
         decided: Values that no kernel computed and the script read, by rank: what it did after them may differ.
         num_unknown_waits: Calls that return before they are over, and whose wait was not seen: it is left out.
         has_streams: Whether ranks make calls on several streams, which may wait for each other: that is left out.
+        is_hang: The calls are those of a job that hung, from the dumps of its ranks.
+        in_flight: Of such a job, each rank's first call that was not over.
     """
 
-    runs: dict[int, Run]
+    ranks: list[int]
+    world_size: int
+    placed: Callable[[Made], Place]
     copies: dict[int, int]
     matched: CallsMatch
     num_steps: int | None
@@ -56,13 +63,13 @@ class JobMatch:
     decided: dict[int, int]
     num_unknown_waits: int
     has_streams: bool
+    is_hang: bool = False
+    in_flight: list[Made] = field(default_factory=list)
 
     @property
     def not_recorded(self) -> list[int]:
         """The job's ranks that have no run and are not alike one that has."""
-        job = next(iter(self.runs.values())).manifest.job
-        assert job is not None
-        return [rank for rank in range(job.world_size) if rank not in self.runs and rank not in self.copies]
+        return [rank for rank in range(self.world_size) if rank not in self.ranks and rank not in self.copies]
 
     @property
     def at_fault(self) -> list[Made]:
@@ -71,16 +78,16 @@ class JobMatch:
             return self.matched.difference.calls
         return [wait.made for wait in self.matched.waiting]
 
-    def place(self, made: Made) -> Place:
-        """Where a rank made a call."""
-        run = self.runs[self.copies.get(made.rank, made.rank)]
-        calls, terms = run.table("calls"), run.table("call_terms")
-        row = int((calls["sequence"] == made.call.sequence).to_numpy().argmax())
-        call = calls.iloc[row]
-        group = run.table("groups").iloc[int(call["group"])]
-        name = f"{group['description'] or group['name']} (ranks {format_rank_list(made.call.members)})"
-        layer = run.table("layers")["name"].iloc[int(call["layer"])]
-        return Place(made, name, call["phase"], layer, terms["lines"].iloc[row].splitlines())
+
+def _place_in(run: Run, made: Made) -> Place:
+    """The place in a run where a rank made a call."""
+    calls, terms = run.table("calls"), run.table("call_terms")
+    row = int((calls["sequence"] == made.call.sequence).to_numpy().argmax())
+    call = calls.iloc[row]
+    group = run.table("groups").iloc[int(call["group"])]
+    name = f"{group['description'] or group['name']} (ranks {format_rank_list(made.call.members)})"
+    layer = run.table("layers")["name"].iloc[int(call["layer"])]
+    return Place(made, name, call["phase"], layer, terms["lines"].iloc[row].splitlines())
 
 
 def match_runs(paths: Sequence[Path]) -> JobMatch:
@@ -106,8 +113,12 @@ def match_runs(paths: Sequence[Path]) -> JobMatch:
     played = [*programs.values(), *(kinds.copied(programs[like], rank) for rank, like in copies.items() if kinds)]
     endings = {rank: run.summary.exit for rank, run in by_rank.items()}
     stopped = [program.last_step for program in programs.values() if not program.is_over]
+    job = runs[0].manifest.job
+    assert job is not None
     return JobMatch(
-        runs=by_rank,
+        ranks=list(by_rank),
+        world_size=job.world_size,
+        placed=lambda made: _place_in(by_rank[copies.get(made.rank, made.rank)], made),
         copies=copies,
         matched=match_calls(played),
         num_steps=min(stopped) if stopped else None,
@@ -115,4 +126,41 @@ def match_runs(paths: Sequence[Path]) -> JobMatch:
         decided={rank: run.summary.invented_values for rank, run in by_rank.items() if run.summary.invented_values},
         num_unknown_waits=sum(call.has_unknown_wait for program in programs.values() for call in program.calls),
         has_streams=any(len(streams_of(program.calls)) > 1 for program in programs.values()),
+    )
+
+
+def match_dumps(paths: Sequence[Path]) -> JobMatch:
+    """Play the last calls of a job that hung, from its ranks' dumps of torch's Flight Recorder.
+
+    Raises:
+        JobError: There is one dump alone.
+        ReportError: A file is not a dump, or tries to run code.
+    """
+    ranks = {rank.calls.rank: rank for rank in read_dumps(paths)}
+    if len(ranks) < 2:
+        raise JobError(f"{paths[0]} is the dump of one rank, and it takes two or more to match", "give all of them")
+    members = {member for rank in ranks.values() for call in rank.calls.calls for member in call.members}
+
+    def placed(made: Made) -> Place:
+        known = ranks[made.rank].known[made.call.sequence]
+        name = f"{known.group} (ranks {format_rank_list(made.call.members)})"
+        return Place(made, name, "other", "", known.lines)
+
+    first_open = {
+        number: next((call for call in rank.calls.calls if rank.known[call.sequence].state != "completed"), None)
+        for number, rank in ranks.items()
+    }
+    return JobMatch(
+        ranks=list(ranks),
+        world_size=max({*ranks, *members}) + 1,
+        placed=placed,
+        copies={},
+        matched=match_calls([rank.calls for rank in ranks.values()]),
+        num_steps=None,
+        failed={},
+        decided={},
+        num_unknown_waits=0,
+        has_streams=False,
+        is_hang=True,
+        in_flight=[Made(rank, call) for rank, call in first_open.items() if call is not None],
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fakedist.errors import RunDirectoryError
 from fakedist.results.calibration.calibrating import TimedRun
+from fakedist.results.imported import open_imported
 from fakedist.results.repricing import gpu_of, nccl_of, tables_to_price
 from fakedist.results.run import Run, RunTables
 from fakedist.rundir.directory import (
@@ -22,6 +23,7 @@ from fakedist.rundir.directory import (
 from fakedist.rundir.manifest import Manifest, load_manifest
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending, Outcome
+from fakedist.traces.trace_files import kind_of
 
 #: Tables that mean nothing without steps, which a snapshot does not have.
 _STEP_TABLES = ("spans", "phases", "named_phases", "device_use")
@@ -29,8 +31,7 @@ _STEP_TABLES = ("spans", "phases", "named_phases", "device_use")
 _OF_A_RUN = (MANIFEST_NAME, JOURNAL_NAME, PAGE_NAME, TRACE_NAME, TAPE_NAME)
 #: Endings of other files, what they are, and what to type for one.
 _OTHER_FILES = (
-    ((".json", ".json.gz"), "a trace or other JSON", "fakedist calibrate RUN --from-trace {}"),
-    ((".nsys-rep", ".sqlite"), "a report of Nsight Systems", "fakedist nsys {}"),
+    ((".nsys-rep",), "a report of Nsight Systems that is not exported", "fakedist report {}   exports it first"),
     (
         (".html",),
         "a page, which a browser opens",
@@ -40,15 +41,19 @@ _OTHER_FILES = (
 )
 
 
-def open_run(path: str | os.PathLike[str]) -> Run:
-    """Open a run directory, or any torch memory snapshot.
+def open_run(path: str | os.PathLike[str] | Run) -> Run:
+    """Open a run directory, or a file of a real GPU: a memory snapshot, a trace or a report.
 
     Args:
-        path: What ``fakedist profile`` or torch.cuda.memory._dump_snapshot() made.
+        path: What ``fakedist profile``, torch.cuda.memory._dump_snapshot(), torch.profiler or `nsys export` made. An
+            open run is returned as it is.
 
     Raises:
-        RunDirectoryError: The path is neither, or cannot be read.
+        RunDirectoryError: The path is none of them, or cannot be read.
+        ReportError: A trace or a report is damaged, or has no kernels.
     """
+    if isinstance(path, Run):
+        return path
     path = Path(path)
     if not path.is_file():
         return open_run_directory(path)
@@ -57,6 +62,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     for endings, what, hint in _OTHER_FILES:
         if path.name.endswith(endings):
             raise RunDirectoryError(f"{path} is {what}", hint.format(shlex.quote(str(path))))
+    if kind_of(path) != "other":
+        return open_imported(path)
     return open_snapshot(path)
 
 
@@ -85,29 +92,29 @@ def open_run_directory(path: Path) -> Run:
     return Run(path, manifest, manifest.summary, RunTables(path))
 
 
-def open_snapshot(path: Path) -> Run:
-    """Open a torch memory snapshot as a run of one rank without steps.
+def open_snapshot(path: Path, device: int | None = None) -> Run:
+    """Open a torch memory snapshot as a run of one rank, by default of the device with the longest history.
 
     Raises:
         RunDirectoryError: It is not a snapshot, or tries to run code.
     """
     from fakedist.analysis.blocks import build_blocks, event_places
-    from fakedist.analysis.foreign import NoSnapshotError, read_foreign
     from fakedist.analysis.layer_table import fold_layers
     from fakedist.analysis.memory_tables import find_peak
     from fakedist.results.building import make_tables
     from fakedist.results.summing_up import summarize
     from fakedist.rundir.collector import no_collector
     from fakedist.rundir.snapshot import SNAPSHOT_HINT, read_snapshot
+    from fakedist.traces.snapshot_reading import NoSnapshotError, read_foreign
 
     with no_collector():
         try:
-            snapshot = read_foreign(read_snapshot(path))
+            snapshot = read_foreign(read_snapshot(path), device)
         except NoSnapshotError as error:
             raise RunDirectoryError(f"{path} is not a memory snapshot: {error}", SNAPSHOT_HINT) from None
     path, recording = path.resolve(), snapshot.recording
     blocks, positions = build_blocks(recording), event_places(recording)
-    tables = make_tables(recording, blocks, positions)
+    tables, has_steps = make_tables(recording, blocks, positions), snapshot.is_inferred
     manifest = _manifest_of_snapshot(snapshot.notes)
     summary = summarize(
         recording,
@@ -119,9 +126,9 @@ def open_snapshot(path: Path) -> Run:
         peak=find_peak(blocks, positions),
         times=None,
         notes=snapshot.notes,
-        has_steps=False,
+        has_steps=has_steps,
     )
-    known = RunTables(None, {name: table for name, table in tables.items() if name not in _STEP_TABLES})
+    known = RunTables(None, {name: table for name, table in tables.items() if has_steps or name not in _STEP_TABLES})
     return Run(path, manifest, summary, known, device=f"cuda:{recording.device}")
 
 

@@ -275,7 +275,7 @@ class Run:
     Attributes:
         device: ``cuda`` or ``virtual``; of a snapshot ``cuda:0`` or another.
         memory: None if the run was imported from a tool that does not record memory.
-        by_category: Bytes at the peak, which they add up to; None for a snapshot.
+        by_category: Bytes at the peak, which they add up to; None for a snapshot whose stacks do not tell.
         time: None if no step was timed.
     """
 
@@ -290,6 +290,11 @@ class Run:
         self.memory = None if manifest.imported else RunMemory(tables, summary)
         self.by_category = dict(summary.by_category) if tables.has("phases") else None
         self.time = RunTime(tables, *summary.timed) if summary.timed else None
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether it is a memory snapshot of torch: its phases, layers and categories are inferred, or not known."""
+        return self.manifest.job is None and self.manifest.imported is None
 
     @property
     def figures(self) -> RunFigures:

@@ -93,9 +93,13 @@ def new_manifest(run_directory: Path, job: Job) -> Manifest:
 
 def import_manifest(run_directory: Path, report: Path, tool: str) -> None:
     """Write the manifest of a run that another program, ``tool``, recorded in its report."""
+    write_manifest(run_directory, imported_manifest(report, tool))
+
+
+def imported_manifest(report: Path, tool: str) -> Manifest:
+    """The manifest of a run that another program, ``tool``, recorded in its report."""
     imported = Imported(os.fspath(report.resolve()), tool)
-    provenance = {"kernels": f"measured: {tool}"}
-    write_manifest(run_directory, _made_here(None, imported, Ending(Outcome.FINISHED, 0), provenance))
+    return _made_here(None, imported, Ending(Outcome.FINISHED, 0), {"kernels": f"measured: {tool}"})
 
 
 def _made_here(job: Job | None, imported: Imported | None, ending: Ending, provenance: dict[str, str]) -> Manifest:

@@ -687,8 +687,22 @@ def snapshot_without_history() -> str:
 
 @note
 def snapshot_without_layers() -> str:
-    """A snapshot knows neither layers nor steps."""
-    return "a snapshot of torch has no layers, phases or categories"
+    """The stacks of a snapshot tell neither layers nor steps."""
+    return (
+        "a snapshot of torch has no layers, phases or categories, and no stack of this one is in a forward, a backward "
+        "or an optimizer's step"
+    )
+
+
+@note
+def snapshot_inferred(is_native: bool) -> str:
+    """Phases, steps, layers and categories of a snapshot follow from its stacks."""
+    text = (
+        "phases, steps, layers and categories are inferred: from stacks, from what stays alive, and from sizes; layers "
+        "are named after the lines that call them"
+    )
+    blank = "; stacks have no frames of C++, so what has no stack between a forward and the next is taken for backward"
+    return text if is_native else text + blank
 
 
 #: Codes of the notes which say that a figure is made up, missing or may be wrong; the gravest first.

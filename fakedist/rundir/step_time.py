@@ -153,6 +153,59 @@ class AllocatorTime:
 
 
 @dataclass(frozen=True)
+class TracedProcess:
+    """The work of one process on one GPU, in a file of a tool that traced a real machine.
+
+    Attributes:
+        process: The system's number of the process; -1 if it is not known.
+        device: Number of the GPU.
+        gpu: The GPU's name; empty if the file does not have it.
+        is_shown: Whether the report is of this one.
+        num_kernels: Kernels, collectives among them.
+        kernel_us: How long they took, summed.
+        num_copies: Copies.
+        num_fills: Fills.
+        num_streams: Streams that ran any of them.
+        num_collectives: The collectives' kernels.
+        collective_us: How long those took, summed.
+    """
+
+    process: int
+    device: int
+    gpu: str
+    is_shown: bool
+    num_kernels: int
+    kernel_us: float
+    num_copies: int
+    num_fills: int
+    num_streams: int
+    num_collectives: int
+    collective_us: float
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A step that ranges of a trace mark.
+
+    Attributes:
+        step: Its number.
+        is_shown: Whether the report is of this one.
+        range_us: How long its range took on the host.
+        step_us: Until the end of everything that was launched in it, from the range's begin; if the GPU was still at
+            work on what had been launched before, from the end of that.
+        num_kernels: Kernels, copies and fills launched in it.
+        busy_us: Time for which at least one of them ran.
+    """
+
+    step: int
+    is_shown: bool
+    range_us: float
+    step_us: float
+    num_kernels: int
+    busy_us: float
+
+
+@dataclass(frozen=True)
 class KernelSource:
     """Where the kernels of the timed step come from.
 
@@ -175,6 +228,8 @@ class KernelSource:
         watts: The power limit; 0 if not known.
         host: Where the host's time comes from; None if a tool measured it, or nothing is known.
         allocator: The calls of the caching allocator; None if it gives nothing back.
+        processes: Of a file of another program: what each process ran on each GPU, the most kernels first.
+        steps: Of such a file: its steps in order; empty if no range marks one.
     """
 
     source: Literal["measured", "simulated", "estimated"]
@@ -195,6 +250,8 @@ class KernelSource:
     watts: float = 0.0
     host: HostTime | None = None
     allocator: AllocatorTime | None = None
+    processes: list[TracedProcess] = field(default_factory=list)
+    steps: list[TracedStep] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -368,8 +425,8 @@ class GroupTime:
     """Collectives of one operation on one group in the timed step.
 
     Attributes:
-        group: The group's description, or its name.
-        group_size: Its ranks.
+        group: The group's description, or its name; empty if a trace does not name it.
+        group_size: Its ranks; 0 if a trace does not name them.
         num_nodes: NVLink domains that it spans.
         operation: The operation.
         num_calls: Calls.
@@ -580,7 +637,7 @@ class StepTime:
         by_family: Kernels by family, most time first.
         top_kernels: Kernels by name, shape and layer, most time first.
         layers: Layers that run anything.
-        by_group: Collectives by group and operation, most exposed first; empty if they were not priced.
+        by_group: Collectives by group and operation, most exposed first; empty if they were neither priced nor traced.
         ranges: The script's own ranges, most time first.
         critical_path: What makes the step as long as it is, the longest part first; empty if it is not known what
             streams wait for.
@@ -601,6 +658,7 @@ class StepTime:
         has_real_collectives: Whether communication is that of kernels that move data between GPUs, such as NCCL's, and
             not of copies that stand for collectives.
         limits: The step if one part alone took time, the longest first; empty if it is not known what streams wait for.
+        copies_alone_us: Of ``busy_us`` in a traced step, while copies and fills run and no kernel computes.
     """
 
     step_us: float
@@ -641,3 +699,4 @@ class StepTime:
     sample_throughput: SampleThroughput | None = None
     has_real_collectives: bool = False
     limits: list[StepLimit] = field(default_factory=list)
+    copies_alone_us: float = 0.0

@@ -320,17 +320,34 @@ def no_operations_traced() -> str:
 
 @note
 def no_steps_traced() -> str:
-    """No range of a report names a step."""
-    return "no range of the report names a step: everything in it counts as one step"
+    """No range of a file names a step."""
+    return "no range of the file names a step: everything in it counts as one step"
 
 
 @note
-def several_processes(num_processes: int, chosen: int, others: Sequence[int]) -> str:
-    """A report has kernels of several processes."""
+def several_processes(num_parts: int, chosen: tuple[int, int], others: Sequence[tuple[int, int]]) -> str:
+    """A file has kernels of several processes or GPUs: (process, GPU) of the chosen one and of the others."""
+    named = ", ".join(f"--process {process} --gpu-index {device}" for process, device in others[:_MOST_NAMED])
+    more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
     return (
-        f"the report has kernels of {num_processes} processes; these are of process {chosen} "
-        f"(--process {', '.join(map(str, others))})"
+        f"the file has kernels of {num_parts} processes and GPUs; these are of process {chosen[0]} on GPU {chosen[1]} "
+        f"({named}{more})"
     )
+
+
+@note
+def memory_traced(allocated_bytes: int, reserved_bytes: int) -> str:
+    """torch.profiler traced the allocator, with profile_memory=True."""
+    return (
+        f"the allocator's peak in the whole file: {format_bytes(allocated_bytes)} allocated, "
+        f"{format_bytes(reserved_bytes)} reserved; a memory snapshot has whose it was"
+    )
+
+
+@note
+def events_not_read(count: int) -> str:
+    """Events of a trace that no tool writes so."""
+    return f"{counted(count, 'event')} of the trace {'is' if count == 1 else 'are'} damaged and left out"
 
 
 # ---- several ranks of a job

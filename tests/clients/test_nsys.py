@@ -17,10 +17,10 @@ import pytest
 
 from fakedist.errors import SetupError
 from fakedist.launcher.nsight import export_sqlite, find_nsys
-from fakedist.results.nsys.imported import recorded_step
 from fakedist.results.opening import open_run
 from fakedist.rundir.directory import KERNELS_NAME, NSYS_NAME
 from fakedist.rundir.journal import JournalWriter
+from fakedist.traces.nsys_report import recorded_step
 from tests.conftest import RunFakedist
 
 JOB = Path(__file__).parent / "jobs" / "small_ddp.py"

@@ -148,7 +148,14 @@ def told(path: Path, *command: str, named: Sequence[str] = ()) -> int:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(command)
     assert _bytes_read() - before <= _READS_AT_LEAST + _READS_OF_A_BYTE * size
-    assert code in (ExitCode.DONE, ExitCode.ERROR, ExitCode.USAGE, ExitCode.EXCEEDED, ExitCode.OUT_OF_MEMORY)
+    assert code in (
+        ExitCode.DONE,
+        ExitCode.ERROR,
+        ExitCode.USAGE,
+        ExitCode.EXCEEDED,
+        ExitCode.OUT_OF_MEMORY,
+        ExitCode.MISMATCH,
+    )
     assert "Traceback" not in err.getvalue()
     assert not STEERS.search(err.getvalue())
     if "html" not in command:

@@ -20,9 +20,9 @@ from fakedist.launcher.executors.task import Task, TaskResult
 from fakedist.rundir.outcome import Outcome
 from tests.unit.report.handmade import timed
 from tests.unit.results.calibration.made_up_step import Tracing, step
-from tests.unit.results.nsys.made_up import training
 from tests.unit.results.test_job_time import stage
 from tests.unit.sweep.fake_executor import result
+from tests.unit.traces.nsys_made_up import training
 
 CHECK = """
 [check]

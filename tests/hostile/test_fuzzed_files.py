@@ -26,7 +26,11 @@ from tests.hostile.damaging import damage
 from tests.hostile.fuzzing import bounded, bounded_growth, changed, damaged_bytes, reads, told
 from tests.hostile.runs import records
 from tests.unit.report.handmade import ranged, timed
-from tests.unit.results.nsys.made_up import training
+from tests.unit.results.test_hung_jobs import entry, p2p, write
+from tests.unit.traces.nsys_made_up import training
+from tests.unit.traces.test_chrome_trace import event
+from tests.unit.traces.test_inferring import Made, inside
+from tests.unit.traces.test_kineto import Written
 
 pytestmark = pytest.mark.timeout(60)  # for each test, where one hangs: all of them take a minute in sum
 
@@ -167,6 +171,65 @@ def test_reports_of_nsight_systems(copy: Path, data: st.DataObject) -> None:
     path = training().write(copy / "report.sqlite")
     damage(path, data)
     told(path, "nsys", "-o", str(copy / "run"), str(path))
+
+
+def kineto() -> dict[str, object]:
+    """A trace of torch.profiler with steps, modules, shapes, memory and a collective."""
+    trace = Written()
+    for number in (1, 2):
+        start = trace.now
+        trace.kernel("aten::mm", inside={"Input Dims": [[8, 4], [4, 2]], "Concrete Inputs": ["", ""]})
+        trace.kernel("c10d::x", "ncclDevKernel_AllReduce", **{"Collective name": "allreduce", "Group size": 8})
+        trace.frame("nn.Module: Linear_0", start - 1, trace.now)
+        trace.events.append(event("user_annotation", f"ProfilerStep#{number}", start - 2, trace.now - start + 3))
+    facts = {"Device Type": 1, "Device Id": 0, "Addr": 5, "Bytes": 512, "Total Allocated": 512, "Total Reserved": 1024}
+    trace.events.append({**event("cpu_instant_event", "[memory]", 1000, 0, **facts), "ph": "i"})
+    properties = [{"id": 0, "name": "NVIDIA H100"}]
+    return {"deviceProperties": properties, "distributedInfo": {"rank": 0}, "traceEvents": trace.events}
+
+
+@given(data=st.data())
+@bounded
+def test_traces_of_the_profiler(copy: Path, data: st.DataObject) -> None:
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir()
+    path = copy / "t.pt.trace.json"
+    if data.draw(st.booleans()):
+        path.write_text(json.dumps(data.draw(changed(kineto()))))
+    else:
+        path.write_bytes(data.draw(damaged_bytes(json.dumps(kineto()).encode())))
+    told(path, *data.draw(st.sampled_from([["report"], ["report", "--format", "html"]])), str(path))
+
+
+@given(data=st.data())
+@bounded
+def test_snapshots_of_which_much_is_inferred(copy: Path, data: st.DataObject) -> None:
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir()
+    made = Made(native=data.draw(st.booleans()))
+    made.before(4096)
+    made.alloc(512, inside(("/job/model.py", 20, "forward")))
+    made.step([4096])
+    path = copy / "x.pickle"
+    path.write_bytes(pickle.dumps(data.draw(changed(made.snapshot()))))
+    told(path, "report", str(path))
+
+
+@given(data=st.data())
+@bounded
+def test_dumps_of_hung_ranks(copy: Path, data: st.DataObject) -> None:
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir()
+    calls = [entry(1, "all_reduce"), entry(2, "broadcast"), p2p(1, "send 0->1", "started", group="5")]
+    as_json = data.draw(st.booleans())
+    good, bad = write(copy, {1: calls[:2], 0: calls}, as_json=as_json)
+    whole = json.loads(bad.read_bytes()) if as_json else pickle.loads(bad.read_bytes())
+    if data.draw(st.booleans()):
+        damaged = data.draw(changed(whole))
+        bad.write_bytes(json.dumps(damaged).encode() if as_json else pickle.dumps(damaged))
+    else:
+        bad.write_bytes(data.draw(damaged_bytes(bad.read_bytes())))
+    told(bad, "match", str(good), str(bad))
 
 
 @given(data=st.data())

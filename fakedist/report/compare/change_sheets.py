@@ -7,6 +7,7 @@ from math import isnan
 
 import pandas as pd
 
+from fakedist.analysis.stack_lines import NO_STACK
 from fakedist.report.compare.comparison import (
     Compared,
     Comparison,
@@ -18,7 +19,7 @@ from fakedist.report.compare.comparison import (
     format_us_change,
     noise_text,
 )
-from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn
+from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn, bytes_column
 from fakedist.report.content.topology import AT_ONCE, stream_columns
 from fakedist.report.text.memory_sheets import UNUSED_NAMES
 from fakedist.report.text.wording import or_dash, short_kernel, unknown_time, us_or_dash
@@ -81,7 +82,7 @@ def what_column(rows: pd.DataFrame) -> SheetColumn:
     return SheetColumn("", [str(kind) for kind in rows["what"]], is_text=True, rank=1)
 
 
-_LACKING = "a snapshot has no layers, phases, categories or times: the blocks are compared by source line"
+_LACKING = "layers, phases and categories of a snapshot are inferred at best: blocks are compared by source line"
 _KINDS = {"appeared": "only in B", "gone": "only in A", "grew": "grew", "shrank": "shrank", "same": "same"}
 _RESERVED = {"reserved": "reserved then", "allocated": "allocated then", **UNUSED_NAMES}
 
@@ -103,6 +104,7 @@ def snapshot_sheets(comparison: SnapshotComparison, *, all_rows: bool) -> list[S
 
     sheets = [
         Sheet("Memory, measured", first, [_LACKING], is_open=True),
+        *stream_sheets(comparison, all_rows=all_rows),
         _kinds(comparison.kinds),
         _changed_sheet("Blocks at the peak by source line", comparison.lines, line_columns, all_rows),
         _changed_sheet(
@@ -112,6 +114,47 @@ def snapshot_sheets(comparison: SnapshotComparison, *, all_rows: bool) -> list[S
         _changed_sheet("Segments when most was reserved", comparison.segments, _segment_columns, all_rows),
     ]
     return [sheet for sheet in sheets if sheet is not None]
+
+
+_NUM_STREAM_LINES = 12
+
+
+def stream_sheets(comparison: SnapshotComparison, *, all_rows: bool) -> list[Sheet]:
+    """The first allocations that differ, and the lines of all that do."""
+    stream = comparison.stream
+    if stream.first is None:
+        return []
+    before, *sides = stream.first
+    steps = zip("AB", (stream.step_a, stream.step_b), strict=True)
+    names = [f"{side}, step {step}" if step else f"{side}, all of it" for side, step in steps]
+    columns = [
+        SheetColumn("", names, is_text=True),
+        SheetColumn("allocations", [f"{stream.num_a:,}", f"{stream.num_b:,}"]),
+        SheetColumn("after", [f"{before:,}" if side else "-" for side in sides], rank=1),
+        SheetColumn("requests", [format_bytes(side.bytes_) if side else "-" for side in sides]),
+        SheetColumn("in", [side.phase if side else "nothing" for side in sides], is_text=True, rank=1),
+        SheetColumn("line", [comparison.shown(side.line) if side else "" for side in sides], is_text=True),
+    ]
+    same = f"{stream.num_same:,} allocations have the same size in the same order"
+    halves = f"much of what {stream.half_of} alone allocates is twice as large as what the other does: another dtype"
+    remarks = [same, *([f"{halves}, for example without autocast"] if stream.half_of else [])]
+    sheets = [Sheet("The first allocations that differ", columns, remarks)]
+    rows = stream.lines if all_rows else stream.lines.head(_NUM_STREAM_LINES)
+    columns = [
+        SheetColumn("phase", rows["phase"].tolist(), is_text=True, rank=2),
+        *(column for side in "ab" for column in _stream_columns(rows, side)),
+        SheetColumn("line", [line or NO_STACK for line in rows["line"]], is_text=True),
+    ]
+    left = [f"not shown: {len(stream.lines) - len(rows):,} more lines"] if len(stream.lines) > len(rows) else []
+    return [*sheets, Sheet("Allocations that only one of them makes, by source line", columns, left)]
+
+
+def _stream_columns(rows: pd.DataFrame, side: str) -> list[SheetColumn]:
+    return [
+        SheetColumn(f"only in {side.upper()}", [f"{number:,}" for number in rows[f"num_{side}"]], rank=1),
+        bytes_column("bytes", rows[f"{side}_bytes"].tolist()),
+        bytes_column("at peak", rows[f"{side}_peak_bytes"].tolist(), 1),
+    ]
 
 
 def _kinds(rows: pd.DataFrame) -> Sheet | None:

@@ -17,6 +17,7 @@ from fakedist.report.content.topology import CallsText, RunTopology
 from fakedist.report.text.memory_sheets import UNUSED_NAMES
 from fakedist.report.text.wording import communication_word, relative_time, short_line, step_word
 from fakedist.results.compare import changed_memory, changed_times, layer_matching, reasons
+from fakedist.results.compare.allocation_streams import StreamDifference, compare_streams
 from fakedist.results.opening import open_run, open_run_directory
 from fakedist.results.run import Run
 from fakedist.rundir.plain import to_plain
@@ -431,6 +432,11 @@ class SnapshotComparison:
         return changed_memory.line_changes(*self._blocks)
 
     @cached_property
+    def stream(self) -> StreamDifference:
+        """The allocations of a step of both, in order."""
+        return compare_streams(self.a, self.b)
+
+    @cached_property
     def kinds(self) -> pd.DataFrame:
         """Blocks that appeared, grew, shrank, went or stayed."""
         return changed_memory.line_kinds(self.lines)
@@ -545,11 +551,25 @@ def snapshot_object(comparison: SnapshotComparison) -> dict[str, object]:
         "look_first": comparison.look_first,
         "lacks": list(LACKS),
         "moment": MOMENTS[0],
+        "stream": stream_object(comparison.stream),
         **{
             name: getattr(comparison, name).to_dict("records")
             for name in ("figures", "kinds", "lines", "sizes", "reserved", "segments")
         },
     }
+
+
+def stream_object(stream: StreamDifference) -> dict[str, object]:
+    """The part of that object about allocations in order."""
+    facts = {name: getattr(stream, name) for name in ("step_a", "step_b", "num_a", "num_b", "num_same")}
+    first = None
+    if stream.first is not None:
+        before, *sides = stream.first
+        first = {"num_before": before} | {
+            side: None if row is None else {"bytes": row.bytes_, "line": row.line, "phase": row.phase}
+            for side, row in zip("ab", sides, strict=True)
+        }
+    return {**facts, "first": first, "lines": stream.lines.to_dict("records")}
 
 
 Compared = Comparison | SnapshotComparison

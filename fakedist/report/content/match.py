@@ -29,19 +29,20 @@ def _match_object(match: JobMatch) -> dict[str, object]:
     matched = match.matched
     return {
         "matched": matched.is_matched,
-        "ranks": list(match.runs),
+        "ranks": match.ranks,
         "alike": {str(copy): rank for copy, rank in match.copies.items()},
         "not_recorded": format_rank_list(match.not_recorded),
         "num_steps": match.num_steps,
         "num_calls": matched.num_calls,
         "difference": None if matched.difference is None else _difference_object(match, matched.difference),
         "waiting": [
-            {**_place_object(match.place(wait.made)), "for_ranks": list(wait.missing)} for wait in matched.waiting
+            {**_place_object(match.placed(wait.made)), "for_ranks": list(wait.missing)} for wait in matched.waiting
         ],
         "not_proved": [_difference_object(match, one) for one in matched.unproved],
         "failed": {str(rank): outcome for rank, outcome in match.failed.items()},
         "unknown_waits": match.num_unknown_waits,
         "waits_between_streams": "left out" if match.has_streams else "none",
+        "not_over": [_place_object(match.placed(made)) for made in match.in_flight],
         "made_up_values": {str(rank): number for rank, number in match.decided.items()},
     }
 
@@ -54,8 +55,11 @@ def verdict(match: JobMatch) -> str:
         return f"calls of {ranks} do not match: they differ in {matched.difference.what}"
     if matched.waiting:
         return f"the job hangs: {_ranks(sorted(wait.made.rank for wait in matched.waiting))} would wait forever"
+    if match.in_flight:
+        hanging = _ranks([made.rank for made in match.in_flight])
+        return f"the calls of {len(match.ranks)} ranks match, and {hanging} hang"
     left_out = _left_out(match)
-    return f"the calls of {len(match.runs)} ranks match" + (f", {left_out} left out" if left_out else "")
+    return f"the calls of {len(match.ranks)} ranks match" + (f", {left_out} left out" if left_out else "")
 
 
 def _left_out(match: JobMatch) -> str:
@@ -66,12 +70,11 @@ def _left_out(match: JobMatch) -> str:
 
 
 def _facts(match: JobMatch) -> Facts:
-    job = next(iter(match.runs.values())).manifest.job
-    assert job is not None
-    ranks = f"{format_rank_list(list(match.runs))} of {job.world_size:,}"
+    ranks = f"{format_rank_list(match.ranks)} of {match.world_size:,}"
     if match.copies:
         ranks += f", and {len(match.copies):,} that are of the same kinds"
     until = "to the end of their scripts" if match.num_steps is None else f"until step {match.num_steps}"
+    until = "as far as all dumps have them" if match.is_hang else until
     calls = f"{match.matched.num_calls:,} completed, played {until}"
     return Facts([Fact("ranks", ranks), Fact("calls", calls)])
 
@@ -83,12 +86,15 @@ def sections(match: JobMatch) -> list[tuple[str, list[str]]]:
         found.append(("These calls meet", _different(match, difference)))
     if matched.waiting:
         rows = [
-            f"rank {wait.made.rank}: {_call_text(match.place(wait.made))}; waits for {_ranks(wait.missing)}"
+            f"rank {wait.made.rank}: {_call_text(match.placed(wait.made))}; waits for {_ranks(wait.missing)}"
             for wait in matched.waiting[:_MOST_WAITING]
         ]
         if len(matched.waiting) > _MOST_WAITING:
             rows.append(f"and {len(matched.waiting) - _MOST_WAITING} more ranks (--json has them)")
         found.append(("They wait in", rows))
+    if match.in_flight and matched.is_matched:
+        rows = [f"rank {made.rank}: {_call_text(match.placed(made))}" for made in match.in_flight[:_MOST_WAITING]]
+        found.append(("Not over, although every rank is in them: a GPU, the network or a host holds them up", rows))
     if matched.unproved:
         rows = [" meets ".join(_different(match, one)) for one in matched.unproved[:_MOST_UNPROVED]]
         title = (
@@ -101,7 +107,8 @@ def sections(match: JobMatch) -> list[tuple[str, list[str]]]:
 def _remarks(match: JobMatch) -> list[str]:
     texts = []
     if others := match.not_recorded:
-        texts.append(f"not recorded, and assumed to make the matching calls: {_ranks(others)}")
+        lack = "without a dump" if match.is_hang else "not recorded"
+        texts.append(f"{lack}, and assumed to make the matching calls: {_ranks(others)}")
     if match.failed:
         ranks = ", ".join(f"{rank} ({outcome})" for rank, outcome in match.failed.items())
         texts.append(f"not proved: these ranks failed, and are compared until then: {ranks}")
@@ -120,7 +127,7 @@ def _different(match: JobMatch, difference: Disagreement) -> list[str]:
     """The calls, one text for those of several ranks that are alike."""
     alike: dict[str, list[int]] = {}
     for made in difference.calls:
-        alike.setdefault(_call_text(match.place(made)), []).append(made.rank)
+        alike.setdefault(_call_text(match.placed(made)), []).append(made.rank)
     return [f"{_ranks(ranks)}: {text}" for text, ranks in alike.items()]
 
 
@@ -155,7 +162,7 @@ def _parts_text(parts: str) -> str:
 
 
 def _difference_object(match: JobMatch, difference: Disagreement) -> dict[str, object]:
-    return {"what": difference.what, "calls": [_place_object(match.place(made)) for made in difference.calls]}
+    return {"what": difference.what, "calls": [_place_object(match.placed(made)) for made in difference.calls]}
 
 
 def _place_object(place: Place) -> dict[str, object]:

@@ -109,6 +109,15 @@ class Sheet:
         return replace(self, columns=columns, remarks=[*self.remarks, self.rest], most=0)
 
 
+def first_rows(sheet: Sheet, most: int) -> Sheet:
+    """The first rows of a table."""
+    columns = [
+        replace(column, cells=column.cells[:most], values=None if column.values is None else column.values[:most])
+        for column in sheet.columns
+    ]
+    return replace(sheet, columns=columns, links=None if sheet.links is None else sheet.links[:most])
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The answer in one sentence; ``name`` is the figure's name, for those who read pages by program."""

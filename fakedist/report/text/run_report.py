@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fakedist.analysis.layer_table import unfolded
+from fakedist.report.content.report_blocks import first_rows
 from fakedist.report.render.markdown import escaped, sheet_markdown
 from fakedist.report.render.terminal import (
     FACT_WIDTH,
@@ -30,6 +31,7 @@ from fakedist.report.render.terminal import (
 from fakedist.report.text import host_memory_sheets
 from fakedist.report.text.memory_sheets import (
     OUTSIDE_TITLE,
+    category_sheet,
     communicator_sheet,
     layer_sheet,
     line_sheet,
@@ -39,12 +41,15 @@ from fakedist.report.text.memory_sheets import (
 )
 from fakedist.report.text.time_sheets import (
     family_sheet,
+    group_time_sheet,
+    layer_time_sheet,
     print_limits,
     print_time,
     time_markdown,
     time_sheets,
     top_sheet,
 )
+from fakedist.report.text.trace_sheets import operation_sheet, process_sheet, step_sheet
 from fakedist.report.text.wording import (
     advice_line,
     advice_text,
@@ -75,11 +80,12 @@ from fakedist.results.summing_up import layer_memory
 from fakedist.rundir.host_memory import HostMemory
 from fakedist.rundir.notes import WARNINGS, counted
 from fakedist.rundir.plain import to_plain
+from fakedist.rundir.step_time import KernelSource, StepTime
 from fakedist.rundir.summary import Advice, Outside, Summary
 from fakedist.units import format_bytes
 
 
-def summary_object(run_directory: Path, *, all_layers: bool = False) -> dict[str, object]:
+def summary_object(run_directory: Path | Run, *, all_layers: bool = False) -> dict[str, object]:
     """The run's figures as one object: keys of :class:`fakedist.rundir.summary.Summary`, and ``run_directory``."""
     run = open_run(run_directory)
     summary = run.summary
@@ -91,10 +97,11 @@ def summary_object(run_directory: Path, *, all_layers: bool = False) -> dict[str
 
 #: Parts of the report that can be printed alone.
 SECTIONS = ("memory", "time", "advice", "notes")
+_NUM_STEPS, _NUM_TRACED = 5, 6
 _NUM_LAYERS, _NUM_LINES, _NUM_GAINS, _NUM_ADVICE = 5, 5, 3, 3
 
 
-def render(run_directory: Path, *, all_layers: bool, console: Console, section: str = "") -> None:
+def render(run_directory: Path | Run, *, all_layers: bool, console: Console, section: str = "") -> None:
     """Print every table of a run, or those of one of ``SECTIONS``."""
     run = open_run(run_directory)
     summary = run.summary
@@ -117,7 +124,7 @@ def render(run_directory: Path, *, all_layers: bool, console: Console, section: 
         _notes(console, note_texts(summary.notes, run.manifest.cwd))
 
 
-def render_short(run_directory: Path, console: Console) -> None:
+def render_short(run_directory: Path | Run, console: Console) -> None:
     """Print a screen of a run: its verdict, its limits, five layers, five lines and as much advice as has room.
 
     The gravest warning of figures that are made up or may be wrong follows. The last line says how to see the rest.
@@ -143,7 +150,8 @@ def render_short(run_directory: Path, console: Console) -> None:
     notes = f"{counted(len(summary.notes), 'note')} and " if summary.notes else ""
     if more := len(warnings) - len(shown):
         notes = f"{len(summary.notes)} notes, {more} more of them {'a warning' if more == 1 else 'warnings'}, and "
-    rest = f"{notes}every table: fakedist report {shlex.quote(str(run_directory))} --full"
+    given = run.path if isinstance(run_directory, Run) else run_directory
+    rest = f"{notes}every table: fakedist report {shlex.quote(str(given))} --full"
     parts = f"; a part: --section {'|'.join(SECTIONS)}"
     print_long(console, Text(rest + (parts if len(rest + parts) <= console.width else "")))
 
@@ -173,14 +181,34 @@ def _print_figures(console: Console, run: Run) -> None:
         print_limits(console, time)
         if run.memory is None:  # another program's report
             print_items(console, [note.text for note in source.notes])
-            print_short_table(console, replace(family_sheet(time, source.source), title="family of kernels"))
-            print_short_table(console, replace(top_sheet(time, source.source), title="kernel"))
-    if summary.peak_allocated_bytes and run.by_category is not None:
+            _print_traced(console, run, time, source)
+    if run.is_snapshot and run.by_category is not None:
+        print_short_table(console, replace(category_sheet(summary), title="category at the peak, inferred"))
+    if summary.peak_allocated_bytes and run.by_category is not None and run.num_rows("layers") > 1:
         layers = run.table("layers")
         sheet = most_layers(layer_sheet(layers, summary, False), layers, _NUM_LAYERS)
-        print_short_table(console, replace(sheet, title="layer at the peak, with children"))
+        inferred = ", inferred" if run.is_snapshot else ""
+        print_short_table(console, replace(sheet, title=f"layer at the peak, with children{inferred}"))
     if sheet_of_lines := line_sheet(run, _NUM_LINES, has_inner=False):
         print_short_table(console, replace(sheet_of_lines, title="line at the peak"))
+
+
+def _print_traced(console: Console, run: Run, time: StepTime, source: KernelSource) -> None:
+    """Print what a tool traced of another program: its steps, and where one of them goes."""
+    if len(source.processes) > 1:
+        print_short_table(console, replace(process_sheet(source), title="process"))
+    if source.steps:
+        sheet = step_sheet(replace(source, steps=source.steps[-_NUM_STEPS:]))
+        print_short_table(console, replace(sheet, title="step"))
+    if time.by_group:
+        print_short_table(console, replace(group_time_sheet(time, "measured"), title="collective"))
+    print_short_table(console, replace(family_sheet(time, source.source), title="family of kernels"))
+    times, layers = run.table("layer_times"), run.table("layers", ["name", "class_name", "parent"])
+    sheet = layer_time_sheet(times, layers, time, source.source, all_layers=False)
+    if len(sheet.columns[0].cells) > 1:
+        print_short_table(console, first_rows(replace(sheet, title="layer, with children"), _NUM_TRACED))
+    print_short_table(console, replace(operation_sheet(run, _NUM_TRACED), title="operation"))
+    print_short_table(console, first_rows(replace(top_sheet(time, source.source), title="kernel"), _NUM_TRACED))
 
 
 def _warnings(summary: Summary, cwd: str) -> list[str]:
@@ -340,7 +368,7 @@ def _verdict(run: Run, summary: Summary) -> list[str]:
     )
     if run.memory is None:
         return [f"### fakedist: {escaped(run_title(run)[:300])}", ""]
-    if run.by_category is None:
+    if run.is_snapshot:
         return [f"### fakedist: {escaped(run_title(run)[:300])}", "", f"Peak, measured: {peaks_text(summary)}."]
     rank = f"rank {summary.rank:,} of {summary.world_size:,}"
     lines = [f"### fakedist: {escaped(run_title(run)[:300])}", ""]

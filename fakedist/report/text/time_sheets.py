@@ -28,6 +28,7 @@ from fakedist.report.render.terminal import (
     print_words,
 )
 from fakedist.report.text.host_sheets import host_sheets
+from fakedist.report.text.trace_sheets import file_sheets, operation_sheet
 from fakedist.report.text.wording import (
     EXPOSED,
     MIN_SHARE,
@@ -69,8 +70,11 @@ def time_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
     time, source = run.summary.timed
     times, layers = run.table("layer_times"), run.table("layers", ["name", "class_name", "parent"])
     word = source.source
+    is_imported = bool(source.processes)
     return [
+        *file_sheets(source),
         layer_time_sheet(times, layers, time, word, all_layers=all_layers),
+        *([operation_sheet(run)] if is_imported else []),
         family_sheet(time, word),
         top_sheet(time, word),
         *([group_time_sheet(time, communication_word(time))] if time.by_group else []),
@@ -188,15 +192,17 @@ def top_sheet(time: StepTime, word: str) -> Sheet:
 def group_time_sheet(time: StepTime, word: str) -> Sheet:
     """Collectives by group and operation, and how much of them the step waits for."""
     rows, step_us = time.by_group, time.step_us or 1.0
-    nodes = [f"{row.group_size:,} on {row.num_nodes:,}" for row in rows]
+    nodes = [f"{row.group_size:,} on {row.num_nodes:,}" if row.group_size else "-" for row in rows]
+    moved = [format_bytes(row.moved_bytes) if row.moved_bytes else "-" for row in rows]
+    is_named = any(row.group for row in rows)
     return Sheet(
         f"Communication by group, {word}",
         [
-            SheetColumn("group", [row.group for row in rows], is_text=True),
+            *([SheetColumn("group", [row.group for row in rows], is_text=True)] if is_named else []),
             SheetColumn("operation", [row.operation for row in rows], is_text=True),
-            SheetColumn("ranks on nodes", nodes, rank=5),
+            SheetColumn("ranks on nodes", nodes, rank=5 if is_named else EMPTY_RANK),
             SheetColumn("calls", [f"{row.num_calls:,}" for row in rows], rank=4),
-            SheetColumn("bytes", [format_bytes(row.moved_bytes) for row in rows], rank=6),
+            SheetColumn("bytes", moved, rank=6 if any(row.moved_bytes for row in rows) else EMPTY_RANK),
             SheetColumn("time", [unknown_time(row.time_us, row.num_unknown) for row in rows], rank=2),
             SheetColumn("hidden", [format_us(row.hidden_us) for row in rows], rank=3),
             SheetColumn("exposed", [format_us(row.exposed_us) for row in rows], rank=KEY),

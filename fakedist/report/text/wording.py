@@ -381,7 +381,7 @@ def run_facts(run: Run) -> list[tuple[str, str]]:
     """
     summary, manifest, page = run.summary, run.manifest, run.path / PAGE_NAME
     where = [("run", str(run.path)), *([("page", str(page))] if page.exists() else [])]
-    if run.by_category is None:
+    if run.is_snapshot:
         return [("file", str(run.path)), ("device", run.device), ("history", f"{run.num_rows('events'):,} events")]
     if manifest.imported is not None:
         return [("report", manifest.imported.report), ("device", summary.gpu or "unknown"), *where]
@@ -478,7 +478,7 @@ def time_figures(time: StepTime, source: KernelSource) -> list[tuple[str, str, s
     step_us = time.step_us or 1.0
     rows = [("step", step_text(time), step_remark(time, source))]
     for name, us, more in (
-        ("computes", time.busy_us, "at least one stream"),
+        ("computes", time.busy_us, f"at least one stream{_copies_alone(time)}"),
         ("communicates", time.communication_us, f"while nothing computes; {communication_word(time)}"),
         ("host late", time.launch_gap_us, "the GPU waits for a launch"),
         ("waits", time.wait_us, "for anything else, or for an unknown reason"),
@@ -492,6 +492,16 @@ def time_figures(time: StepTime, source: KernelSource) -> list[tuple[str, str, s
     if text := utilisation(time):
         rows.append(("utilisation", *text))
     return [*rows, *throughput_figures(time)]
+
+
+def _copies_alone(time: StepTime) -> str:
+    """The part of a traced step's computing that is copies and fills alone, if that is worth a word."""
+    us = time.copies_alone_us
+    return f"; {format_us(us)} of it copies and fills alone" if us > _MUCH * time.busy_us else ""
+
+
+#: Copies that are a smaller share of what computes go without saying.
+_MUCH = 0.02
 
 
 def short_time_figures(time: StepTime, source: KernelSource) -> list[tuple[str, str, str]]:
@@ -719,7 +729,7 @@ def _gpu(name: str) -> str:
 
 def communication_word(time: StepTime) -> str:
     """Source of the time of collectives: the model, NCCL's own kernels, or the copies that stand for them."""
-    return "estimated" if time.by_group else "measured" if time.has_real_collectives else "simulated"
+    return "measured" if time.has_real_collectives else "estimated" if time.by_group else "simulated"
 
 
 def without_communication(time: StepTime) -> str:

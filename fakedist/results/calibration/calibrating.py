@@ -12,9 +12,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.traces.chrome_trace import read_chrome_trace
-from fakedist.analysis.traces.step_trace import Ints, ProcessTrace
-from fakedist.bounded import UnreadableError, open_file
 from fakedist.cost_model.estimated import Models, network_of, price_tables, prices_of
 from fakedist.cost_model.kernels.calibrated_prices import CalibratedPrices
 from fakedist.cost_model.kernels.calibration_table import CalibrationOrigin, CalibrationTable, made_table
@@ -34,10 +31,11 @@ from fakedist.results.calibration.matching import (
     recorded_step,
     traced_kernels,
 )
-from fakedist.results.nsys.activity import open_database
-from fakedist.results.nsys.imported import read_process
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.launch_records import WorkRow
+from fakedist.traces.one_step import StepChoice
+from fakedist.traces.step_trace import Ints, ProcessTrace
+from fakedist.traces.trace_files import read_trace_file
 
 #: At least this fraction of the recorded launches must be in the trace, and of the pairs this fraction be certain.
 _LEAST_MATCHED, _LEAST_STRONG = 0.5, 0.5
@@ -269,7 +267,7 @@ def calibrate_run(
     """
     model = run.model
     with no_collector():
-        trace = read_trace_file(exported, trace_file, process)
+        trace = read_trace_file(exported, trace_file, StepChoice(process=process))
         gpu = _gpu(trace, model)
         peaks = gpu.peak_flops if gpu is not None and not is_rehearsal else {}
         step = recorded_step(run.tables["launches"], run.tables["work"])
@@ -277,23 +275,6 @@ def calibrate_run(
         calibrated = calibrate(step, named, trace_file, peaks, is_rehearsal=is_rehearsal)
     change = None if gpu is None else step_change(run, gpu, calibrated.table)
     return CalibrationResult(calibrated, bool(trace.gpu), trace.rank, change)
-
-
-def read_trace_file(exported: Path, called: Path, process: int | None = None) -> ProcessTrace:
-    """Read a Chrome trace or an SQLite export of nsys; ReportError if it is not one or lacks kernels of the process."""
-    if is_sqlite(exported):
-        with open_database(exported, called) as database:
-            return read_process(database, process)
-    return read_chrome_trace(exported, process)
-
-
-def is_sqlite(path: Path) -> bool:
-    """Whether a file is an SQLite database; False if it cannot be read, which its reader reports."""
-    try:
-        with open_file(path) as file:
-            return file.read(16).startswith(b"SQLite format 3\0")
-    except (OSError, UnreadableError):
-        return False
 
 
 def step_change(run: TimedRun, gpu: GpuSpec, table: CalibrationTable) -> StepChange:

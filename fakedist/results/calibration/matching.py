@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.analysis.traces.step_trace import Ints, ProcessTrace
 from fakedist.rundir.families import kernel_family
 from fakedist.rundir.launch_records import WorkRow
+from fakedist.traces.step_trace import Ints, ProcessTrace
 
 SignatureKind = Literal["kernel", "product", "library", "copy", "fill"]
 

@@ -7,15 +7,15 @@ import pandas as pd
 import pytest
 
 from fakedist.analysis.blocks import build_blocks, event_places
-from fakedist.analysis.foreign import read_foreign
 from fakedist.analysis.recording import Recording
 from fakedist.analysis.segments import segment_table
 from fakedist.results.building import make_tables
 from fakedist.results.summing_up import reserved_moments
 from fakedist.rundir.schema import MOMENTS
 from fakedist.rundir.summary import ReservedMoment
+from fakedist.traces.snapshot_reading import read_foreign
 from tests.unit.analysis.recorded import BASE, GIB, KIB, MIB, HandMade
-from tests.unit.analysis.test_foreign import entry, free, held, segment
+from tests.unit.traces.test_snapshot_reading import entry, free, held, segment
 
 
 def table(recording: Recording, moment: str = "peak_reserved") -> pd.DataFrame:

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 
-from fakedist.analysis.traces.traced_step import LayerNumbers, Tool, host_record, kernel_record, profiler_trace
 from fakedist.record.cupti import CuptiTracer, profiler_record
 from fakedist.rundir.encoding import columns_of
 from fakedist.rundir.launch_records import LAUNCH_KINDS
@@ -13,6 +12,7 @@ from fakedist.rundir.rows import LayerRow, Location
 from fakedist.rundir.schema import FAMILIES, PHASES
 from fakedist.rundir.time_notes import kernels_of_graphs
 from fakedist.rundir.trace_records import HostCalls, HostRanges, HostRecord, HostWaits, KernelsRecord
+from fakedist.traces.traced_step import LayerNumbers, Tool, host_record, kernel_record, profiler_trace
 
 CPU, CUDA = torch._C._autograd.DeviceType.CPU, torch._C._autograd.DeviceType.CUDA
 MAIN, AUTOGRAD = 100, 200

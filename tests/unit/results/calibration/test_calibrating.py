@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.analysis.traces.chrome_trace import read_chrome_trace
 from fakedist.errors import ReportError
 from fakedist.results.calibration.calibrating import Calibrated, calibrate, read_trace_file
 from fakedist.results.calibration.matching import recorded_step
+from fakedist.traces.chrome_trace import read_chrome_trace
 from tests.unit.results.calibration.made_up_step import GPU, Launched, Tracing, kernel, product, step, tables
-from tests.unit.results.nsys.made_up import MAIN, PID, MadeUp
+from tests.unit.traces.nsys_made_up import MAIN, PID, MadeUp
 
 H100 = {"bf16": 989e12, "fp32": 67e12}
 

@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from fakedist.analysis.traces.step_trace import (
+from fakedist.rundir import time_notes
+from fakedist.rundir.encoding import Columns, Record, columns_of
+from fakedist.rundir.families import kernel_family
+from fakedist.rundir.notes import Note
+from fakedist.rundir.outcome import Outcome
+from fakedist.rundir.records import GpuRecord, LayersRecord, NoteRecord, OutcomeRecord
+from fakedist.rundir.rows import LayerRow
+from fakedist.rundir.schema import FAMILIES, PHASES
+from fakedist.rundir.step_time import KernelSource, TracedProcess, TracedStep
+from fakedist.rundir.trace_records import (
+    HostCalls,
+    HostRanges,
+    HostRecord,
+    HostWaits,
+    KernelsRecord,
+    ProfilerRecord,
+    TracedActivity,
+    TracedCalls,
+    TracedOperations,
+    TracedWaits,
+)
+from fakedist.traces.step_trace import (
     CALL,
     DERIVATIVE,
     IGNORED,
@@ -27,26 +49,6 @@ from fakedist.analysis.traces.step_trace import (
     find_rows,
     meaning,
     taken,
-)
-from fakedist.rundir import time_notes
-from fakedist.rundir.encoding import Columns, Record, columns_of
-from fakedist.rundir.families import kernel_family
-from fakedist.rundir.notes import Note
-from fakedist.rundir.records import NoteRecord
-from fakedist.rundir.rows import LayerRow
-from fakedist.rundir.schema import FAMILIES, PHASES
-from fakedist.rundir.step_time import KernelSource
-from fakedist.rundir.trace_records import (
-    HostCalls,
-    HostRanges,
-    HostRecord,
-    HostWaits,
-    KernelsRecord,
-    ProfilerRecord,
-    TracedActivity,
-    TracedCalls,
-    TracedOperations,
-    TracedWaits,
 )
 
 Bools = npt.NDArray[np.bool_]
@@ -324,6 +326,11 @@ class Trace:
         thread: The thread that launched each activity; -1 if unknown.
         launch: When each was launched; if unknown, when it began.
         made_in: For nodes of a CUDA graph, the thread that captured them; -1 for everything else.
+        begin: When it began; on the GPU, once what was launched before had ended.
+        host: When its range began and ended on the host; zeros if that is not known.
+        gpu: The GPU's name; empty if the trace does not give it.
+        processes: What each process of the file ran on each GPU.
+        steps: The steps of the file.
     """
 
     ranges: Ranges
@@ -334,16 +341,19 @@ class Trace:
     made_at: Ints
     begin: int
     step: int
+    host: tuple[int, int] = (0, 0)
+    gpu: str = ""
     notes: list[Note] = field(default_factory=list)
     waits: Waits | None = None
+    processes: list[TracedProcess] = field(default_factory=list)
+    steps: list[TracedStep] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Tool:
-    """Source of a trace: ``name`` is cupti or nsys, ``source`` measured or simulated."""
+    """Source of a trace: ``name`` is cupti, nsys or torch.profiler, ``source`` measured or simulated."""
 
     name: str
-    gpu: str
     source: Literal["measured", "simulated"] = "measured"
     version: str = ""
     report: str = ""
@@ -359,6 +369,9 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
     texts: dict[str, int] = {"": 0}
     phase = _phases(ranges, sites)
     operation, family = _operations_and_families(activity, ranges, sites, phase, texts)
+    if "collective" in activity.columns:
+        called = _numbered(activity.collectives, texts)[activity.columns["collective"]]
+        operation = np.where(called > 0, called, operation)  # text 0 is empty
     name = _numbered(activity.names, texts)[activity.name] if len(activity) else activity.name
     grid = _numbered([grid for grid, _ in activity.shapes], texts)[activity.shape]
     block = _numbered([block for _, block in activity.shapes], texts)[activity.shape]
@@ -389,11 +402,13 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
         source=tool.source,
         tool=tool.name,
         step=trace.step,
-        gpu=tool.gpu,
+        gpu=trace.gpu,
         step_us=(until - trace.begin) / 1000,
         notes=[*trace.notes, *_notes(trace, sites, phase)],
         tool_version=tool.version,
         report=tool.report,
+        processes=trace.processes,
+        steps=trace.steps,
     )
     packed = {
         name: np.ascontiguousarray(columns[name], code).tobytes() for name, code in columns_of(KernelsRecord).items()
@@ -435,12 +450,13 @@ def _operations_and_families(
 
 
 def _flops(ranges: Ranges, sites: LaunchSites, family: npt.NDArray[np.uint8], time: Ints) -> npt.NDArray[np.float64]:
-    """Each matrix product's part, by time, of its operation's floating-point operations; NaN if not counted."""
+    """The part of each matrix product and attention, by time, of its operation's FLOPs; NaN if not counted."""
     flops = np.full(len(time), np.nan)
     if ranges.flops is None or not len(ranges.flops):
         return flops
     known = (sites.operation >= 0) & (ranges.flops[sites.operation] > 0)
-    known &= family == FAMILIES.index("gemm")  # excludes kernels that fill a product's workspace
+    counted = [FAMILIES.index(name) for name in ("gemm", "attention")]
+    known &= np.isin(family, counted)  # excludes kernels that fill a product's workspace
     operation, weight = sites.operation[known], np.maximum(time[known], 1)
     whole = np.bincount(operation, weight)
     flops[known] = ranges.flops[operation] * weight / whole[operation]
@@ -474,6 +490,25 @@ def _notes(trace: Trace, sites: LaunchSites, phase: npt.NDArray[np.uint8]) -> li
 
 
 _NONE = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class ImportedStep:
+    """A step of a file that belongs to no recorded run, as records of a journal."""
+
+    file: Path
+    tool: str
+    records: list[Record]
+    kernels: KernelsRecord
+
+    @classmethod
+    def of(cls, file: Path, trace: Trace, tool: Tool) -> ImportedStep:
+        """The step of a trace; its layers are those that its ranges name."""
+        layers = LayerNumbers()
+        kernels = kernel_record(trace, layers, tool)
+        facts = GpuRecord(gpu_name=trace.gpu)
+        ended = OutcomeRecord(Outcome.FINISHED, 0, last_phase="other", last_step=trace.step)
+        return cls(file, tool.name, [facts, LayersRecord(layers.rows), kernels, ended], kernels)
 
 
 def host_record(trace: Trace) -> HostRecord:
@@ -534,6 +569,7 @@ def profiler_trace(record: ProfilerRecord) -> Trace:
         made_at=none,
         begin=begin,
         step=step,
+        gpu=record.gpu,
         waits=_waits(record, calls) if record.has_events else None,
     )
 
@@ -594,5 +630,5 @@ def traced_records(profiled: ProfilerRecord, layers: list[LayerRow]) -> list[Rec
     trace = profiler_trace(profiled)
     if profiled.source == "simulated":
         trace.notes.append(time_notes.times_are_not_a_gpus())
-    tool = Tool("cupti", profiled.gpu, profiled.source)
+    tool = Tool("cupti", profiled.source)
     return [kernel_record(trace, LayerNumbers(layers), tool), host_record(trace)]

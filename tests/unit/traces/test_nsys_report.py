@@ -7,10 +7,12 @@ from rich.console import Console
 
 from fakedist.errors import ReportError
 from fakedist.report.text.run_report import render, render_short
-from fakedist.results.nsys.imported import StepChoice, read_report, write_run
+from fakedist.results.imported import write_run
 from fakedist.results.opening import open_run
 from fakedist.rundir.plain import to_plain
-from tests.unit.results.nsys.made_up import DOMAIN, MAIN, PID, START_END, MadeUp, training
+from fakedist.traces.nsys_report import read_report
+from fakedist.traces.one_step import StepChoice
+from tests.unit.traces.nsys_made_up import DOMAIN, MAIN, PID, START_END, MadeUp, training
 
 STEP_3 = StepChoice(step=3)
 
@@ -101,7 +103,7 @@ def test_without_steps_all_is_one_and_a_note_says_so(tmp_path: Path) -> None:
     report.kernel(200)
     found = kernels(report, tmp_path, StepChoice())
     assert rows(found, "layer", "phase") == [("mlp", "other")]
-    assert any("no range of the report names a step" in text for text in texts(found))
+    assert any("no range of the file names a step" in text for text in texts(found))
 
 
 def test_ranges_that_start_and_end_in_any_order_count_too(tmp_path: Path) -> None:
@@ -226,7 +228,10 @@ def test_the_process_with_most_kernels_is_taken_and_another_may_be_chosen(tmp_pa
     report.kernel(100, "other", other | 3)
     found = kernels(report, tmp_path)
     assert rows(found, *PLACE) == EXPECTED
-    assert any("kernels of 2 processes; these are of process 7 (--process 9)" in text for text in texts(found))
+    assert any(
+        "kernels of 2 processes and GPUs; these are of process 7 on GPU 0 (--process 9 --gpu-index 0)" in text
+        for text in texts(found)
+    )
     chosen = kernels(report, tmp_path / "second", StepChoice(process=9))
     assert rows(chosen, "name", "layer") == [("other", "elsewhere")]
     with pytest.raises(ReportError, match="has no kernels of process 8") as raised:

@@ -16,9 +16,22 @@ from typing import TypeVar
 
 import numpy as np
 
-from fakedist.analysis.traces.step_trace import IGNORED, Activity, Ints, ProcessTrace, Ranges, find_rows, meaning, taken
 from fakedist.bounded import UnreadableError, open_file
 from fakedist.errors import ReportError
+from fakedist.traces.one_step import StepChoice, choose_process
+from fakedist.traces.operation_flops import operation_flops
+from fakedist.traces.step_trace import (
+    IGNORED,
+    MODULE,
+    Activity,
+    Intervals,
+    Ints,
+    ProcessTrace,
+    Ranges,
+    find_rows,
+    meaning,
+    taken,
+)
 from fakedist.units import format_bytes
 
 _GZIP = b"\x1f\x8b"
@@ -132,8 +145,14 @@ T = TypeVar("T")
 _Adding = Callable[[dict[str, object], dict[str, object]], None]
 #: Categories, as old and new versions of torch write them, in lower case.
 _KERNELS, _COPIES = ("kernel",), ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
+#: With ``with_stack``, a frame of Python each; those of modules name layers. "[memory]" is an instant, ``ph`` "i".
+_FRAMES, _MEMORY = "python_function", "cpu_instant_event"
+_CUDA = 1  # c10::DeviceType
 _CALLS, _OPERATIONS = ("cuda_runtime", "cuda_driver", "runtime"), ("cpu_op", "operator", "user_annotation")
 _LARGEST = 1 << 62
+_ADDRESS = (1 << 48) - 1
+#: Columns of activity that number texts.
+_NAMED = ("text", "grid", "block", "collective")
 #: Tensors of an operation whose sizes are kept.
 _MAX_TENSORS = 4
 
@@ -176,15 +195,16 @@ class _TraceEvents:
         self.inputs: _Numbering[tuple[tuple[int, ...], ...]] = _Numbering()
         self.operations = _Table(("process", "thread", "start", "end", "id", "sequence", "text", "inputs"))
         self.calls = _Table(("process", "thread", "start", "correlation", "id"))
-        self.activity = _Table(
-            ("gpu", "start", "end", "stream", "correlation", "id", "node", "bytes", "text", "grid", "block")
-        )
+        self.activity = _Table(("gpu", "start", "end", "stream", "correlation", "id", "node", "bytes", *_NAMED))
         self.num_unreadable = 0
         self._add: Mapping[str, _Adding] = (
             dict.fromkeys((*_KERNELS, *_COPIES), self._add_activity)
             | dict.fromkeys(_CALLS, self._add_call)
             | dict.fromkeys(_OPERATIONS, self._add_operation)
+            | {_FRAMES: self._add_module, _MEMORY: self._add_memory}
         )
+        self.memory = _Table(("device", "time", "address", "bytes", "allocated", "reserved"))
+        self.flops = array("q")
         self._known: dict[str, _Adding | None] = {}
 
     def take(self, event: object) -> None:
@@ -193,7 +213,7 @@ class _TraceEvents:
             self.num_unreadable += 1
             return
         category = event.get("cat")
-        if not isinstance(category, str) or event.get("ph") != "X":
+        if not isinstance(category, str) or event.get("ph") not in ("X", "i"):
             return
         if category not in self._known:
             self._known[category] = self._add.get(category.lower())
@@ -219,6 +239,17 @@ class _TraceEvents:
             self.texts[_text(event)],
             self._inputs(more.get("Input Dims", more.get("Input dims"))),
         )
+        self.flops.append(operation_flops(str(event["name"]), more))
+
+    def _add_module(self, event: dict[str, object], more: dict[str, object]) -> None:
+        if _text(event).startswith(MODULE):
+            self._add_operation(event, {})
+
+    def _add_memory(self, event: dict[str, object], more: dict[str, object]) -> None:
+        if event.get("name") == "[memory]" and more.get("Device Type") == _CUDA:
+            names = ("Device Id", "Addr", "Bytes", "Total Allocated", "Total Reserved")
+            device, address, *sizes = (_whole(more, name) for name in names)
+            self.memory.add(device, _times(event)[0], address & _ADDRESS, *sizes)
 
     def _add_call(self, event: dict[str, object], more: dict[str, object]) -> None:
         process, thread = event["pid"], event["tid"]
@@ -244,6 +275,7 @@ class _TraceEvents:
             self.texts[_text(event)],
             self.texts[_sides(more.get("grid"))],
             self.texts[_sides(more.get("block"))],
+            self.texts[_collective(more)],
         )
 
     def _inputs(self, dims: object) -> int:
@@ -258,8 +290,8 @@ class _TraceEvents:
         return self.inputs[tuple(tensors)]
 
 
-def read_chrome_trace(path: Path, process: int | None = None) -> ProcessTrace:
-    """Read a trace, by default of the process that launched the most kernels.
+def read_chrome_trace(path: Path, choice: StepChoice = StepChoice()) -> ProcessTrace:  # noqa: B008
+    """Read a trace, by default of the process that launched the most kernels on a GPU.
 
     Raises:
         ReportError: The file is not a trace, is damaged, or has no kernels of such a process.
@@ -272,22 +304,32 @@ def read_chrome_trace(path: Path, process: int | None = None) -> ProcessTrace:
         raise ReportError(
             f"{path} has no kernels", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] traces them"
         )
-    gpu, host = _chosen(path, events, calls, device, process)
+    operations["flops"] = np.array(events.flops, np.int64)
+    texts, header = list(events.texts), source.header
+    everything = Activity.of(device, texts)
+    hosts = _hosts(events, calls, device)
+
+    def described(number: int) -> tuple[int, int, str]:
+        process, key = list(events.processes)[max(hosts[number], 0)], list(events.processes)[number]
+        is_known = hosts[number] >= 0 and isinstance(process, int)
+        assert isinstance(key, tuple)
+        return int(process) if is_known else -1, int(key[1]), _gpu(header, key)  # type: ignore[call-overload]
+
+    gpu, processes = choose_process(everything, device["gpu"], described, path, choice)
     mine = np.flatnonzero(device["gpu"] == gpu)
-    calls = {name: column[calls["process"] == host] for name, column in calls.items()}
-    operations = {name: column[operations["process"] == host] for name, column in operations.items()}
+    calls = {name: column[calls["process"] == hosts[gpu]] for name, column in calls.items()}
+    operations = {name: column[operations["process"] == hosts[gpu]] for name, column in operations.items()}
     device = {name: column[mine] for name, column in device.items()}
-    ranges, kept = _ranges(operations, list(events.texts))
+    ranges, kept = _ranges(operations, texts)
     linked = _rows(operations["id"][kept], device["id"])
     thread, launch = _launches(calls, operations, device)
     order = np.lexsort((device["start"], launch))
     none = np.full(len(order), -1, np.int64)
-    header = source.header
     return ProcessTrace(
         tool="torch.profiler",
-        gpu=_gpu(header, list(events.processes)[gpu]),
+        gpu=described(gpu)[-1],
         ranges=ranges,
-        activity=Activity.of(device, list(events.texts)).where(order),
+        activity=everything.where(mine[order]),
         thread=thread[order],
         launch=launch[order],
         linked=linked[order],
@@ -296,37 +338,36 @@ def read_chrome_trace(path: Path, process: int | None = None) -> ProcessTrace:
         inputs=operations["inputs"][kept],
         shapes=list(events.inputs),
         driver=_version(header.get("cuda_driver_version")),
-        rank=_rank(header),
+        rank=_distributed(header, "rank", -1),
+        world_size=_distributed(header, "world_size", 0),
+        processes=processes,
         num_elsewhere=len(events.activity.columns["gpu"]) - len(mine),
         num_unreadable=events.num_unreadable,
+        memory=_of_device(events.memory.arrays(), described(gpu)[1]),
     )
 
 
-def _chosen(
-    path: Path, events: _TraceEvents, calls: dict[str, Ints], device: dict[str, Ints], process: int | None
-) -> tuple[int, int]:
-    """The GPU and the process that launched most of its kernels, as numbers.
+def _of_device(memory: dict[str, Ints], device: int) -> dict[str, Ints]:
+    rows = np.flatnonzero(memory["device"] == device)
+    rows = rows[np.argsort(memory["time"][rows], kind="stable")]
+    return {name: column[rows] for name, column in memory.items()}
+
+
+def _hosts(events: _TraceEvents, calls: dict[str, Ints], device: dict[str, Ints]) -> dict[int, int]:
+    """For each GPU, as a number, the process that launched most of its kernels; -1 if none did.
 
     Correlations are unique within a process only. A GPU's process is the one whose calls have most of its correlations
     at an earlier time; among equals, the closest.
     """
-    names = list(events.processes)
     hosts = np.unique(calls["process"]).tolist()
     if not hosts:
         hosts = np.unique(np.frombuffer(events.operations.columns["process"], np.int64)).tolist() or [-1]
-    candidates: list[tuple[int, int, int]] = []
+    launched = {}
     for gpu in np.unique(device["gpu"]).tolist():
         there = device["gpu"] == gpu
         fits = [_launched_by(calls, host, device["correlation"][there], device["start"][there]) for host in hosts]
-        (_, _, host) = max(fits)
-        candidates.append((int(there.sum()), gpu, host))
-    if process is not None:
-        candidates = [candidate for candidate in candidates if candidate[2] >= 0 and names[candidate[2]] == process]
-        if not candidates:
-            others = ", ".join(sorted(str(names[host]) for host in hosts if host >= 0))
-            raise ReportError(f"{path} has no kernels of process {process}", f"it has those of {others}")
-    _, gpu, host = max(candidates)
-    return gpu, host
+        launched[gpu] = max(fits)[-1]
+    return launched
 
 
 def _launched_by(calls: dict[str, Ints], host: int, correlation: Ints, start: Ints) -> tuple[int, float, int]:
@@ -339,14 +380,46 @@ def _launched_by(calls: dict[str, Ints], host: int, correlation: Ints, start: In
 
 
 def _ranges(operations: dict[str, Ints], texts: list[str]) -> tuple[Ranges, Ints]:
-    wanted = {text: meaning(texts[text]) for text in np.unique(operations["text"]).tolist()}
-    row_of = {text: number for number, text in enumerate(wanted)}
-    meanings = list(wanted.values())
+    local = _local_modules(operations, texts)
+    numbers: dict[str, int] = {}
+    row_of = {}
+    for text in np.unique(operations["text"]).tolist():
+        row_of[text] = numbers.setdefault(local.get(texts[text], texts[text]), len(numbers))
+    meanings = [meaning(text) for text in numbers]
     rows = np.array([row_of[text] for text in operations["text"].tolist()], np.int32)
     says = np.array([m.kind != IGNORED for m in meanings] or [False])[rows] if len(rows) else rows.astype(bool)
     kept = np.flatnonzero(says)
-    thread, start, end, sequence = (operations[name][kept] for name in ("thread", "start", "end", "sequence"))
-    return Ranges(meanings, rows[kept], thread, start, end, sequence), kept
+    thread, start, end, sequence, flops = (
+        operations[name][kept] for name in ("thread", "start", "end", "sequence", "flops")
+    )
+    counted = flops if flops.any() else None
+    return Ranges(meanings, rows[kept], thread, start, end, sequence, flops=counted).with_functions(), kept
+
+
+def _local_modules(operations: dict[str, Ints], texts: list[str]) -> dict[str, str]:
+    """Modules as torch names them, such as "nn.Module: Linear_17", and what each is within the module around it.
+
+    torch numbers the modules of a class. Counted within their parents, as in "Linear.1", the layers of a model are
+    alike.
+    """
+    is_module = np.array([text.startswith(MODULE) for text in texts] or [False])
+    rows = np.flatnonzero(is_module[operations["text"]]) if len(operations["text"]) else operations["text"]
+    lanes = np.unique(operations["thread"][rows], return_inverse=True)[1]
+    parents = Intervals(lanes, operations["start"][rows], operations["end"][rows]).parents()
+    text = operations["text"][rows]
+    above = np.where(parents >= 0, text[parents], -1) if len(rows) else text
+    children: dict[tuple[int, str], list[str]] = {}
+    seen: set[str] = set()
+    for parent, number in zip(above.tolist(), text.tolist(), strict=True):
+        name = texts[number]
+        if name not in seen:
+            seen.add(name)
+            children.setdefault((parent, name.rpartition("_")[0]), []).append(name)
+    return {
+        name: f"{kind}.{index}" if len(names) > 1 else kind
+        for (_, kind), names in children.items()
+        for index, name in enumerate(names)
+    }
 
 
 def _launches(calls: dict[str, Ints], operations: dict[str, Ints], device: dict[str, Ints]) -> tuple[Ints, Ints]:
@@ -375,10 +448,10 @@ def _gpu(header: dict[str, object], key: object) -> str:
     return str(named[0].get("name", "")) if named else ""
 
 
-def _rank(header: dict[str, object]) -> int:
+def _distributed(header: dict[str, object], key: str, nothing: int) -> int:
     info = header.get("distributedInfo")
-    rank = info.get("rank") if isinstance(info, dict) else None
-    return rank if isinstance(rank, int) else -1
+    value = info.get(key) if isinstance(info, dict) else None
+    return value if isinstance(value, int) else nothing
 
 
 def _version(number: object) -> str:
@@ -408,6 +481,16 @@ def _whole(more: dict[str, object], *names: str, nothing: int = 0) -> int:
         if isinstance(value, int):
             return value
     return nothing
+
+
+def _collective(more: dict[str, object]) -> str:
+    """A collective's operation and group, as torch 2.2 and later write them at NCCL's kernels; else empty."""
+    name, group, size = (more.get(key) for key in ("Collective name", "Process Group Description", "Group size"))
+    if not isinstance(name, str):
+        return ""
+    group = group if isinstance(group, str) and group else more.get("Process Group Name")
+    ranks = f" of {size} ranks" if isinstance(size, int) else ""
+    return f"{name}, {group}{ranks}" if isinstance(group, str) else name
 
 
 def _sides(sides: object) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fakedist.analysis.blocks import build_blocks
-from fakedist.analysis.foreign import NoSnapshotError, read_foreign
+from fakedist.traces.snapshot_reading import NoSnapshotError, read_foreign
 from tests.unit.analysis.recorded import MIB
 
 FRAMES = [

@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fakedist.analysis.traces.step_trace import (
+from fakedist.bounded import UnreadableError, open_file
+from fakedist.errors import ReportError
+from fakedist.traces.step_trace import (
     HOST_WAITS,
     HOST_WAITS_FOR_DEVICE,
     IGNORED,
@@ -29,8 +31,6 @@ from fakedist.analysis.traces.step_trace import (
     taken,
     without_numbers,
 )
-from fakedist.bounded import UnreadableError, open_file
-from fakedist.errors import ReportError
 
 _MAGIC = b"SQLite format 3\0"
 _CHUNK_ROWS = 100_000

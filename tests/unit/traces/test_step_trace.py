@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from fakedist.analysis.traces import step_trace as names
-from fakedist.analysis.traces.step_trace import Intervals, Waits, meaning, without_numbers
 from fakedist.rundir.launch_records import LAUNCH_KINDS
+from fakedist.traces import step_trace as names
+from fakedist.traces.step_trace import Intervals, Waits, meaning, without_numbers
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fakedist.rundir.launch_records import LAUNCH_KINDS
+from fakedist.rundir.step_time import TracedProcess
 from fakedist.rundir.trace_records import (
     CALL_RANGE,
     LAYER_RANGE,
@@ -95,6 +96,8 @@ IGNORED, STEP, PHASE, LAYER, OPERATION, NODE, DERIVATIVE, CALL, SCRIPTS, SCRIPTS
 #: torch.autograd.profiler.emit_nvtx writes "aten::mm, seq = 12, op_id = 7, sizes = [...]".
 TAILS = (", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = ")
 _SEQUENCE = re.compile(r", seq = (\d+)")
+#: torch.profiler's frames of modules, with with_stack=True: "nn.Module: Linear_17".
+MODULE = "nn.Module: "
 _NODE = "autograd::engine::evaluate_function: "
 _STEP = re.compile(
     r"(?:global[ _-]?|train(?:ing)?[ _-]?)?(?:step|iter|iteration|batch|ProfilerStep)[ _:#=-]*(\d+)(?:/\d+)?",
@@ -156,6 +159,8 @@ def meaning(text: str, domain: str = "") -> Meaning:
         return Meaning(NODE, text.removeprefix(_NODE), "backward")
     if _DERIVATIVE.match(text):
         return Meaning(DERIVATIVE, text, "backward")
+    if text.startswith(MODULE):
+        return Meaning(LAYER, text.removeprefix(MODULE))
     if step := _STEP.fullmatch(text.strip()):
         return Meaning(STEP, number=int(step[1]))
     phase = _phase(text)
@@ -309,6 +314,7 @@ class Activity:
         shape: Rows of ``shapes``, grid and block as text.
         is_copy: Copies and fills.
         is_graph: Whole graphs, of which only the launch was traced.
+        collectives: Operations and groups that the column ``collective`` numbers; empty texts for what is none.
     """
 
     columns: dict[str, Ints]
@@ -318,6 +324,7 @@ class Activity:
     is_graph: npt.NDArray[np.bool_]
     names: list[str] = field(default_factory=list)
     shapes: list[tuple[str, str]] = field(default_factory=list)
+    collectives: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.name)
@@ -343,8 +350,10 @@ class Activity:
             "graphNodeId": device["node"],
             "bytes": np.where(is_copy, np.where(twice, 2 * device["bytes"], device["bytes"]), -1),
         }
+        known, columns["collective"] = np.unique(device.get("collective", np.zeros(len(name))), return_inverse=True)
+        collectives = [texts[int(number)] if "collective" in device else "" for number in known]
         sides = [(texts[grid], texts[block]) for grid, block in shapes.T.tolist()]
-        return cls(columns, name, shape.ravel(), is_copy, np.zeros(len(name), bool), labels, sides)
+        return cls(columns, name, shape.ravel(), is_copy, np.zeros(len(name), bool), labels, sides, collectives)
 
     def where(self, mask: npt.NDArray[np.bool_] | Ints) -> Activity:
         """The rows that a mask selects, or the given rows in their order."""
@@ -370,6 +379,11 @@ class ProcessTrace:
         made_at: When they were captured.
         inputs: For each range, the row of ``shapes`` of an operation's arguments; -1 if they were not traced.
         rank: -1 if the trace names none.
+        process: The reader's own number of the process; -1 without one.
+        processes: A row for what each process of the file ran on each GPU.
+        world_size: 0 if the trace does not name it.
+        memory: Requests to the allocator on the GPU, by time: device, time, address, bytes (negative: freed), allocated
+            and reserved (afterwards).
         num_elsewhere: Activities of other processes and GPUs, which are left out.
         num_unreadable: Damaged events.
     """
@@ -389,6 +403,10 @@ class ProcessTrace:
     driver: str = ""
     torch: str = ""
     rank: int = -1
+    process: int = -1
+    processes: list[TracedProcess] = field(default_factory=list)
+    world_size: int = 0
+    memory: dict[str, Ints] = field(default_factory=dict)
     num_elsewhere: int = 0
     num_unreadable: int = 0
 

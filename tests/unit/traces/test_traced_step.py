@@ -7,8 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.analysis.traces.step_trace import CALL, LAYER, NODE, OPERATION, PHASE, Meaning, Ranges
-from fakedist.analysis.traces.traced_step import LaunchSites, LayerNumbers, launch_sites, profiler_trace, traced_records
 from fakedist.cost_model.launches import kernel_table, traced_tables
 from fakedist.rundir.encoding import Columns
 from fakedist.rundir.launch_records import LAUNCH_KINDS
@@ -21,6 +19,8 @@ from fakedist.rundir.trace_records import (
     TracedOperations,
     TracedWaits,
 )
+from fakedist.traces.step_trace import CALL, LAYER, NODE, OPERATION, PHASE, Meaning, Ranges
+from fakedist.traces.traced_step import LaunchSites, LayerNumbers, launch_sites, profiler_trace, traced_records
 from tests.unit.analysis.recorded import HandMade
 
 MAIN, AUTOGRAD, WORKER = 1, 2, 3

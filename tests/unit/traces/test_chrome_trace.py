@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from fakedist.analysis.traces.chrome_trace import read_chrome_trace
 from fakedist.errors import ReportError
+from fakedist.traces.chrome_trace import read_chrome_trace
+from fakedist.traces.one_step import StepChoice
 
 NEW = {"kernel": "kernel", "copy": "gpu_memcpy", "call": "cuda_runtime", "operation": "cpu_op", "id": "External id"}
 OLD = {"kernel": "Kernel", "copy": "Memcpy", "call": "Runtime", "operation": "Operator", "id": "external id"}
@@ -92,21 +93,21 @@ def test_among_processes_with_the_same_correlations_the_closest_earlier_launch_c
     assert read_chrome_trace(write(tmp_path / "t.json", calls + kernels)).launch.tolist() == [1_000_000] * 2
     late = [each for each in calls if each["pid"] != 200]
     with pytest.raises(ReportError, match="no kernels of process 300") as raised:
-        read_chrome_trace(write(tmp_path / "t.json", late + kernels), 300)
-    assert raised.value.hint == "it has those of 100, 300"
+        read_chrome_trace(write(tmp_path / "t.json", late + kernels), StepChoice(process=300))
+    assert raised.value.hint == "it has those of 100"  # the process whose kernels they are
 
 
 def test_of_several_ranks_each_kernel_belongs_to_the_process_that_launched_it(tmp_path: Path) -> None:
     """The correlations of two processes are the same numbers."""
     second = process(200, 1, start=5000.0)
     path = write(tmp_path / "t.json", process(100, 0) + second + second[2:4], deviceProperties="?")
-    trace = read_chrome_trace(path, 100)
+    trace = read_chrome_trace(path, StepChoice(process=100))
     assert trace.launch.tolist() == [1_020_000, 1_070_000]
     assert trace.num_elsewhere == 3
-    assert read_chrome_trace(path, 200).launch.min() == 5_020_000
+    assert read_chrome_trace(path, StepChoice(process=200)).launch.min() == 5_020_000
     assert read_chrome_trace(path).launch.min() == 5_020_000  # it has most kernels
     with pytest.raises(ReportError, match="no kernels of process 300"):
-        read_chrome_trace(path, 300)
+        read_chrome_trace(path, StepChoice(process=300))
 
 
 def test_a_kernel_without_its_call_is_launched_with_its_operation(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Reads any torch memory snapshot as a recording: blocks, history and stacks, without layers or phases.
+"""Reads any torch memory snapshot as a recording: blocks, history and stacks, and what these tell.
 
 The history is a ring buffer: once it is full, torch drops its beginning. Blocks that were alive before are added in
 front of it: those freed without an allocation, and those alive at the end that were never allocated.
@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fakedist.analysis.recording import Array, Recording
-from fakedist.analysis.replay import COMMON_POOL, Pool, Segment, Segments
+from fakedist.analysis.replay import COMMON_POOL, Pool, Segment, Segments, parse_settings, replay
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.rows import FrameRow
 from fakedist.rundir.schema import ACTIONS
+from fakedist.traces.inferring import infer
 
 #: An event, a segment, a block or a frame.
 Entry = dict[str, object]
@@ -121,6 +122,7 @@ def check_sizes(trace: list[Entry]) -> None:
 
 
 _CODES = {name: code for code, name in enumerate(ACTIONS)}
+_NATIVE = ("torch::", "c10::", "at::")
 _GAINS, _LOSSES = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
 _HELD = ("active_allocated", "active")  # states of blocks that tensors hold; "active" in snapshots without a history
 
@@ -131,11 +133,15 @@ Values = Mapping[str, Sequence[object] | Array]
 
 @dataclass
 class ForeignSnapshot:
-    """A snapshot's recording, and the number of blocks that were alive before its history began."""
+    """A snapshot's recording, and the number of blocks that were alive before its history began.
+
+    ``is_inferred``: its phases, steps, layers and categories are known, as far as its stacks tell.
+    """
 
     recording: Recording
     notes: list[Note]
     num_before: int
+    is_inferred: bool
 
 
 @dataclass
@@ -164,11 +170,18 @@ class _Stacks:
         return self._seen_frames[id(frame)]
 
 
-def read_foreign(snapshot: Entry) -> ForeignSnapshot:
-    """Read the device with the longest history, or without any, the most memory; NoSnapshotError if not a snapshot."""
+def read_foreign(snapshot: Entry, device: int | None = None) -> ForeignSnapshot:
+    """Read a device, by default that with the longest history, or without any, with the most memory.
+
+    Raises:
+        NoSnapshotError: It is not a snapshot, or has nothing of the device.
+    """
     traces = [listed(trace, "a history") for trace in listed(snapshot["device_traces"], "device_traces")]
     segments = entries(snapshot["segments"], "a segment")
-    device = _device(traces, segments)
+    if device is None:
+        device = _device(traces, segments)
+    elif not any(traces[device : device + 1]) and all(segment.get("device", 0) != device for segment in segments):
+        raise NoSnapshotError(f"it has nothing of device {device}")
     trace = entries(traces[device], "an event") if device < len(traces) else []
     own = [segment for segment in segments if number(segment, "device", MOST_DEVICES) == device]
     check_blocks(own)
@@ -179,15 +192,22 @@ def read_foreign(snapshot: Entry) -> ForeignSnapshot:
     known = [entry for entry, action in zip(trace, actions, strict=True) if action in _CODES]
     before = _alive_before(known, own)
     time_us = number(known[0], "time_us") if known else 0
-    first = _first_columns(before, _reserved_before(known, own), time_us, stacks)
-    rest = _columns(known, stacks)
+    rest, reserved = _columns(known, stacks), _reserved_before(known, own)
+    first = _first_columns(before, reserved, time_us, stacks)
+    if more := _more_before(first, rest, own, _settings(snapshot)):
+        before.append((0, more, None))
+        first = _first_columns(before, reserved, time_us, stacks)
     recording = Recording(gpu=GpuRecord(device_index=device, alloc_conf=_settings(snapshot)))
     recording.frames, recording.stacks = list(stacks.frames), list(stacks.stacks)
     recording.num_events_before = len(first["op"])
     recording.segments_before = _segments_before(known, own)
     recording.pools[device] = _pools(known, own, len(first["op"]))
     if len(first["op"]) + len(rest["op"]):
-        recording.events[device] = {name: np.concatenate([first[name], rest[name]]) for name in first}
+        events = {name: np.concatenate([first[name], rest[name]]) for name in first}
+        stack = events["stack"]
+        recording.events[device] = events | {"stack": np.where(events["action"] == _CODES["alloc"], stack, -1)}
+    is_native = any(frame.function.startswith(_NATIVE) for frame in recording.frames)
+    is_inferred = bool(known) and infer(recording, stack.astype(np.int64), is_native=is_native)
     limits = [notes.snapshot_action_unknown(name, count) for name, count in unknown.items()]
     if before and known:
         limits.insert(0, notes.snapshot_starts_late(len(before), sum(size for _, size, _ in before)))
@@ -196,8 +216,8 @@ def read_foreign(snapshot: Entry) -> ForeignSnapshot:
         limits.append(notes.snapshot_of_several_devices(device, others))
     if not known:
         limits.append(notes.snapshot_without_history())
-    limits.append(notes.snapshot_without_layers())
-    return ForeignSnapshot(recording, limits, len(before))
+    limits.append(notes.snapshot_inferred(is_native) if is_inferred else notes.snapshot_without_layers())
+    return ForeignSnapshot(recording, limits, len(before), is_inferred)
 
 
 def _device(traces: list[list[object]], segments: list[Entry]) -> int:
@@ -239,6 +259,19 @@ def _alive_before(trace: list[Entry], segments: list[Entry]) -> list[tuple[int, 
                 before.append((here, size, _block_frames(block)))
             at = here + size
     return before
+
+
+def _more_before(first: Columns, rest: Columns, segments: list[Entry], settings: str) -> int:
+    """Bytes that the end holds and the history does not explain, if any: a block may be given more than is requested,
+    and how much follows from what was free before the history.
+    """
+    if not len(rest["op"]):
+        return 0
+    action, address_, size = (np.concatenate([first[name], rest[name]]) for name in ("action", "address", "size"))
+    explained = int(replay(action, address_, size, parse_settings(settings)).allocated_bytes[-1])
+    blocks = (block for segment in segments for block in entries(segment.get("blocks", []), "a block"))
+    held = sum(number(block, "size", MOST_BYTES) for block in blocks if block.get("state") in _HELD)
+    return max(held - explained, 0)
 
 
 def _block_frames(block: Entry) -> object:
@@ -306,7 +339,6 @@ def _first_columns(before: list[tuple[int, int, object]], reserved: int, time_us
 
 def _columns(trace: list[Entry], stacks: _Stacks) -> Columns:
     """The history as columns, since it may have millions of events."""
-    allocs = [entry["action"] == "alloc" for entry in trace]
     return _arrays(
         {
             "action": [_CODES[str(entry["action"])] for entry in trace],
@@ -314,9 +346,7 @@ def _columns(trace: list[Entry], stacks: _Stacks) -> Columns:
             "size": [entry.get("size") for entry in trace],
             "stream": [entry.get("stream") for entry in trace],
             "time_us": [entry.get("time_us") for entry in trace],
-            "stack": [
-                stacks.number(entry.get("frames")) if alloc else -1 for entry, alloc in zip(trace, allocs, strict=True)
-            ],
+            "stack": [stacks.number(entry.get("frames")) for entry in trace],
         }
     )
 

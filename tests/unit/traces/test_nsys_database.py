@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from fakedist.errors import ReportError
-from fakedist.results.nsys.activity import open_database
-from fakedist.results.nsys.imported import StepChoice, read_trace
-from tests.unit.results.nsys.made_up import training
+from fakedist.traces.nsys_database import open_database
+from fakedist.traces.nsys_report import read_trace
+from fakedist.traces.one_step import StepChoice
+from tests.unit.traces.nsys_made_up import training
 
 
 def execute(path: Path, *statements: str) -> None:

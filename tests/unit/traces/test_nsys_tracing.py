@@ -4,16 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.analysis.traces.step_trace import ProcessTrace, Waits
-from fakedist.results.nsys.activity import open_database
-from fakedist.results.nsys.imported import StepChoice, read_process, read_trace
 from fakedist.rundir.launch_records import LAUNCH_KINDS
-from tests.unit.results.nsys.made_up import MAIN, MadeUp, training
+from fakedist.traces.nsys_database import open_database
+from fakedist.traces.nsys_report import read_process, read_trace
+from fakedist.traces.one_step import StepChoice
+from fakedist.traces.step_trace import ProcessTrace, Waits
+from tests.unit.traces.nsys_made_up import MAIN, MadeUp, training
 
 
 def process(report: MadeUp, directory: Path, number: int | None = None) -> ProcessTrace:
     with open_database(report.write(directory / "report.sqlite")) as database:
-        return read_process(database, number)
+        return read_process(database, StepChoice(process=number))
 
 
 def chains(trace: ProcessTrace) -> list[tuple[str, ...]]:

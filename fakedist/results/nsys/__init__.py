@@ -1,1 +1,0 @@
-"""Imports reports of Nsight Systems as runs, with the layers of their ranges. Never met a GPU."""

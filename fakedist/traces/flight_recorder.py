@@ -1,0 +1,288 @@
+"""Reads torch's Flight Recorder: the last calls of each rank of a job that hung, one file a rank.
+
+The format is that of torch.distributed.flight_recorder: pickled, with the lines of the calls, or JSON. A ring that lost
+its beginning has the last calls of each group alone, so that groups are read from the first call that all files have.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fakedist.analysis.call_order import RankCall, RankCalls
+from fakedist.analysis.stack_lines import frame_lines
+from fakedist.bounded import ForeignCodeError, UnreadableError, load_builtins, open_file, read_json
+from fakedist.errors import ReportError
+from fakedist.rundir.rows import FrameRow
+
+_HINT = "TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 make torch write one file a rank when it hangs"
+#: Torch's names of calls, where those of ``torch.distributed`` are others.
+_NAMES = {
+    "_all_gather_base": "all_gather_into_tensor",
+    "all_gather_single": "all_gather_into_tensor",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "_broadcast_oop": "broadcast",
+    "_reduce_oop": "reduce",
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "all_reduce_barrier": "barrier",
+    "all_to_all_v_single": "all_to_all_single",
+}
+_DTYPES = {
+    "Float": ("float32", 4), "Double": ("float64", 8), "Half": ("float16", 2), "BFloat16": ("bfloat16", 2),
+    "Long": ("int64", 8), "Int": ("int32", 4), "Short": ("int16", 2), "Char": ("int8", 1), "Byte": ("uint8", 1),
+    "Bool": ("bool", 1), "ComplexFloat": ("complex64", 8), "ComplexDouble": ("complex128", 16),
+}  # fmt: skip
+#: Tensors of other dtypes, such as Float8_e4m3fn, have a byte an element.
+_OTHER_BYTES = 1
+#: The most entries of a file, and the most bytes of a call.
+_MOST_ENTRIES, _MOST_BYTES = 2_000_000, 1 << 60
+
+
+#: A group's name, and its ranks as the file has them.
+_Group = tuple[str, tuple[int, ...]]
+_Members = dict[_Group, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class HungCall:
+    """Facts of a call in a file, besides what is compared.
+
+    Attributes:
+        group: The group's description and name.
+        state: scheduled, started or completed; "completed" for what has been waited for, too.
+        lines: The script's lines, innermost first.
+    """
+
+    group: str
+    state: str
+    lines: list[str]
+
+
+@dataclass(frozen=True)
+class HungRank:
+    """The calls of one rank, as far as all files have them, and what else is known of each by its sequence number."""
+
+    calls: RankCalls
+    known: dict[int, HungCall]
+
+
+@dataclass
+class _Entry:
+    group: _Group
+    number: int
+    is_p2p: bool
+    name: str
+    peer_text: str
+    sizes: tuple[int, int]
+    dtype: str
+    batch: int
+    known: HungCall
+
+
+def dumps_among(paths: Sequence[Path]) -> list[Path]:
+    """The dumps that are given: files, or directories of files that end with a rank. Empty if any path is another."""
+    dumps: list[Path] = []
+    for path in paths:
+        if path.is_file():
+            dumps.append(path)
+            continue
+        inside = sorted(path.iterdir()) if path.is_dir() else []
+        found = [file for file in inside if file.is_file() and _rank_of(file) is not None]
+        if not found or len(found) < len(inside):
+            return []
+        dumps += found
+    return dumps
+
+
+def _rank_of(path: Path) -> int | None:
+    match = re.search(r"(\d{1,9})$", path.name.removesuffix(".json").removesuffix(".pickle").removesuffix(".pkl"))
+    return int(match[1]) if match else None
+
+
+def read_dumps(paths: Sequence[Path]) -> list[HungRank]:
+    """Read the dumps of several ranks, each named after its rank.
+
+    Raises:
+        ReportError: A file is not a dump, tries to run code, is not named after its rank, or two are of one rank.
+    """
+    by_rank: dict[int, list[_Entry]] = {}
+    for path in paths:
+        rank = _rank_of(path)
+        if rank is None:
+            raise ReportError(f"{path} does not end with its rank", "torch names them PREFIX0, PREFIX1, ...")
+        if rank in by_rank:
+            raise ReportError(f"{path} is a second file of rank {rank}", "give one file for each rank")
+        try:
+            by_rank[rank] = _entries(_read(path))
+        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise ReportError(f"{path} is not a dump of torch's Flight Recorder: {error!r}", _HINT) from None
+    members = _members(by_rank)
+    firsts = _firsts(by_rank)
+    return [_hung(rank, entries, members, firsts) for rank, entries in sorted(by_rank.items())]
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        with open_file(path) as file:
+            is_json = file.read(1) in (b"{", b" ", b"\n")
+            file.seek(0)
+            value = read_json(path) if is_json else load_builtins(file, os.fstat(file.fileno()).st_size)
+    except ForeignCodeError as error:
+        raise ReportError(f"{path} tries to run {error.name}, which no dump does: nothing was run", _HINT) from None
+    except UnreadableError as error:
+        raise ReportError(f"{path} is not a dump of torch's Flight Recorder: {error}", _HINT) from None
+    except OSError as error:
+        raise ReportError(f"{path} cannot be read: {error.strerror}", _HINT) from error
+    if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
+        raise ReportError(f"{path} is not a dump of torch's Flight Recorder: it has no entries", _HINT)
+    return value
+
+
+def _entries(dump: dict[str, object]) -> list[_Entry]:
+    rows = dump["entries"]
+    assert isinstance(rows, list)
+    if len(rows) > _MOST_ENTRIES:
+        raise ValueError(f"{len(rows):,} entries")
+    ranks = _ranks_of_groups(dump.get("pg_config"))
+    entries: list[_Entry] = []
+    open_batch = 0
+    for index, row in enumerate(rows):
+        backend_name = str(row["profiling_name"]).rpartition(":")[2]
+        name, _, peers = backend_name.partition(" ")
+        if name == "coalesced":  # it closes the calls before it that have its number
+            for entry in entries[open_batch:]:
+                entry.batch = index + 1
+            open_batch = len(entries)
+            continue
+        group, description = (str(part)[:200] for part in row["process_group"])
+        is_p2p = bool(row.get("is_p2p", False))
+        number = row["p2p_seq_id"] if is_p2p else row["collective_seq_id"]
+        if not isinstance(number, int):
+            raise TypeError("a sequence number is not an integer")
+        if entries and not (is_p2p and entries[-1].is_p2p):
+            open_batch = len(entries)
+        dtypes = [*(row.get("input_dtypes") or []), *(row.get("output_dtypes") or [])]
+        state = "completed" if row.get("retired") else str(row.get("state", ""))[:40]
+        frames = [FrameRow(str(f["filename"]), int(f["line"]), str(f["name"])) for f in row.get("frames") or []]
+        label = group if description in ("", "undefined") else f"{description} ({group})"
+        entries.append(
+            _Entry(
+                group=(group, ranks.get(group, ())),
+                number=number,
+                is_p2p=is_p2p,
+                name=_NAMES.get(name, name)[:80],
+                peer_text=peers,
+                sizes=(_bytes(row, "input"), _bytes(row, "output")),
+                dtype=_DTYPES.get(dtypes[0], (str(dtypes[0])[:40], 0))[0] if dtypes else "",
+                batch=0,
+                known=HungCall(label, state, list(filter(None, frame_lines(frames)))),
+            )
+        )
+    return entries
+
+
+def _ranks_of_groups(config: object) -> dict[str, tuple[int, ...]]:
+    groups = {}
+    for name, facts in config.items() if isinstance(config, dict) else ():
+        ranks = facts.get("ranks") if isinstance(facts, dict) else None
+        if isinstance(ranks, str):
+            ranks = [int(number) for number in re.findall(r"\d{1,9}", ranks)]
+        name = (isinstance(facts, dict) and facts.get("name")) or name
+        if name and isinstance(ranks, list) and all(type(rank) is int for rank in ranks):
+            groups[str(name)] = tuple(ranks)  # gloo's only group has no name, and is the one made last
+    return groups
+
+
+def _bytes(row: dict[str, object], side: str) -> int:
+    sizes, dtypes = row.get(f"{side}_sizes") or [], row.get(f"{side}_dtypes") or []
+    if not isinstance(sizes, list) or not isinstance(dtypes, list):
+        raise TypeError("sizes are not a list")
+    total = 0
+    for index, shape in enumerate(sizes):
+        dtype = dtypes[min(index, len(dtypes) - 1)] if dtypes else ""
+        if not all(type(size) is int and size >= 0 for size in shape):
+            raise TypeError("a size is not an integer from 0")
+        total += math.prod(shape) * _DTYPES.get(str(dtype), ("", _OTHER_BYTES))[1]
+    if total > _MOST_BYTES:
+        raise ValueError(f"a call of {total:,} bytes")
+    return total
+
+
+def _members(by_rank: dict[int, list[_Entry]]) -> _Members:
+    """The ranks of each group: those that the file names, else all that call in it."""
+    callers: dict[_Group, set[int]] = {}
+    for rank, entries in by_rank.items():
+        for entry in entries:
+            callers.setdefault(entry.group, set()).add(rank)
+    everyone = tuple(sorted(by_rank))
+    return {
+        group: group[1] or (everyone if group[0] == "0" else tuple(sorted(ranks))) for group, ranks in callers.items()
+    }
+
+
+def _firsts(by_rank: dict[int, list[_Entry]]) -> dict[_Group, int]:
+    """The first collective of each group that the files of all ranks that call in it have."""
+    firsts: dict[_Group, int] = {}
+    for entries in by_rank.values():
+        own: dict[_Group, int] = {}
+        for entry in entries:
+            if not entry.is_p2p:
+                own.setdefault(entry.group, entry.number)
+        for group, number in own.items():
+            firsts[group] = max(firsts.get(group, 0), number)
+    return firsts
+
+
+def _hung(rank: int, entries: list[_Entry], members: _Members, firsts: dict[_Group, int]) -> HungRank:
+    calls: list[RankCall] = []
+    known: dict[int, HungCall] = {}
+    numbers = {group: number for number, group in enumerate(members)}
+    for index, entry in enumerate(entries):
+        is_over = entry.known.state == "completed"
+        if is_over if entry.is_p2p else entry.number < firsts[entry.group]:
+            continue
+        ranks = members[entry.group]
+        calls.append(_call(entry, index, ranks, numbers[entry.group]))
+        known[index] = entry.known
+    return HungRank(RankCalls(rank, calls, last_step=0, is_over=True), known)
+
+
+def _call(entry: _Entry, index: int, ranks: tuple[int, ...], stream: int) -> RankCall:
+    is_exchange = entry.name.startswith("all_to_all")  # whose parts a file does not have
+    bytes_in, bytes_out = (0, 0) if is_exchange else entry.sizes
+    peer = -1
+    if entry.name in ("send", "recv"):
+        other = entry.peer_text.rpartition(">" if entry.name == "send" else "-")[2]
+        peer = ranks[int(other)] if other.isdecimal() and int(other) < len(ranks) else -1
+    return RankCall(
+        group=((entry.group[0], *ranks), 0),
+        members=ranks,
+        peer=peer,
+        sequence=index,
+        operation=entry.name,
+        bytes_in=bytes_in,
+        bytes_out=bytes_out,
+        dtype="" if entry.name == "barrier" else entry.dtype,
+        asynchronous=True,
+        stream=stream,
+        step=0,
+        reduction="",
+        root=-1,
+        tag=0,
+        batch=entry.batch if entry.is_p2p else 0,
+        sent_parts=(),
+        received_parts=(),
+        on_host=False,
+        own_pair=False,
+        waits=False,
+        parts="",
+        join="",
+        awaited=-1,
+        awaited_on=-1,
+    )

@@ -1,0 +1,347 @@
+"""Infers what a memory snapshot does not say: phases, steps, layers, and what each block is for.
+
+A recording of a rank has these as marks that were set while it ran. Here they follow from stacks, from when blocks are
+made and freed, and from their sizes: what an optimizer's step makes and keeps is its state, what a backward makes and
+leaves behind is a gradient, and what was made before the first forward, stays, and has the size of a gradient is a
+parameter. Everything that follows from them is computed as for any recording.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from fakedist.analysis.recording import NUMPY_TYPES, Array, Recording
+from fakedist.analysis.replay import SMALL_BYTES
+from fakedist.rundir.encoding import columns_of
+from fakedist.rundir.memory_records import MarksRecord
+from fakedist.rundir.records import StepRecord
+from fakedist.rundir.rows import LayerRow, OperationRow, RegionRow, ScopeRow
+from fakedist.rundir.schema import ACTIONS, CATEGORIES
+from fakedist.traces.stack_evidence import (
+    NO_STACK,
+    SILENT,
+    UNKNOWN,
+    Ints,
+    ModuleCall,
+    Places,
+    StackEvidence,
+    find_places,
+    read_evidence,
+)
+
+_ALLOC, _FREE = ACTIONS.index("alloc"), ACTIONS.index("free_requested")
+_BEFORE = "from before the history"
+_UNIT = 512  # of the allocator's sizes
+#: Sizes of cuBLAS's and cuBLASLt's workspaces, by torch's getChosenWorkspaceSize and getCUDABlasLtWorkspaceSize: of
+#: Hopper and later, of others, and the smaller ones of cuBLASLt.
+_WORKSPACES = frozenset((32 << 20, 8_519_680, 1 << 20))
+
+
+def infer(recording: Recording, event_stack: Ints, *, is_native: bool) -> bool:
+    """Add to a snapshot's recording what its stacks tell. False, and nothing is added, if they tell no phase.
+
+    Args:
+        event_stack: The stack of each event, also of those that free; -1 without one.
+        is_native: Stacks have frames of C++.
+    """
+    events, before = recording.device_events, recording.num_events_before
+    known = [*read_evidence(recording.frames, recording.stacks), NO_STACK]
+    evidence = [known[stack] for stack in event_stack.tolist()]
+    action = events["action"]
+    silent, unknown = StackEvidence(SILENT), StackEvidence(UNKNOWN)
+    made, freed = _lives(action, events["address"].astype(np.int64))
+    is_told = action == _ALLOC
+    # Recorded with context="alloc", what frees has the stack of what it frees.
+    known_frees = freed[freed < len(action)]
+    is_told[known_frees] = event_stack[known_frees] != event_stack[made[freed < len(action)]]
+    is_told[known_frees] &= event_stack[known_frees] >= 0
+    is_told[:before] = False
+    is_silent = ~np.isin(action, (_ALLOC, _FREE))
+    telling = [
+        fact if told else silent if says_nothing else unknown
+        for fact, told, says_nothing in zip(evidence, is_told.tolist(), is_silent.tolist(), strict=True)
+    ]
+    places = find_places(telling, is_native=is_native)
+    if not {"forward", "backward", "optimizer"} & set(places.phase):
+        return False
+    layer = _Layers(recording.layers).of(evidence, places)
+    _add_scopes(recording, places, layer, evidence)
+    recording.regions = [RegionRow(first, last, 0) for first, last in places.saved]
+    recording.marks = _marks(_Lives.of(recording, places, evidence, (made, freed)))
+    _add_steps(recording, places)
+    return True
+
+
+def _add_scopes(recording: Recording, places: Places, layer: Ints, evidence: list[StackEvidence]) -> None:
+    """One operation for each event that allocates, by its number among the events."""
+    events = recording.device_events
+    scopes: dict[tuple[int, str, int, bool], int] = {}
+    names: dict[str, int] = {}
+    of_event, named = [], []
+    rows = zip(places.step.tolist(), places.phase, layer.tolist(), evidence, strict=True)
+    for event, (step, phase, number, fact) in enumerate(rows):
+        of_event.append(scopes.setdefault((step, phase, number, fact.is_recompute), len(scopes)))
+        operation = _BEFORE if event < recording.num_events_before else fact.operation or f"unknown, in {phase}"
+        named.append(names.setdefault(operation, len(names)))
+    recording.scopes = [ScopeRow(number, *scope[:3], recompute=scope[3]) for scope, number in scopes.items()]
+    recording.operations = [OperationRow(number, name) for name, number in names.items()]
+    recording.op_scope, recording.op_operation = np.array(of_event, "u4"), np.array(named, "u4")
+    events["op"] = np.arange(len(of_event), dtype="<i8")
+
+
+def _add_steps(recording: Recording, places: Places) -> None:
+    times = recording.device_events["time_us"]
+    is_over = bool(places.phase) and places.phase[-1] not in _RUNS
+    last = int(places.step.max(initial=0))
+    for step in range(1, last + 1):
+        rows = np.flatnonzero(places.step == step)
+        did = {places.phase[row] for row in rows.tolist()}
+        if (step < last or is_over) and did & {"backward", "optimizer"}:
+            recording.steps.append(StepRecord(step, int(times[rows[0]]), int(times[rows[-1]])))
+
+
+@dataclass
+class _Instance:
+    """A module's call that goes on."""
+
+    call: ModuleCall
+    layer: int
+    visited: set[int] = field(default_factory=set)
+    children: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+class _Layers:
+    """Numbers the modules that run, by the lines that call them, and by how often each ran in its parent's forward.
+
+    Stacks have no names of modules. A module whose forward goes back to a line that it has passed runs again: as the
+    next of the layers that one line calls in turn.
+    """
+
+    def __init__(self, rows: list[LayerRow]) -> None:
+        self._rows = rows
+        rows.append(LayerRow(0, "", "", -1))
+        self._numbers: dict[tuple[int, str, str, int], int] = {}
+
+    def of(self, evidence: list[StackEvidence], places: Places) -> Ints:
+        """The layer of each event of a forward; 0 outside of modules, and for everything else."""
+        layers = np.zeros(len(evidence), np.int64)
+        running: list[_Instance] = []
+        roots: Counter[tuple[str, str]] = Counter()
+        last = -1
+        for event, number in enumerate(places.passes.tolist()):
+            if number != last:
+                running, roots, last = [], Counter(), number
+            calls = evidence[event].modules
+            if number < 0 or not calls:
+                continue
+            self._follow(calls, running, roots)
+            layers[event] = running[-1].layer
+        self._name()
+        return layers
+
+    def _follow(self, calls: tuple[ModuleCall, ...], running: list[_Instance], roots: Counter[tuple[str, str]]) -> None:
+        same = 0
+        for call, instance in zip(calls, running, strict=False):
+            is_back = call.line < instance.call.line and call.line in instance.visited
+            if (call.site, call.own) != (instance.call.site, instance.call.own) or is_back:
+                break
+            same += 1
+        del running[same:]
+        for instance, call in zip(running, calls, strict=False):
+            instance.call = call
+            instance.visited.add(call.line)
+        for call in calls[same:]:
+            siblings = running[-1].children if running else roots
+            key = (call.site, call.own)
+            number = self._number(running[-1].layer if running else 0, *key, siblings[key])
+            siblings[key] += 1
+            running.append(_Instance(call, number, {call.line}))
+
+    def _number(self, parent: int, site: str, own: str, index: int) -> int:
+        key = (parent, site, own, index)
+        if key not in self._numbers:
+            self._numbers[key] = len(self._rows)
+            self._rows.append(LayerRow(len(self._rows), "", own, parent))
+        return self._numbers[key]
+
+    def _name(self) -> None:
+        """Names, such as ``train:20.model:245.3``: the lines that call a module, and the number of its call if any."""
+        repeated = {key[:3] for key in self._numbers if key[3]}
+        for (parent, site, own, index), number in self._numbers.items():
+            above = f"{self._rows[parent].name}." if parent else ""
+            label = f"{site}.{index}" if (parent, site, own) in repeated else site
+            self._rows[number] = self._rows[number]._replace(name=above + label)
+
+
+@dataclass
+class _Lives:
+    """The blocks of a recording: columns by block.
+
+    Attributes:
+        made: The event that made it.
+        freed: The event that freed it; the number of events if none did.
+        size: Bytes, rounded up as the allocator does.
+        phase: The phase that made it.
+        freed_in: The phase that freed it; empty if none did.
+        is_brief: Nothing else was made or freed while it was alive.
+        end: When the run of events of that phase ended.
+        used: When the next run of an optimizer or a forward began.
+    """
+
+    made: Ints
+    freed: Ints
+    address: Ints
+    size: Ints
+    phase: list[str]
+    freed_in: list[str]
+    end: Ints
+    used: Ints
+    evidence: list[StackEvidence]
+    zeroed: npt.NDArray[np.bool_]
+    is_brief: npt.NDArray[np.bool_]
+    num_events: int
+    num_before: int
+    first_forward: int
+    has_optimizer: bool
+
+    @classmethod
+    def of(
+        cls, recording: Recording, places: Places, evidence: list[StackEvidence], lives: tuple[Ints, Ints]
+    ) -> _Lives:
+        """The blocks of the rank's device, from the events that made and freed them."""
+        events, (made_at, freed) = recording.device_events, lives
+        action, address = events["action"], events["address"].astype(np.int64)
+        rows = np.flatnonzero((action == _ALLOC) | (action == _FREE))
+        num = len(action)
+        codes = np.unique(np.array(places.phase), return_inverse=True)[1]
+        changes = np.append(np.flatnonzero(np.diff(codes)) + 1, num)
+        ends = changes[np.searchsorted(changes, made_at, side="right")] if len(made_at) else made_at
+        phases = np.array(places.phase, object)
+        uses = np.append(np.flatnonzero(np.isin(phases, ("optimizer", "forward"))), num)
+        used = uses[np.searchsorted(uses, made_at, side="right")] if len(made_at) else made_at
+        zeroes = np.array([*(fact.zeroes for fact in evidence), False])
+        return cls(
+            made=made_at,
+            freed=freed,
+            address=address[made_at],
+            size=-(-events["size"][made_at].astype(np.int64) // _UNIT) * _UNIT,
+            phase=[places.phase[event] for event in made_at.tolist()],
+            freed_in=[places.phase[event] if event < num else "" for event in freed.tolist()],
+            end=ends,
+            used=used,
+            evidence=[evidence[event] for event in made_at.tolist()],
+            zeroed=zeroes[freed],
+            is_brief=np.searchsorted(rows, freed) - np.searchsorted(rows, made_at) == 1,
+            num_events=num,
+            num_before=recording.num_events_before,
+            first_forward=next((at for at, name in enumerate(places.phase) if name != "init"), num),
+            has_optimizer="optimizer" in places.phase,
+        )
+
+
+def _lives(action: Array, address: Ints) -> tuple[Ints, Ints]:
+    """The events that made blocks, and those that freed them; the number of events where none did."""
+    alive: dict[int, int] = {}
+    made: list[int] = []
+    freed: list[int] = []
+    rows = np.flatnonzero((action == _ALLOC) | (action == _FREE))
+    for event, is_made, at in zip(
+        rows.tolist(), (action[rows] == _ALLOC).tolist(), address[rows].tolist(), strict=True
+    ):
+        if is_made:
+            alive[at] = len(made)
+            made.append(event)
+            freed.append(len(action))
+        elif (block := alive.pop(at, None)) is not None:
+            freed[block] = event
+    return np.array(made, np.int64), np.array(freed, np.int64)
+
+
+def _marks(lives: _Lives) -> dict[str, Array]:
+    """The marks of blocks whose purpose follows. What has none is a forward's, and saved for backward, or temporary."""
+    category = [""] * len(lives.made)
+    phase = np.array(lives.phase, object)
+    outlives = lives.freed > lives.end
+    # A gradient exists when the optimizer steps. Where that allocates nothing, it outlives the backward at least.
+    kept = lives.size[(lives.made < lives.first_forward) & (lives.freed == lives.num_events)]
+    is_gradient = (lives.freed > lives.used) | (outlives & np.isin(lives.size, kept))
+    gathered = [fact.purpose == "parameter" for fact in lives.evidence]
+    is_gradient |= np.isin(lives.size, lives.size[gathered]) & ~lives.is_brief  # until it is reduced and scattered
+    for block, fact in enumerate(lives.evidence):
+        is_kept = lives.freed[block] == lives.num_events
+        if fact.purpose and (phase[block] in _RUNS or fact.purpose == "workspace"):
+            category[block] = fact.purpose
+        elif lives.size[block] in _WORKSPACES and phase[block] in _RUNS and (is_kept or lives.is_brief[block]):
+            category[block] = "workspace"
+        elif fact.operation == "AccumulateGrad" or (phase[block] == "backward" and is_gradient[block]):
+            category[block] = "gradient"
+        elif phase[block] == "optimizer" and outlives[block]:
+            category[block] = "optimizer_state"
+        elif lives.zeroed[block]:
+            category[block] = "gradient"
+        elif lives.made[block] < lives.first_forward and lives.freed_in[block] == "optimizer":
+            category[block] = "optimizer_state"  # a step that makes its states anew
+    _mark_kept(lives, category)
+    rows = [block for block, name in enumerate(category) if name]
+    table = {
+        "op": lives.made[rows],
+        "address": lives.address[rows],
+        "category": [CATEGORIES.index(category[block]) for block in rows],
+        "layer": [-1] * len(rows),
+        "start": [0] * len(rows),
+        "size": lives.size[rows],
+    }
+    return {name: np.array(table[name], NUMPY_TYPES[code]) for name, code in columns_of(MarksRecord).items()}
+
+
+_RUNS = ("forward", "backward")
+#: From this share of the bytes kept that have a gradient's size on, those are the parameters, and the others are not.
+_ALIKE = 0.25
+
+
+def _as_requested(sizes: Ints, known: Counter[int]) -> Ints:
+    """Sizes of blocks as the known ones that were requested. A large block may be given up to 1 MiB more."""
+    ordered = np.array(sorted(known) or [0])
+    nearest = ordered[np.maximum(np.searchsorted(ordered, sizes, side="right") - 1, 0)]
+    is_near = (sizes > SMALL_BYTES) & (sizes >= nearest) & (sizes - nearest <= SMALL_BYTES)
+    return np.where(is_near, nearest, sizes)
+
+
+def _mark_kept(lives: _Lives, category: list[str]) -> None:
+    """Mark what was made before the first forward and stays: parameters, and states of an optimizer that ran before.
+
+    As many blocks of a size are parameters as a backward leaves gradients of it. If no gradients tell, all are.
+    """
+    kept = [
+        block
+        for block in np.flatnonzero((lives.made < lives.first_forward) & (lives.freed == lives.num_events)).tolist()
+        if not category[block]
+    ]
+    gradients: Counter[int] = Counter()
+    first_end = -1
+    for block, name in enumerate(category):
+        if name == "gradient" and lives.phase[block] == "backward":
+            first_end = lives.end[block] if first_end < 0 else first_end
+            if lives.end[block] == first_end:
+                gradients[int(lives.size[block])] += 1
+    sizes = _as_requested(lives.size[kept], gradients)
+    alike = int(sizes[np.isin(sizes, list(gradients))].sum())
+    if not gradients or alike < _ALIKE * int(sizes.sum()):
+        for block in kept:
+            category[block] = "parameter"
+        return
+    left = gradients.copy()
+    sized = sorted(
+        zip(kept, sizes.tolist(), strict=True),
+        key=lambda row: (not lives.evidence[row[0]].makes_parameters, lives.made[row[0]]),
+    )
+    for block, size in sized:
+        if left[size] > 0 or lives.evidence[block].makes_parameters:
+            left[size] -= 1
+            category[block] = "parameter"
+        elif gradients[size] and lives.has_optimizer and lives.made[block] < lives.num_before:
+            category[block] = "optimizer_state"

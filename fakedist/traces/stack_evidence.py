@@ -1,0 +1,267 @@
+"""Reads what the stacks of a memory snapshot tell of each event: its phase, its purpose, the modules around it.
+
+Autograd runs most of a backward in a thread of its own, which has no frames of Python. Without frames of C++ either, an
+event between a forward and an optimizer's step that has no stack is then one of the backward.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fakedist.analysis.stack_lines import NATIVE
+from fakedist.rundir.rows import FrameRow
+
+#: Kinds of evidence, strongest last: none, which leaves an event with the one before it; a stack without frames of
+#: Python; code outside of modules; and the phases.
+SILENT, BLANK, UNKNOWN, FORWARD, BACKWARD, OPTIMIZER = range(6)
+_ENGINE = re.compile(r"torch::autograd::(?:Engine::|Node::operator\(\)|python::PythonEngine::)")
+_RUNS_BACKWARD = re.compile(r"/torch/autograd/(?:graph|__init__)\.py$|/torch/_tensor\.py$")
+_RUN_FUNCTIONS = frozenset(("_engine_run_backward", "backward", "grad", "_make_grads"))
+#: Where a thread of autograd enters Python: custom functions, and a checkpoint's forward.
+_ENTERS_PYTHON = ("/torch/autograd/function.py", "/torch/utils/checkpoint.py")
+_OPTIMIZERS = re.compile(
+    r"/torch/optim/|/(?:apex|bitsandbytes|deepspeed|megatron|transformer_engine)/.*optim", re.IGNORECASE
+)
+_NO_STEP = frozenset(("zero_grad", "__init__", "load_state_dict", "state_dict", "add_param_group", "_lazy_init"))
+_MODULE = "/torch/nn/modules/module.py"
+_CALLS = frozenset(("_call_impl", "_wrapped_call_impl", "__call__", "inner", "_slow_forward"))
+_MAKES_PARAMETERS = re.compile(r"/torch/nn/(?:modules/|parameter\.py|utils/init|init\.py)")
+_MAKERS = frozenset(("__init__", "reset_parameters", "_apply", "convert", "__new__", "to_empty", "cuda", "to"))
+_COMMUNICATES = re.compile(
+    r"c10d::|ProcessGroupNCCL|/torch/distributed/(?:distributed_c10d|_functional_collectives)\.py|"
+    r"/torch/distributed/fsdp/.*(?:_collectives|_param_group|_flat_param|_unshard)|/torch/nn/parallel/distributed\.py"
+)
+#: Where FSDP allocates whole parameters, for as long as a layer runs.
+_GATHERS = re.compile(
+    r"/(?:_fsdp_param|_flat_param)\.py (?:alloc_all_gather_outputs|init_unsharded_param|_alloc_padded)"
+)
+_WORKSPACE = re.compile(r"CUDABlas\w*(?:Workspace|Handle)|ChosenWorkspaceSize|[Cc]ublas\w*[Ww]orkspace|getWorkspace")
+_OPERATION = re.compile(r"^at::_ops::(\w+)::call\(")
+_NODE = re.compile(r"torch::autograd::(?:generated::)?(\w+Backward\d*|AccumulateGrad)(?:::|\b)")
+
+
+class ModuleCall(NamedTuple):
+    """A module's forward in a stack.
+
+    Attributes:
+        site: The line that called the module: "model:253".
+        own: Stem of the file of its forward.
+        line: The line of its forward that runs.
+    """
+
+    site: str
+    own: str
+    line: int
+
+
+@dataclass(frozen=True)
+class StackEvidence:
+    """The evidence of a stack.
+
+    Attributes:
+        kind: BLANK, UNKNOWN, FORWARD, BACKWARD or OPTIMIZER.
+        modules: The calls of modules, outermost first.
+        is_recompute: Backward runs a checkpointed forward again.
+        makes_parameters: It makes or moves parameters.
+        zeroes: It is in an optimizer's or a module's zero_grad.
+        purpose: parameter (gathered by FSDP), workspace or communication, if it tells; else empty.
+        operation: The autograd node that runs, by its name in C++, else the operation of torch that was called, such as
+            aten::index_Tensor; empty without frames of C++.
+    """
+
+    kind: int
+    modules: tuple[ModuleCall, ...] = ()
+    is_recompute: bool = False
+    makes_parameters: bool = False
+    zeroes: bool = False
+    purpose: str = ""
+    operation: str = ""
+
+
+NO_STACK = StackEvidence(BLANK)
+
+
+def read_evidence(frames: Sequence[FrameRow], stacks: Sequence[Sequence[int]]) -> list[StackEvidence]:
+    """The evidence of each stack, whose frames are rows of ``frames``, innermost first."""
+    facts = [_FrameFacts.of(frame) for frame in frames]
+    return [_of_stack([facts[number] for number in stack]) for stack in stacks]
+
+
+class _FrameFacts(NamedTuple):
+    frame: FrameRow
+    is_python: bool
+    is_engine: bool
+    is_optimizer: bool
+    is_call: bool
+    makes_parameters: bool
+    purpose: str
+    node: str
+    operation: str
+
+    @classmethod
+    def of(cls, frame: FrameRow) -> _FrameFacts:
+        filename, line, function = frame
+        text = f"{filename} {function}"
+        is_python = not NATIVE.search(filename) and bool(line)
+        node = None if is_python else _NODE.search(function)
+        operation = _OPERATION.search(function)
+        runs = bool(_RUNS_BACKWARD.search(filename)) and function in _RUN_FUNCTIONS
+        purpose = "parameter" if _GATHERS.search(text) else "communication" if _COMMUNICATES.search(text) else ""
+        return cls(
+            frame,
+            is_python,
+            runs if is_python else bool(_ENGINE.search(function)),
+            is_python and bool(_OPTIMIZERS.search(filename)) and function not in _NO_STEP,
+            is_python and filename.endswith(_MODULE) and function in _CALLS,
+            is_python and bool(_MAKES_PARAMETERS.search(filename)) and function in _MAKERS,
+            "workspace" if not is_python and _WORKSPACE.search(function) else purpose,
+            "" if node is None else node[1],
+            "" if operation is None else f"aten::{operation[1]}",
+        )
+
+
+def _of_stack(facts: list[_FrameFacts]) -> StackEvidence:
+    python = [fact for fact in facts if fact.is_python]
+    enters = bool(python) and python[-1].frame.filename.endswith(_ENTERS_PYTHON)
+    in_backward = enters or any(fact.is_engine for fact in facts)
+    modules = _modules(python)
+    zeroes = any(fact.frame.function == "zero_grad" for fact in python)
+    if in_backward:
+        kind = BACKWARD
+    elif any(fact.is_optimizer for fact in python) and not zeroes:
+        kind = OPTIMIZER
+    elif modules:
+        kind = FORWARD
+    else:
+        kind = UNKNOWN if python else BLANK
+    return StackEvidence(
+        kind,
+        modules,
+        is_recompute=in_backward and any(fact.frame.filename.endswith(_ENTERS_PYTHON[1]) for fact in python),
+        makes_parameters=any(fact.makes_parameters for fact in python),
+        zeroes=zeroes,
+        purpose=next((fact.purpose for fact in facts if fact.purpose), ""),
+        operation=next(
+            (fact.node for fact in facts if fact.node),
+            next((fact.operation for fact in reversed(facts) if fact.operation), ""),
+        ),
+    )
+
+
+def _modules(python: list[_FrameFacts]) -> tuple[ModuleCall, ...]:
+    calls = []
+    for at in range(1, len(python)):
+        if python[at].is_call and not python[at - 1].is_call:
+            own = python[at - 1].frame
+            site = next((fact.frame for fact in python[at:] if not fact.is_call), None)
+            called = "" if site is None else f"{PurePosixPath(site.filename).stem}:{site.line}"
+            calls.append(ModuleCall(called, PurePosixPath(own.filename).stem, own.line))
+    return tuple(reversed(calls))
+
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Places:
+    """The phase and the step of each event, and the passes of forwards that a backward follows.
+
+    Attributes:
+        phase: forward, backward, optimizer, init or other.
+        step: 0 before the first forward.
+        passes: Numbers of the runs of forward events, one for each event of a forward; -1 for others.
+        saved: First and last event of each forward that a backward follows at once.
+    """
+
+    phase: list[str]
+    step: Ints
+    passes: Ints
+    saved: list[tuple[int, int]]
+
+
+_NAMES = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
+
+
+def find_places(evidence: Sequence[StackEvidence], *, is_native: bool) -> Places:
+    """Phases and steps from the evidence of events in order; ``is_native``: their stacks have frames of C++.
+
+    What is between two events of one phase is of it, and what is between a forward and its backward is the loss.
+    """
+    kinds = _with_blank_backwards([fact.kind for fact in evidence], is_native=is_native)
+    strong = np.where(kinds >= FORWARD, kinds, -1)
+    before, after = _filled(strong), _filled(strong[::-1])[::-1]
+    phase: list[str] = []
+    for kind, last, following in zip(kinds.tolist(), before.tolist(), after.tolist(), strict=True):
+        if kind >= FORWARD:
+            phase.append(_NAMES[kind])
+        elif kind == SILENT and phase:
+            phase.append(phase[-1])
+        elif last < 0:
+            phase.append("init")
+        elif last == following:
+            phase.append(_NAMES[last])
+        else:
+            phase.append("forward" if (last, following) == (FORWARD, BACKWARD) else "other")
+    return _with_steps(phase, evidence)
+
+
+def _with_blank_backwards(kinds: list[int], *, is_native: bool) -> Ints:
+    """Without frames of C++, what follows a forward and has no stack is of the backward."""
+    last = BLANK
+    for event, kind in enumerate(kinds):
+        if kind == BLANK and not is_native and last in (FORWARD, BACKWARD):
+            kinds[event] = BACKWARD
+        last = kinds[event] if kinds[event] >= FORWARD else last
+    return np.array(kinds, np.int64)
+
+
+def _filled(values: Ints) -> Ints:
+    """Each value, or the last before it that is not -1."""
+    rows = np.maximum.accumulate(np.where(values >= 0, np.arange(len(values)), -1))
+    return np.where(rows >= 0, values[rows], -1)
+
+
+def _with_steps(phase: list[str], evidence: Sequence[StackEvidence]) -> Places:
+    """A step ends with its optimizer's step or zero_grad, or after as many backwards as other steps have."""
+    runs = [name for name, _ in groupby(phase) if name in ("forward", "backward", "optimizer")]
+    backwards = "".join(name[0] for name in runs).replace("f", "").split("o")
+    has_zero = any(fact.zeroes for fact in evidence)
+    # What an optimizer's first step alone allocates says how many backwards a step has.
+    most = max(map(len, backwards[:-1]), default=0) or (len(phase) if has_zero else 1)
+    step, passes = np.zeros(len(phase), np.int64), np.full(len(phase), -1, np.int64)
+    saved: list[tuple[int, int]] = []
+    number, num_passes, num_backwards, first, last = 0, 0, 0, 0, "init"
+    for event, name in enumerate(phase):
+        is_over = last == "optimizer" and name != last
+        is_over |= num_backwards >= most and name == "forward" and last != name
+        is_over |= bool(num_backwards) and evidence[event].zeroes
+        if is_over or (number == 0 and name != "init"):
+            number, num_backwards = number + 1, 0
+        if name != last:
+            num_backwards += name == "backward"
+            if name == "forward":
+                num_passes, first = num_passes + 1, event
+            elif name == "backward" and last == "forward":
+                saved.append((first, event - 1))
+        step[event], passes[event] = number, num_passes - 1 if name == "forward" else -1
+        last = name
+    return Places(phase, step, passes, [*saved, *_recomputed(evidence)])
+
+
+def _recomputed(evidence: Sequence[StackEvidence]) -> list[tuple[int, int]]:
+    """First and last event of each forward that a backward runs again."""
+    again = np.flatnonzero([fact.is_recompute and bool(fact.modules) for fact in evidence])
+    runs = np.split(again, np.flatnonzero(np.diff(again) > _NEAR) + 1) if len(again) else []
+    return [(int(run[0]), int(run[-1])) for run in runs]
+
+
+#: Events of a forward that runs again are at most so far apart: between them are only what it frees.
+_NEAR = 3

@@ -1,0 +1,46 @@
+"""Reads a trace of a real GPU, whatever tool wrote it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from fakedist.bounded import UnreadableError, open_file
+from fakedist.rundir.collector import no_collector
+from fakedist.traces.chrome_trace import read_chrome_trace
+from fakedist.traces.nsys_database import open_database
+from fakedist.traces.nsys_report import read_process, read_report
+from fakedist.traces.one_step import StepChoice, one_step
+from fakedist.traces.step_trace import ProcessTrace
+from fakedist.traces.traced_step import ImportedStep, Tool
+
+FileKind = Literal["sqlite", "json", "other"]
+
+
+def kind_of(path: Path) -> FileKind:
+    """The format of a file by its beginning; "other" if it cannot be read, which its reader reports."""
+    try:
+        with open_file(path) as file:
+            head = file.read(64)
+    except (OSError, UnreadableError):
+        return "other"
+    if head.startswith(b"SQLite format 3\0"):
+        return "sqlite"
+    return "json" if head.startswith(b"\x1f\x8b") or head.lstrip()[:1] in (b"{", b"[") else "other"
+
+
+def read_trace_file(exported: Path, called: Path, choice: StepChoice = StepChoice()) -> ProcessTrace:  # noqa: B008
+    """Read a Chrome trace or an SQLite export of nsys; ReportError if it is not one or lacks kernels of the process."""
+    if kind_of(exported) == "sqlite":
+        with open_database(exported, called) as database:
+            return read_process(database, choice)
+    return read_chrome_trace(exported, choice)
+
+
+def read_step(exported: Path, called: Path, choice: StepChoice) -> ImportedStep:
+    """Read one step of a Chrome trace or an SQLite export of nsys; ReportError if the file has no such step."""
+    if kind_of(exported) == "sqlite":
+        return read_report(exported, called, choice)
+    with no_collector():
+        process = read_chrome_trace(exported, choice)
+        return ImportedStep.of(called, one_step(process, choice, called), Tool(process.tool, report=str(called)))
