@@ -121,6 +121,11 @@ class Row:
     note: str = ""
 
     @property
+    def recording(self) -> str:
+        """The row whose recorded launches are priced, which may be this one."""
+        return self.like or self.name
+
+    @property
     def has_peak(self) -> bool:
         """Whether a peak was published."""
         return bool(self.peak_bytes or self.label) or self.reserved_gib is not None

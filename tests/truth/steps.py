@@ -8,11 +8,9 @@ rows is also estimated with the parameter of the others.
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -33,15 +31,11 @@ from fakedist.cost_model.step import PricedStep, Prices, StepPrices, price_step
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.rundir.manifest import load_manifest
-from fakedist.rundir.plain import from_plain
 from fakedist.rundir.step_time import ClockSteadiness, HostTime
+from tests.truth import kept
 from tests.truth.catalogue import Made, Results, Row, Step, catalogue
-from tests.truth.jobs import ROOT, Megatron
+from tests.truth.jobs import Megatron
 
-RECORDED = ROOT / "tests" / "data" / "steps"
-TABLES = ("launches", "work", "calls", "groups")
-#: Where the host's time of these launches comes from, and how they were recorded.
-HOST, MADE = "host.json", "made.json"
 #: Values of the parameter that are tried.
 HEATS = np.round(np.arange(0.5, 4.0, 0.05), 2)
 #: Kernels of mamba-ssm whose tiles pad the products.
@@ -67,11 +61,9 @@ class Recording:
 
     def __init__(self, row: Row) -> None:
         self.row, self.gpu, self.script = row, find_gpu(row.gpu_model), catalogue().script(row)
-        kept = places(row)
-        self.tables = {
-            rank: {name: pd.read_parquet(place / f"{name}.parquet") for name in TABLES} for rank, place in kept.items()
-        }
-        self.host = host_of(kept.values(), self.gpu)
+        self.tables = kept.tables_of(row.recording)
+        self.ranks = list(kept.ranks_of(row.recording).values())
+        self.host = host_of([rank.host for rank in self.ranks if rank.host is not None], self.gpu)
 
     def estimate(self, heat: float, fp8_heat: float) -> tuple[float, float, float]:
         """Seconds of the step, and its interval."""
@@ -139,9 +131,8 @@ class Recording:
         return price_step(tables["launches"], tables["work"], prices, communication)
 
 
-def host_of(kept: Iterable[Path], gpu: GpuSpec) -> HostModel:
+def host_of(times: Sequence[HostTime], gpu: GpuSpec) -> HostModel:
     """The GPU's usual host, by the clock of all recorded ranks: of their machine's scores the mean."""
-    times = [from_plain(HostTime, json.loads(path.read_text())) for each in kept if (path := each / HOST).exists()]
     clocks = [time.clock for time in times if time.clock is not None]
     if not clocks:
         return host_model(gpu)
@@ -153,28 +144,17 @@ def host_of(kept: Iterable[Path], gpu: GpuSpec) -> HostModel:
     return host_model(gpu, None, fmean(time.machine_us for time in times if time.machine_us is not None), worst)
 
 
-def places(row: Row) -> dict[int, Path]:
-    """Where the tables of each recorded rank are kept."""
-    kept = RECORDED / (row.like or row.name)
-    ranks = catalogue().script(row).ranks
-    return {rank: kept / f"rank{rank}" if len(ranks) > 1 else kept for rank in ranks}
-
-
 def is_recorded(row: Row) -> bool:
-    """Whether the tables of all ranks are kept."""
-    return all((place / "launches.parquet").exists() for place in places(row).values())
+    """Whether all ranks are kept."""
+    return set(kept.ranks_of(row.recording)) == set(catalogue().script(row).ranks)
 
 
 def keep(row: Row, rank: int, run: Path, made: Made) -> None:
-    """Keep the tables of a rank that pricing needs."""
-    kept = places(row)[rank]
-    kept.mkdir(parents=True, exist_ok=True)
-    for name in TABLES:
-        shutil.copy(run / "tables" / f"{name}.parquet", kept)
+    """Keep of a rank what pricing needs."""
     summary = load_manifest(run).summary
-    if summary is not None and summary.kernels is not None and summary.kernels.host is not None:
-        (kept / HOST).write_text(json.dumps(asdict(summary.kernels.host), indent=1) + "\n")
-    (kept / MADE).write_text(json.dumps(asdict(made), indent=1) + "\n")
+    host = None if summary is None or summary.kernels is None else summary.kernels.host
+    tables = {name: pd.read_parquet(run / "tables" / f"{name}.parquet") for name in kept.TABLES}
+    kept.keep(row.recording, rank, tables, kept.Rank(host, made))
 
 
 def price(found: Results) -> None:
@@ -206,9 +186,8 @@ def price(found: Results) -> None:
     for recording in recordings:
         name = recording.row.name
         left_out = recording.estimate(*others_of[name])[0] if name in others_of else None
-        before = found.steps.get(recording.row.like or name)
-        kept = [place / MADE for place in places(recording.row).values() if (place / MADE).exists()]
-        ranks = [from_plain(Made, json.loads(path.read_text())) for path in kept]
+        before = found.steps.get(recording.row.recording)
+        ranks = [rank.made for rank in recording.ranks if rank.made is not None]
         seconds = sum(made.seconds or 0.0 for made in ranks)
         made = replace(ranks[0], seconds=seconds) if ranks else before.made if before else Made("", "", "")
         kernels_s = recording.kernels(*fits)
@@ -222,10 +201,10 @@ def fit(errors: Sequence[Floats]) -> float:
 
 def change(row: Row, found: Results) -> str:
     """How the estimate of a row differs from the kept one, in a line; empty if it does not."""
-    kept, recording = found.steps[row.name], Recording(row)
+    before, recording = found.steps[row.name], Recording(row)
     fits = found.heat, found.fp8_heat
     today = (*recording.estimate(*fits), recording.kernels(*fits))
-    pairs = zip(today, (kept.step_s, kept.low_s, kept.high_s, kept.kernels_s), strict=True)
+    pairs = zip(today, (before.step_s, before.low_s, before.high_s, before.kernels_s), strict=True)
     if all(one == other or (one and other and math.isclose(one, other, rel_tol=1e-6)) for one, other in pairs):
         return ""
-    return f"{row.name}: the model says {today[0]:.6f} s, kept is {kept.step_s:.6f} s: make truth"
+    return f"{row.name}: the model says {today[0]:.6f} s, kept is {before.step_s:.6f} s: make truth"
