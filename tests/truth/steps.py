@@ -61,8 +61,9 @@ class Recording:
 
     def __init__(self, row: Row) -> None:
         self.row, self.gpu, self.script = row, find_gpu(row.gpu_model), catalogue().script(row)
-        self.tables = kept.tables_of(row.recording)
-        self.ranks = list(kept.ranks_of(row.recording).values())
+        wanted, ranks = set(self.script.ranks), kept.ranks_of(row.recording)
+        self.tables = {rank: tables for rank, tables in kept.tables_of(row.recording).items() if rank in wanted}
+        self.ranks = [of_rank for rank, of_rank in ranks.items() if rank in wanted]
         self.host = host_of([rank.host for rank in self.ranks if rank.host is not None], self.gpu)
 
     def estimate(self, heat: float, fp8_heat: float) -> tuple[float, float, float]:
@@ -146,7 +147,7 @@ def host_of(times: Sequence[HostTime], gpu: GpuSpec) -> HostModel:
 
 def is_recorded(row: Row) -> bool:
     """Whether all ranks are kept."""
-    return set(kept.ranks_of(row.recording)) == set(catalogue().script(row).ranks)
+    return set(catalogue().script(row).ranks) <= set(kept.ranks_of(row.recording))
 
 
 def keep(row: Row, rank: int, run: Path, made: Made) -> None:

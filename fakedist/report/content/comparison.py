@@ -195,7 +195,7 @@ def _drawn_step(name: str, run: Run, numbers: str) -> dict[str, str]:
         "text": step_text(time),
         "word": source.source,
         "number": str(source.step),
-        "more": step_remark(time),
+        "more": step_remark(time, source),
     }
 
 

@@ -34,14 +34,13 @@ _NUM_ROWS = 12
 
 def real_step_report(real: Run, run: Run, *, all_rows: bool) -> Report:
     """Compare the step of a trace with a run's, which is estimated or measured."""
+    sides = []
     for side in (real, run):
         if side.summary.timed is None:
             hint = "a trace is compared with a run of fakedist profile, without --no-kernels"
             raise RunDirectoryError(f"{side.path} has no timed step to compare", hint)
+        sides.append(side.summary.timed)
     tables = slower_parts(real, run)
-    sides = [side.summary.timed for side in (real, run)]
-    assert sides[0] is not None
-    assert sides[1] is not None
     names = ("real", "run")
     facts = [
         Fact(name, str(side.path), f"{timed_step_name(side.summary, timed[1].step)}, {source_word(timed[1])}")

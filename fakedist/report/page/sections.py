@@ -392,7 +392,7 @@ def verdict_section(run: Run, summary: Summary) -> dict[str, object]:
         "time": step_figure(summary),
         "limited": limit_text(summary.timed[0]) if summary.timed else "",
         "steps": [(step.step, format_us(step.wall_us)) for step in summary.steps[-_STEPS_SHOWN:]],
-        "rates": short_time_figures(summary.timed[0])[1:] if summary.timed else [],
+        "rates": short_time_figures(*summary.timed)[1:] if summary.timed else [],
         "limits": limits_text(summary.timed[0]) if summary.timed else "",
         "num_notes": len(summary.notes),
         "provenance": [

@@ -53,9 +53,9 @@ class StreamDifference:
 
 def compare_streams(a: Run, b: Run) -> StreamDifference:
     """Align the allocations of the last complete step of two runs; of their whole histories, if one has no steps."""
-    steps = [_last_step(run) for run in (a, b)]
+    steps = _last_step(a), _last_step(b)
     if not all(steps):
-        steps = [0, 0]
+        steps = 0, 0
     rows = [_allocations(run, step) for run, step in zip((a, b), steps, strict=True)]
     pairs = list(align([_size(row) for row in rows[0]], [_size(row) for row in rows[1]]))
     only_a = [rows[0][i] for i, j in pairs if j is None and i is not None]
