@@ -1,4 +1,4 @@
-"""What is kept of recorded ranks, in ``tests/data/steps``: one file for each table, and one of hosts and commands.
+"""Kept tables of recorded ranks, in ``tests/data/steps``: one file for each, and one of hosts and commands.
 
 Rows of a table begin with the row of the catalogue and the rank, one row group for each row of the catalogue. Numbers
 that count up are kept as what they add to the last one, events as how long ago they were the newest, and the host's
@@ -61,7 +61,7 @@ def _rows_of(file: pq.ParquetFile) -> list[str]:
 
 
 def ranks_of(row: str, kept: Path = KEPT) -> dict[int, Rank]:
-    """What is kept of each recorded rank of a row besides its tables; empty if the row is not recorded."""
+    """Each recorded rank of a row, besides its tables; empty if the row is not recorded."""
     found = _load(kept).get(row, {})
     return {
         int(rank): Rank(

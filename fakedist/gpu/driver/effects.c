@@ -30,13 +30,11 @@ static __thread int covers;
 /* An operation whose writes the recorder knows begins in this thread (1), or ends (-1). */
 API void fakedist_cover(int more) { covers += more; }
 /* A new result held nothing before. Where the allocator does not report its block, what the block held is tainted. */
-static int has_none(void) {
-    return (covers && memory_blocks_are_told()) || clock_is_bare();
-}
+static int has_none(void) { return (covers && memory_blocks_are_told()) || launch_clock_is_bare(); }
 
 /* The caching allocator handed out a block, or took it back. torch cannot detach who tells, and bare steps need no values. */
 API void fakedist_handed_out(void *block, size_t size) {
-    if (!clock_is_bare()) memory_told(block, size);
+    if (!launch_clock_is_bare()) memory_told(block, size);
 }
 /* Memory that the operation which runs in this thread does not write, whatever its kernels get. */
 enum { MOST_PROTECTED = 64 };

@@ -54,11 +54,14 @@ static inline int launch_accumulates(const void *beta, size_t size) {
 extern LOCAL int launch_log_on;
 static inline int launch_is_logged(void) { return __atomic_load_n(&launch_log_on, __ATOMIC_RELAXED); }
 
-/* The host's clock: CLOCK_MONOTONIC, less the time in our own code, in bare steps and in a recorded one. It stands still between launch_clock_stops() and
- * launch_clock_goes(), which may be nested. A read of a thread's CPU time takes 1 us, a read of this clock 30 ns. */
+/* The host's clock: CLOCK_MONOTONIC, less the time in our own code, in bare steps and in a recorded one. It stands still
+ * between launch_clock_stops() and launch_clock_goes(), which may be nested. A read of a thread's CPU time takes 1 us, a
+ * read of this clock 30 ns. */
 enum { CLOCK_OF_BARE_STEPS = 1, CLOCK_OF_RECORDED_STEP = 2 };
 extern LOCAL int clock_is_on; /* one of these, or 0 */
-static inline int clock_is_bare(void) { return __atomic_load_n(&clock_is_on, __ATOMIC_RELAXED) == CLOCK_OF_BARE_STEPS; }
+static inline int launch_clock_is_bare(void) {
+    return __atomic_load_n(&clock_is_on, __ATOMIC_RELAXED) == CLOCK_OF_BARE_STEPS;
+}
 LOCAL void launch_clock_stop(void);
 LOCAL void launch_clock_go(void);
 static inline int launch_clock_stops(void) {

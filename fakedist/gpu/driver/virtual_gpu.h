@@ -25,7 +25,7 @@
  *    4 launches nvrtc attributes export_tables   the log of launches
  *    3 memory pinned cubin refuse work_areas digests  devices, bytes, single images; calls not implemented, sizes estimated
  *    2 capacity                            how much each device has left, and what happens beyond it
- *    1 devices ledger bits                 their numbers; what the processes of a rank hold of each
+ *    1 devices ledger bits pace            their numbers; what the processes of a rank hold of each; the core's pace
  *    0 virtual_gpu                         the model, counters, errors, handles
  */
 #ifndef FAKEDIST_VIRTUAL_GPU_H

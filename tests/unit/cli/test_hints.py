@@ -32,12 +32,11 @@ _SIZE = ["profile", "--world-size", "8"]
         ),
         ([*_SIZE, "--gpu", "h100", "--gpu", "b200", "train.py"], "give one of them: --gpu b200"),
         (["time", "run", "--gpu", "h100", "--gpu", "b200"], "give one of them: --gpu b200"),
-        (["report", "trace.json.gz"], "fakedist calibrate RUN --from-trace trace.json.gz"),
+        (["report", "trace.json.gz"], "profiler.export_chrome_trace(FILE) writes one"),
         (["report", "report.html"], "fakedist report RUN needs the directory"),
         (["report", "run/report.html"], "fakedist report run"),
         (["time", "run/trace.json.gz"], "fakedist report run"),
         (["report", "train.py"], "fakedist profile --world-size 8 --rank 0 train.py"),
-        (["report", "step.nsys-rep"], "fakedist nsys step.nsys-rep"),
     ],
 )
 def test_the_hint_can_be_typed(

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fakedist.cost_model.accuracy import KERNELS_WIDER
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.kernels.measurements import load_measured
 from fakedist.cost_model.step import ExpertsLoad, StepPrices
@@ -328,7 +329,9 @@ def test_a_sum_is_better_known_than_its_parts_but_launches_of_one_shape_err_alik
     table = work(product(8192, 4096, 4096))
     found = h100.price(table, np.array([0]))
     low, high = h100.step_interval(found, np.array([100]))
-    assert (low, high) == pytest.approx((100 * found["low_us"][0], 100 * found["high_us"][0]))
+    one = found.iloc[0]
+    widths = KERNELS_WIDER * (one["time_us"] - one["low_us"]), KERNELS_WIDER * (one["high_us"] - one["time_us"])
+    assert (low, high) == pytest.approx((100 * (one["time_us"] - widths[0]), 100 * (one["time_us"] + widths[1])))
     found = h100.price(work(), np.zeros(0))
     assert len(found) == 0
     assert h100.step_interval(found, np.zeros(0)) == (0.0, 0.0)

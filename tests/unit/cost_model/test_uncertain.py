@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.accuracy import half_width, variances
+from fakedist.cost_model.accuracy import KERNELS_WIDER, half_width, variances
 from fakedist.cost_model.breakdown import call_spreads, uncertain_parts
 from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.collectives.fabric import FABRICS
@@ -75,7 +75,7 @@ def test_errors_of_one_family_partly_go_together() -> None:
     counts = np.array([2, 1, 1, 5])
     # Two norms may take 2 x 1 and 1 x 2 us longer: half of the variance as 4 us together, half as 2 and 2 alone.
     assert variances(priced, counts) == {"norms": 0.5 * 16 + 0.5 * 8, "arithmetic": 9.0}
-    assert half_width(priced, counts, "high_us") == pytest.approx(21**0.5)
+    assert half_width(priced, counts, "high_us") == pytest.approx(KERNELS_WIDER * 21**0.5)
 
 
 def test_spreads_are_those_of_the_calls_of_a_group_and_operation() -> None:

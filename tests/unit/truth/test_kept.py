@@ -1,4 +1,4 @@
-"""What is kept of recorded ranks comes back as it was, but for the host's times, which are rounded."""
+"""Kept tables of recorded ranks come back as they were, but for the host's times, which are rounded."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_a_models_facts_agree_with_its_data_sheet_and_each_other(spec: GpuSpec) 
 def test_fields_for_the_driver_are_those_of_its_struct(spec: GpuSpec) -> None:
     from fakedist.gpu.virtual import _GpuModel
 
-    others = {"name", "memory_bytes", "devices", "major", "minor", "runtime_version", "multicasts"}
+    others = {"name", "memory_bytes", "devices", "major", "minor", "runtime_version", "multicasts", "others_bytes"}
     assert set(spec.driver_fields()) | others == {field[0] for field in _GpuModel._fields_}
     assert all(0 < value < 1 << 31 for value in spec.driver_fields().values())
 

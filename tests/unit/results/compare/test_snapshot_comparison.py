@@ -169,7 +169,7 @@ def test_empty_snapshots_are_compared(tmp_path: Path) -> None:
     ("hostile", "said"),
     [
         (b"cos\nsystem\n(S'touch made'\ntR.", "tries to run os.system"),
-        (b"{}", "is not a memory snapshot"),
+        (b"{}", "is not a Chrome trace"),
         (b"", "is not a memory snapshot"),
         (pickle.dumps({"segments": 3, "device_traces": "x"}), "is not a memory snapshot"),
     ],
