@@ -16,7 +16,8 @@ pytestmark = pytest.mark.integration
 
 def profile(run_fakedist: RunFakedist, change: str, *, page: bool = False) -> dict[str, Any]:
     place = ("--world-size", "8", "--rank", "0", "--device", "virtual", "--gpu-memory", "4GiB")
-    return run_fakedist("profile", *place, "--json", SCRIPT, "--change", change, page=page).json()
+    constant = {"FAKEDIST_HOST_CLOCK": "0"}  # two recordings, of which only the change is to differ
+    return run_fakedist("profile", *place, "--json", SCRIPT, "--change", change, page=page, env=constant).json()
 
 
 @pytest.fixture(scope="module")

@@ -118,7 +118,7 @@ def test_memory_that_only_a_bare_step_lacks_is_not_the_ranks(profile_once: Profi
     run = profile_once(JOB.with_name("grows_when_bare.py"), "3", options=("--json", "--steps", "2"))
     assert run.finished.code == 0
     assert json.loads((run.path / "run.json").read_text())["exit"]["outcome"] == "stopped"
-    assert "OutOfMemoryError" in run.note("host_not_measured")
+    assert "OutOfMemoryError" in run.note("host_measured_as_recorded")
     lacking = profile_once(JOB.with_name("grows_when_bare.py"), "1", options=("--json", "--steps", "2"))
     assert lacking.finished.code == 4
 
