@@ -12,19 +12,20 @@
  * A module uses only modules of lower layers, through their headers. Its functions begin with its name, except those
  * marked API: they are CUDA's, or begin with fakedist_. tests/unit/gpu/test_driver_layers.py reads the drawing:
  *
- *   12 driver_api green_contexts structs ipc      CUDA itself: second names, structs that differ between releases
- *   12 products cudnn_backend cudnn_legacy cudnn_rnn nvml_sensors  parts of its libraries
- *   11 runtime events modules copies mapping entry_points crash           CUDA itself
- *   11 blas blaslt cudnn plans fft solver sparse nvml  its libraries
- *   10 submit                              where work goes: captured, logged, traced; and bytes moved
- *    9 pools                               memory in the order of streams
- *    8 streams                             and their captures
- *    7 graphs effects                      what is captured; what launches do to memory
- *    6 cupti kernels                       what a profiler receives; kernels by their handles
- *    5 cupti_records images lag            its records; compiled images of any kind; how late the device is
- *    4 launches nvrtc attributes export_tables   the log of launches
- *    3 memory pinned cubin refuse work_areas digests  devices, bytes, single images; calls not implemented, sizes estimated
- *    2 capacity                            how much each device has left, and what happens beyond it
+ *   13 driver_api green_contexts structs ipc      CUDA itself: second names, structs that differ between releases
+ *   13 products cudnn_backend cudnn_legacy cudnn_rnn nvml_sensors  parts of its libraries
+ *   12 runtime events modules copies mapping entry_points crash           CUDA itself
+ *   12 blas blaslt cudnn plans fft solver sparse nvml  its libraries
+ *   11 submit                              where work goes: captured, logged, traced; and bytes moved
+ *   10 pools                               memory in the order of streams
+ *    9 streams                             and their captures
+ *    8 graphs effects                      what is captured; what launches do to memory
+ *    7 cupti kernels                       what a profiler receives; kernels by their handles
+ *    6 cupti_records images lag            its records; compiled images of any kind; how late the device is
+ *    5 nvrtc attributes export_tables         compiled programs, and what is asked of the device
+ *    4 memory pinned cubin refuse work_areas digests  devices, bytes, single images; calls not implemented, sizes estimated
+ *    3 capacity                            how much each device has left, and what happens beyond it
+ *    2 launches                            the log of launches
  *    1 devices ledger bits pace            their numbers; what the processes of a rank hold of each; the core's pace
  *    0 virtual_gpu                         the model, counters, errors, handles
  */
