@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,6 +13,8 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from fakedist.cost_model.collectives.communication import Communication
+from fakedist.cost_model.collectives.fabric import Fabric
 from fakedist.cost_model.estimated import (
     JobNetwork,
     Models,
@@ -135,19 +138,31 @@ class _ChangedStep:
         self._tables, self._models, self._job, self._prices = tables, models, job, prices
         of_work = tables["launches"]["work"].to_numpy("i8")
         self._counts = np.bincount(of_work[of_work >= 0], minlength=len(tables["work"]))
+        # Pairs have what their parts were priced with.
+        self._on_gpu = functools.cache(self._priced_on)
+        self._calls: dict[tuple[str, Fabric], Communication] = {}
+
+    def _priced_on(self, gpu: str) -> tuple[Models, pd.DataFrame]:
+        models = _on(GPUS[gpu], self._models, self._job)
+        return models, models.prices.price(self._tables["work"], self._counts)
+
+    def _communication(self, gpu: GpuSpec, network: JobNetwork) -> Communication:
+        key = gpu.name, network.fabric
+        if key not in self._calls:
+            self._calls[key] = communication_for(self._tables, gpu, network)
+        return self._calls[key]
 
     def priced(self, changes: Sequence[_Change]) -> TimeGain:
         """The step with all of some changes; JobError if it lacks what one is about."""
         models, prices, why = self._models, self._prices.work, ""
         for change in (each for each in changes if each.option == "--gpu"):
-            models = _on(GPUS[change.value], models, self._job)
-            prices = models.prices.price(self._tables["work"], self._counts)
+            models, prices = self._on_gpu(change.value)
             why = _why_not_faster(models)
         what_ifs = [change for change in changes if change.option == "--what-if"]
         network = _with(models, [change.value for change in what_ifs])
         is_alike = models is self._models and network.fabric == models.network.fabric
         calls = self._prices.calls if is_alike else None
-        calls = calls or communication_for(self._tables, models.gpu, network)
+        calls = calls or self._communication(models.gpu, network)
         rows = self._tables["launches"]
         for what_if in network.what_ifs:
             rows, calls = changed_launches(what_if, rows, calls, self._tables)
