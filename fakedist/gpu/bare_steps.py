@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -110,6 +110,7 @@ class TimedLaunches:
         last_optimizer: Position in the log at which the last of them ended.
         tape: What the host read.
         paces: The core's pace in the step; none if the host's clock did not run.
+        once: Positions in the log of launches that no other step repeats.
     """
 
     launches: Sequence[Launch]
@@ -119,6 +120,7 @@ class TimedLaunches:
     step: int
     tape: ReadTape = field(default_factory=ReadTape)
     paces: list[PaceRow] = field(default_factory=list)
+    once: Collection[int] = ()
 
 
 class _Answer(ctypes.Structure):
@@ -167,13 +169,17 @@ class BareGpu:
         return 0 if timed is None else timed.num_optimizer_steps
 
     def rows(self) -> tuple[list[object], int]:
-        """A key of each row of the timed step, and how many rows it has until its last optimizer's step ended."""
+        """A key of each row of the timed step, and how many rows it has until its last optimizer's step ended.
+
+        Work that no other step repeats has None.
+        """
         timed = self._timed()
         assert timed is not None
         keys, _ = _keys(bytes((Launch * len(timed.launches))(*timed.launches)))
         before = sum(position < timed.last_optimizer for position, _ in timed.rows)
         # A wait that the log has as work of its own, too, is none of a bare step.
-        return [("again",) if is_again else keys[position] for position, is_again in timed.rows], before
+        own = [("again",) if is_again else keys[position] for position, is_again in timed.rows]
+        return [None if at in timed.once else key for key, (at, _) in zip(own, timed.rows, strict=True)], before
 
     def recorded(self) -> tuple[list[int], list[float], list[PaceRow]]:
         """The positions of its rows in its log, the host's clock at each of its launches, and the core's pace."""

@@ -91,6 +91,7 @@ class ModelTracer:
         self._is_on = False
         self._launches: Sequence[Launch] | ctypes.Array[Launch] = []
         self._num_captures = self._may_end = self._num_may_end = 0
+        self._once: set[int] = set()
         self._watched = ExitStack()
         self._ranges = StepRanges(self._log.num_launches)
         self._numbers.begin(self._log.tag_address, self._outside_of)
@@ -108,6 +109,7 @@ class ModelTracer:
         self._tags = dict(self._captured)
         self._is_on = True
         self._may_end = self._num_may_end = 0
+        self._once = set()
         self._tape = ReadTape()
         self.keep_reads(self._tape)
         self._forget()
@@ -144,7 +146,7 @@ class ModelTracer:
     def taken(self) -> Callable[[], Sequence[Record]]:
         """Take what the step that ended launched. The function makes the journal's records of it, now or later."""
         marks = self._num_may_end, self._may_end
-        timed = TimedLaunches([], [], *marks, step=self._step, tape=self._tape, paces=self._paces)
+        timed = TimedLaunches([], [], *marks, self._step, self._tape, self._paces, self._once)
         made = partial(self._records, timed, self._launches, self._tags, self._ranges.of_step)
         self._tags, self._launches = {}, []
         return made
@@ -225,6 +227,14 @@ class ModelTracer:
         finally:
             self._log.tag_call(-1)
             self._log.tag(self._outside())
+
+    @contextmanager
+    def once(self) -> Iterator[None]:
+        """Only this step does what is done here, not those after it."""
+        first = self._log.num_launches()
+        yield
+        if self._is_on:
+            self._once.update(range(first, self._log.num_launches()))
 
     @contextmanager
     def waiting(self, op: int, location: Location) -> Iterator[None]:

@@ -52,8 +52,8 @@ _MOST_STEPS, _SPARES_FIRST = 24, 3
 _FRACTION, _LEAST_S = 0.3, 1.5
 #: A bare step that takes so many times the longest recorded one, and so many seconds more, has run away.
 _RUNS_AWAY, _RUNS_AWAY_S = 10, 5.0
-#: Launches that must be those of the timed step. DDP makes 14 to build its buckets anew in the second step alone.
-_LEAST_MATCHED = 0.85
+#: Launches that must be those of the timed step.
+_LEAST_MATCHED = 0.9
 #: The wall time of a step over its CPU time, from which on other processes were in the way.
 _DISTURBED = 1.5
 #: The recorded step's own clock, over that of bare steps, and its error, as a fraction. It took 1.36 (GPT-2 with DDP),
@@ -87,7 +87,10 @@ class ClockedGpu(Protocol):
         """Steps of optimizers in the timed step."""
 
     def rows(self) -> tuple[list[Key], int]:
-        """A key of each row of the timed step, and how many rows it has until its last optimizer's step ended."""
+        """A key of each row of the timed step, and how many rows it has until its last optimizer's step ended.
+
+        Work that no other step repeats has None.
+        """
 
     def begin(self) -> float:
         """Begin the log. Returns by how many us the clock may be off for each launch."""
@@ -165,8 +168,9 @@ def clock_record(
         times = times_of_rows(matched, [clock.at_us[at] for at in positions], begin_us)
         warm_us = [clock.warm_us[positions[at]] if at >= 0 else 0.0 for at in matched]
         repeats.append(list(map(Sample, times, warm_us)))
-    if num_matched < _LEAST_MATCHED * len(recorded):
-        return f"only {num_matched:,} of its {len(recorded):,} launches were those of step {step}"
+    repeated = sum(key is not None for key in recorded)
+    if num_matched < _LEAST_MATCHED * repeated:
+        return f"only {num_matched:,} of its {repeated:,} launches were those of step {step}"
     repeats = as_if_warm(turned, repeats)
     dispatch_us = times_of(repeats)
     sums_us = [sum(sample.time_us for sample in row if not isnan(sample.time_us)) for row in repeats]

@@ -27,6 +27,7 @@ from torch.utils import _python_dispatch
 from fakedist.frames import is_the_scripts
 from fakedist.graph_captures import GraphObserver
 from fakedist.patch import patched, present
+from fakedist.record.ddp_buckets import new_buckets_within
 from fakedist.record.ledger import Ledger
 from fakedist.record.operations import Operations
 from fakedist.record.position import Position
@@ -338,11 +339,11 @@ class RecordedStep(GraphObserver):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow the script's ranges and its waits for the GPU."""
+        """Follow the script's ranges, its waits for the GPU, and the buckets that DDP builds anew."""
         if self._tracer is None:
             yield
             return
-        with script_ranges(self._tracer), _waits(self._operations):
+        with script_ranges(self._tracer), _waits(self._operations), new_buckets_within(self._tracer.once):
             yield
 
     def follow(self) -> None:

@@ -72,6 +72,9 @@ class OperationTracer(StepTracer, Protocol):
     def collective(self, sequence: int, op: int, operation: str, location: Location) -> AbstractContextManager[None]:
         """The context for a collective, on its stream."""
 
+    def once(self) -> AbstractContextManager[None]:
+        """The context for work that only this step does, not those after it."""
+
     def waiting(self, op: int, location: Location) -> AbstractContextManager[None]:
         """The context for a wait that the script asks for."""
 

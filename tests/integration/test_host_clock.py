@@ -211,6 +211,13 @@ def test_ddp_reads_back_the_buckets_that_it_builds_in_a_bare_step(profile_once: 
     assert read_recording(run.path).host_clock is not None
 
 
+def test_buckets_that_ddp_builds_in_the_timed_step_are_in_no_bare_one(profile_once: ProfileOnce) -> None:
+    run = profile_once(STATIC_GRAPH, "20", options=("--json", "--world-size", "8", "--steps", "3"))
+    clock = read_recording(run.path).host_clock
+    assert clock is not None
+    assert not clock.is_recorded
+
+
 def test_a_static_graph_is_recorded_with_its_last_buckets(profile_once: ProfileOnce) -> None:
     run = profile_once(STATIC_GRAPH, "3", rank=3)
     assert read_recording(run.path).steps[-1].step == 3

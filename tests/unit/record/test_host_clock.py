@@ -1,4 +1,5 @@
 import gc
+import math
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
@@ -123,6 +124,15 @@ def test_a_step_of_other_launches_has_no_clock() -> None:
     log = (list("abcdefgh"), [0.0] * 8)
     record = clock_record(2, (list("abcdefghij"), 10), log, [mark(0), mark(8)], [], launch_bound_us=0.0)
     assert record == "only 8 of its 10 launches were those of step 2"
+
+
+def test_work_that_no_other_step_repeats_need_not_be_in_one() -> None:
+    log = (list("abcabc"), [0.0, 10.0, 30.0, 40.0, 50.0, 70.0])
+    recorded = [*"a", None, None, *"bc"]
+    record = clock_record(2, (recorded, 5), log, [mark(3), mark(6)], [], launch_bound_us=0.0)
+    assert not isinstance(record, str)
+    assert times(record) == pytest.approx([10, math.nan, math.nan, 10, 20], nan_ok=True)
+    assert isinstance(clock_record(2, (list("axxbc"), 5), log, [mark(3), mark(6)], [], launch_bound_us=0.0), str)
 
 
 @pytest.mark.parametrize("split", [0, 1, 4])
