@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from fakedist.errors import ReportError
 from fakedist.rundir import time_notes
@@ -105,9 +106,8 @@ def one_step(process: ProcessTrace, choice: StepChoice, called: Path) -> Trace:
     if not inside.any():
         raise ReportError(f"no kernel of {called} was launched in step {step}", "--step chooses another")
     host = begin, end
-    if row >= 0:  # the GPU may still be at work on what was launched before: its own time begins after that
-        before = process.activity.columns["end"][process.launch < begin]
-        begin = max(begin, min(int(before.max(initial=begin)), int(process.activity.columns["start"][inside].min())))
+    if row >= 0:
+        begin = _free_at(process, begin, inside)
     chosen = np.flatnonzero(inside)[np.argsort(process.activity.columns["start"][inside], kind="stable")]
     is_captured = bool((process.made_in[chosen] >= 0).any())
     return Trace(
@@ -155,12 +155,18 @@ def _chosen_row(steps: Ranges, ranges: Ranges, step: int | None) -> int:
     return len(numbers) - 1 - numbers[::-1].index(step)
 
 
+def _free_at(process: ProcessTrace, begin: int, inside: npt.NDArray[np.bool_]) -> int:
+    """When the GPU begins a step: it may still be at work on what was launched before the range did."""
+    before, first = process.activity.columns["end"][process.launch < begin], process.activity.columns["start"][inside]
+    free = int(before.max(initial=begin))
+    return max(begin, min(free, int(first.min(initial=free))))
+
+
 def _step_row(process: ProcessTrace, steps: Ranges, row: int, is_shown: bool) -> TracedStep:
     begin, end = int(steps.start[row]), int(steps.end[row])
     inside = (process.launch >= begin) & (process.launch <= end)
-    free = int(process.activity.columns["end"][process.launch < begin].max(initial=begin))
+    free = _free_at(process, begin, inside)
     start, until = (process.activity.columns[name][inside] for name in ("start", "end"))
-    free = min(free, int(start.min(initial=free)))
     order = np.argsort(start, kind="stable")
     start, until = start[order], np.maximum.accumulate(until[order])
     before = np.concatenate([start[:1], until[:-1]])

@@ -98,15 +98,7 @@ class Sheet:
         """The table as a terminal and Markdown show it."""
         if not self.most or len(self.columns[0].cells) <= self.most:
             return self
-        columns = [
-            replace(
-                column,
-                cells=column.cells[: self.most],
-                values=None if column.values is None else column.values[: self.most],
-            )
-            for column in self.columns
-        ]
-        return replace(self, columns=columns, remarks=[*self.remarks, self.rest], most=0)
+        return replace(first_rows(self, self.most), remarks=[*self.remarks, self.rest], most=0)
 
 
 def first_rows(sheet: Sheet, most: int) -> Sheet:

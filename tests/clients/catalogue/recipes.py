@@ -142,28 +142,10 @@ def _unet3d(rank: int) -> Arithmetic:
     return _trained(elements)
 
 
-def _detr(rank: int) -> Arithmetic:
-    """41,302,368 as DETR prints, and the convolutions before its second stage, which Transformers does not freeze."""
-    held = FP32 * (41_302_368 + 64 * 3 * 49 + 212_992)
-    return Arithmetic(None, held, 2 * held, bytes_within=_EXACT)
-
-
-def _rt_detr(rank: int) -> Arithmetic:
-    """42,913,977 trainable parameters, as the recipe prints of Transformers' configuration with 91 classes."""
-    held = FP32 * 42_913_977
-    return Arithmetic(None, held, 2 * held, bytes_within=_EXACT)
-
-
-def _d_fine(rank: int) -> Arithmetic:
-    """31,266,755 trainable parameters, as the recipe prints of Transformers' configuration with 91 classes."""
-    held = FP32 * 31_266_755
-    return Arithmetic(None, held, 2 * held, bytes_within=_EXACT)
-
-
-def _yolo(rank: int) -> Arithmetic:
-    """3,011,612 gradients, as Ultralytics prints of YOLOv8n with four classes."""
-    held = FP32 * 3_011_612
-    return Arithmetic(None, held, 2 * held, bytes_within=_EXACT)
+def _printed(elements: int, states: int = 2) -> Callable[[int], Arithmetic]:
+    """Gradients and states in fp32 of the elements that train, as many as a recipe or its project prints."""
+    held = FP32 * elements
+    return lambda rank: Arithmetic(None, held, states * held, bytes_within=_EXACT)
 
 
 def _x_transformers(rank: int) -> Arithmetic:
@@ -180,18 +162,6 @@ def _gin(rank: int) -> Arithmetic:
     elements = (119 + 6) * width + 3 * layer + width + 1
     norms = FP32 * 3 * 2 * (width + 2 * width) + 8 * 3 * 2  # means, variances, and a count of batches
     return _trained(elements, parameters=FP32 * elements + norms)
-
-
-def _mace(rank: int) -> Arithmetic:
-    """848,528 elements, as e3nn counts the paths of its irreps; amsgrad keeps a third state."""
-    held = FP32 * 848_528
-    return Arithmetic(None, held, 3 * held, bytes_within=_EXACT)
-
-
-def _sam2(rank: int) -> Arithmetic:
-    """80,850,178 parameters, as the recipe prints of its own configuration."""
-    held = FP32 * 80_850_178
-    return Arithmetic(None, held, 2 * held, bytes_within=_EXACT)
 
 
 def _entry(
@@ -329,7 +299,7 @@ ENTRIES = (
         "DETR",
         "ResNet-50, Transformers' port, boxes matched on the host, DDP",
         "detr_train.py",
-        _detr,
+        _printed(41_302_368 + 64 * 3 * 49 + 212_992),  # and what Transformers does not freeze: before the second stage
         package="transformers",
         silent=("experts_made_up",),
         requires=("timm", "scipy"),
@@ -344,13 +314,16 @@ ENTRIES = (
             silent=("experts_made_up",),
             requires=("scipy",),
         )
-        for name, kind, arithmetic in (("RT-DETR", "rt_detr", _rt_detr), ("D-FINE", "d_fine", _d_fine))
+        for name, kind, arithmetic in (
+            ("RT-DETR", "rt_detr", _printed(42_913_977)),
+            ("D-FINE", "d_fine", _printed(31_266_755)),
+        )
     ),
     _entry(
         "Ultralytics",
         "YOLOv8n from its YAML file, its own trainer, DDP",
         "ultralytics_yolo.py",
-        _yolo,
+        _printed(3_011_612),  # of YOLOv8n with four classes
         package="ultralytics",
         silent=("experts_made_up",),
         environment={"YOLO_CONFIG_DIR": "{directory}", "YOLO_OFFLINE": "1"},
@@ -359,7 +332,7 @@ ENTRIES = (
         "SAM 2",
         "fine-tuning of Hiera-B+ by its own configuration, clicks drawn in each step, DDP",
         "sam2_train.py",
-        _sam2,
+        _printed(80_850_178),
         package="sam2",
         requires=("hydra-core", "tensordict"),
     ),
@@ -384,7 +357,7 @@ ENTRIES = (
         "MACE",
         "run_train: a potential whose forces are a gradient, amsgrad, EMA, DDP",
         "mace_train.py",
-        _mace,
+        _printed(848_528, states=3),  # amsgrad; e3nn counts the paths of its irreps
         package="mace-torch",
         requires=("ase", "torch-ema"),
     ),
