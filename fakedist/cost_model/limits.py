@@ -1,4 +1,4 @@
-"""The limits of a step side by side: how long it would be if one of its parts alone took time.
+"""The limits of a step side by side: how long it would be if all but one part took no time.
 
 Each is a placement of the step's own launches in which everything else takes none. No change of other parts makes the
 step shorter than that. A step is longer than its longest limit where parts wait for each other.

@@ -537,7 +537,7 @@ class LateLaunches:
 
 @dataclass(frozen=True)
 class StepLimit:
-    """The timed step if one of its parts alone took time.
+    """The timed step if all but one of its parts took no time.
 
     Attributes:
         kind: kernels; collectives (of one group); nics (the collectives of all groups over nodes, where there are
@@ -657,7 +657,8 @@ class StepTime:
         collector_us: How long Python's garbage collector pauses a step, likewise; no part of any other time.
         has_real_collectives: Whether communication is that of kernels that move data between GPUs, such as NCCL's, and
             not of copies that stand for collectives.
-        limits: The step if one part alone took time, the longest first; empty if it is not known what streams wait for.
+        limits: The step if all but one of its parts took no time, the longest first; empty if it is not known what
+            streams wait for.
         copies_alone_us: Of ``busy_us`` in a traced step, while copies and fills run and no kernel computes.
     """
 

@@ -196,7 +196,7 @@ _LIMIT_STYLES = {
 
 
 def limit_bars(time: StepTime) -> BarChart | None:
-    """The step, and what it would be if one part alone took time; None if that is not known."""
+    """The step, and what it would be if all but one of its parts took no time; None if that is not known."""
     if not time.limits:
         return None
     rows: list[tuple[str, Mapping[str, float], str, str]]

@@ -589,7 +589,9 @@ def tied_limits(time: StepTime) -> list[StepLimit]:
 
 
 def limit_names(limits: Sequence[StepLimit], time: StepTime | None = None) -> str:
-    """Limits in words: "dp over the NICs, kernels (compute 81%) or the host"."""
+    """Limits in words: "dp over the NICs, the host or kernels (compute 81%)"."""
+    if time is not None and [limit.kind for limit in limits] == ["host"]:
+        return "late launches of the host"
     *names, last = (limit_name(limit, time) for limit in limits)
     return " or ".join(filter(None, (", ".join(names), last)))
 
@@ -602,7 +604,7 @@ def limit_name(limit: StepLimit, time: StepTime | None = None) -> str:
         "kernels": f"kernels ({bound})" if bound else "kernels",
         "collectives": f"{limit.group} over {'the NICs' if limit.num_nodes > 1 else 'the links of a node'}",
         "nics": "all groups over the NICs",
-        "host": "the host" if time is None else "late launches of the host",
+        "host": "the host",
     }[limit.kind]
 
 
@@ -615,7 +617,7 @@ def lifting_option(limit: StepLimit) -> str:
 def limits_text(time: StepTime) -> str:
     """The limits of a step side by side; empty if they are not known."""
     limits = [f"{limit_name(limit)} {format_us(limit.step_us)}" for limit in time.limits]
-    return f"if it alone took time, the step would be: {', '.join(limits)}" if limits else ""
+    return f"on its own, each part would take: {', '.join(limits)}" if limits else ""
 
 
 def waits_limit(time: StepTime) -> str:

@@ -295,6 +295,6 @@ def test_the_card_has_the_rates_of_the_job_and_the_limits_and_no_wall_time_of_th
     card = text[text.index('<section id="verdict"') : text.index("</section>")]
     assert 'data-figure="MFU">26.0%<' in card
     assert 'data-figure="tokens/s">573<' in card
-    assert 'data-figure="limits">if it alone took time, the step would be: kernels 1.00 ms<' in card
+    assert 'data-figure="limits">on its own, each part would take: kernels 1.00 ms<' in card
     assert "wall time" not in card
     assert '<div class="panel" id="limits">' in text

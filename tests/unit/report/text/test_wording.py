@@ -94,7 +94,7 @@ PAIR = TimeGain("b200 and twice the NIC bandwidth", "--gpu b200 --what-if bandwi
         (
             [KERNELS, replace(HOST, high_us=80.0)],
             [],
-            "limited by kernels (memory 75%) or late launches of the host; b200, fabric dgx-b200-ndr: -50.0%",
+            "limited by kernels (memory 75%) or the host; b200, fabric dgx-b200-ndr: -50.0%",
         ),
         # All groups stand for each of them.
         (
@@ -116,7 +116,7 @@ def test_the_verdict_names_the_longest_limit_and_those_that_it_may_not_exceed(
 def test_limits_are_side_by_side_in_one_line() -> None:
     assert limits_text(step()) == ""
     assert limits_text(replace(step(), limits=[DP, KERNELS, TP, HOST])) == (
-        "if it alone took time, the step would be: "
+        "on its own, each part would take: "
         "dp over the NICs 94.0 µs, kernels 77.0 µs, tp over the links of a node 19.0 µs, the host 9.0 µs"
     )
 
