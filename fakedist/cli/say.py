@@ -157,7 +157,7 @@ def print_report(
 
         output.write_text(run_markdown(open_run(run_directory), all_layers=all_layers))
     elif output.format == CSV:
-        from fakedist.report.render.data import table_csv
+        from fakedist.report.render.csv import table_csv
         from fakedist.results.opening import open_run
 
         output.write_text(table_csv(open_run(run_directory), table, all_layers=all_layers))

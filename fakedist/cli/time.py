@@ -185,7 +185,7 @@ def _print_run(
     simulate: Callable[[], RolloutTime] | None,
 ) -> None:
     from fakedist.report.content.rollout import rollout_report
-    from fakedist.report.render.data import table_csv
+    from fakedist.report.render.csv import table_csv
     from fakedist.report.render.markdown import report_markdown
     from fakedist.report.render.terminal import render
     from fakedist.report.text import time_sheets

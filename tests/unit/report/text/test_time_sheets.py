@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fakedist.cost_model.accuracy import HELD_HOST_STEPS, HELD_STEPS
 from fakedist.errors import RunDirectoryError
-from fakedist.report.render.data import table_csv
+from fakedist.report.render.csv import table_csv
 from fakedist.report.text.run_report import run_markdown, summary_object
 from fakedist.report.text.time_sheets import priced_markdown, priced_object, render_priced
 from fakedist.report.text.wording import accuracy_text, main_bound, short_kernel, step_remark, step_text, unknown_time
