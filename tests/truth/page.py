@@ -449,7 +449,8 @@ def _group(figure: str, row: Row) -> str:
 
 def mark(figure: go.Figure) -> str:
     """A comment that says of which figure a picture is."""
-    return f"<!-- {hashlib.sha256(figure.to_json().encode()).hexdigest()} -->"
+    text = figure.to_json(engine="json")  # orjson, which plotly takes where it is installed, writes other floats
+    return f"<!-- {hashlib.sha256(text.encode()).hexdigest()} -->"
 
 
 def draw(figure: go.Figure, chromium: str) -> str:
