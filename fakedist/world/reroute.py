@@ -40,6 +40,8 @@ from fakedist.world.user_buffers import user_buffers
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
 
+#: What torch makes groups for that it does not describe, by the function that makes them: FSDP1's HYBRID_SHARD.
+_MADE_FOR = {"_init_intra_node_process_group": "fsdp shard", "_init_inter_node_process_group": "fsdp replicate"}
 _NON_MEMBER = c10d.GroupMember.NON_GROUP_MEMBER
 #: What split_group returns to a rank in none of the parts: None in torch 2.11, later the same as new_group.
 _NO_PART = _NON_MEMBER if hasattr(c10d, "_NonGroupMember") else None
@@ -286,8 +288,13 @@ class _World:
 
 
 def _made_at() -> str:
-    """``file:line (function)``, the name in tables of a group without a description."""
+    """The name in tables of a group without a description: what torch makes it for, or ``file:line (function)``."""
     frame = script_frame(passed_over=("new_group", "init_process_group"))
+    inner = sys._getframe(1)
+    while inner is not None and inner is not frame:
+        if name := _MADE_FOR.get(inner.f_code.co_name):
+            return name
+        inner = inner.f_back
     if frame is None:
         return ""
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} ({frame.f_code.co_name})"

@@ -459,6 +459,10 @@ def test_reads_that_change_nothing_are_counted_apart(engine: ValueEngine) -> Non
     rows, idle = engine.host.inventions.take()
     assert len(rows) >= 3
     assert idle == list(range(len(rows)))
+    torch.nn.init.trunc_normal_(torch.empty(16 << 20), std=0.02)
+    rows, idle = engine.host.inventions.take()
+    assert rows
+    assert idle == list(range(len(rows)))
     best = 1.0
     if norm().item() < best:
         best = 0.0

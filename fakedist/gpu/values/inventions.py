@@ -30,8 +30,14 @@ from fakedist.rundir.rows import InventedRow
 LOOP_LIMIT = 1_000
 #: After how many assertions at one line one fails: the script may end a loop by raising an exception.
 _MOST_ASSERTIONS = 100 * LOOP_LIMIT
-#: Torch's code that copies tensors to the host to keep them, and to copy them back or to a file.
-_KEEPING = ("torch/autograd/graph.py", "torch/distributed/tensor/_random.py", "torch/serialization.py")
+#: Torch's code that copies tensors to the host to keep them, and to copy them back or to a file; and its initializers,
+#: which draw again until all values are within bounds, as the zeros are that large host floats read as.
+_KEEPING = (
+    "torch/autograd/graph.py",
+    "torch/distributed/tensor/_random.py",
+    "torch/nn/init.py",
+    "torch/serialization.py",
+)
 _KEEPING_ROOMS = ("/torch/distributed/fsdp/", "/torch/distributed/checkpoint/")
 #: The most lines that the note names.
 _NAMED = 4
@@ -207,7 +213,7 @@ def script_line() -> tuple[str, int]:
 
 
 def _is_kept() -> bool:
-    """Return whether torch copies values to keep them."""
+    """Return whether torch reads values to keep them, or to draw them again."""
     return any(file.endswith(_KEEPING) or any(room in file for room in _KEEPING_ROOMS) for file in torch_files())
 
 

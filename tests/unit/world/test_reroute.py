@@ -246,3 +246,13 @@ def test_a_group_without_a_description_is_called_by_the_line_that_made_it(enter_
     assert names[:2] == ["default_pg", "pairs"]
     assert re.fullmatch(r"test_reroute\.py:\d+ \(test_a_group_without_a_description\w+\)", names[2])
     assert (described.group_desc, plain.group_desc) == ("pairs", "undefined")  # torch's own word
+
+
+def test_groups_of_hybrid_sharding_are_called_by_what_they_are_for(enter_world: Enter) -> None:
+    notes = enter_world(16, 5)
+    initialised = pytest.importorskip("torch.distributed.fsdp._init_utils")
+    initialised._init_intra_and_inter_node_groups(dist.group.WORLD, 8)
+    assert [(name, ranks) for _, name, ranks, *_ in notes.groups[1:]] == [
+        ("fsdp shard", list(range(8))),
+        ("fsdp replicate", [5, 13]),
+    ]
