@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -290,7 +291,7 @@ class _World:
 def _made_at() -> str:
     """The name in tables of a group without a description: what torch makes it for, or ``file:line (function)``."""
     frame = script_frame(passed_over=("new_group", "init_process_group"))
-    inner = sys._getframe(1)
+    inner: FrameType | None = sys._getframe(1)
     while inner is not None and inner is not frame:
         if name := _MADE_FOR.get(inner.f_code.co_name):
             return name
