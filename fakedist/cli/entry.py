@@ -14,13 +14,12 @@ from types import FunctionType
 import click
 from click.shell_completion import get_completion_class
 
+from fakedist import extras
 from fakedist._version import __version__
 from fakedist.cli.calibrate import calibrate
 from fakedist.cli.check import check
 from fakedist.cli.compare import compare
-from fakedist.cli.confirm import confirm
 from fakedist.cli.doctor import doctor
-from fakedist.cli.export import export
 from fakedist.cli.lines import lines
 from fakedist.cli.match import match
 from fakedist.cli.nsys import nsys
@@ -118,10 +117,9 @@ for _command in (
     nsys,
     play,
     calibrate,
-    confirm,
-    export,
     doctor,
     completion,
+    *extras.commands(),
 ):
     cli.add_command(_command)
 for _documented in (cli, *cli.commands.values()):

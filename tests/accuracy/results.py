@@ -21,9 +21,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fakedist.confirm.confirming import defects, read_confirmation
-from fakedist.confirm.session import MEASURED, RECORDINGS, REHEARSED, Row, write_rows
 from fakedist.errors import JobError
+from fakedist.extras.confirm.confirming import defects, read_confirmation
+from fakedist.extras.confirm.session import MEASURED, RECORDINGS, REHEARSED, Row, write_rows
 from fakedist.gpu.driver.build import torch_build
 from tests.accuracy.tables import GPU_TABLES, TABLES
 

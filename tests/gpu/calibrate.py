@@ -23,9 +23,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from fakedist.confirm.recorded_jobs import driver_version
 from fakedist.cost_model.kernels.calibration_table import CalibrationTable, calibration_table_text
 from fakedist.errors import FakedistError, JobError, ScriptError
+from fakedist.extras.confirm.recorded_jobs import driver_version
 from fakedist.gpu.models.catalogue import GPUS, find_gpu
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.launcher.machine import count_real_gpus

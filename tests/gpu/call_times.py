@@ -20,8 +20,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from fakedist.confirm.allocator_history import replace_with  # noqa: E402
-from fakedist.confirm.scripts.device import device, parse  # noqa: E402
+from fakedist.extras.confirm.allocator_history import replace_with  # noqa: E402
+from fakedist.extras.confirm.scripts.device import device, parse  # noqa: E402
 
 BURST, NUM_BURSTS = 200, 40
 

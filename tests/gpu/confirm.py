@@ -19,10 +19,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fakedist.confirm.confirming import PIECES as SHIPPED
-from fakedist.confirm.confirming import REHEARSAL, MeasuredPiece, open_session, run_piece
-from fakedist.confirm.jobs import JOBS
 from fakedist.errors import FakedistError
+from fakedist.extras.confirm.confirming import PIECES as SHIPPED
+from fakedist.extras.confirm.confirming import REHEARSAL, MeasuredPiece, open_session, run_piece
+from fakedist.extras.confirm.jobs import JOBS
 from fakedist.launcher.machine import count_real_gpus
 from tests.gpu.pieces import calibrate, examples, host, lag, marked, processes
 

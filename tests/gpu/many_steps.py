@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from fakedist.confirm.jobs import JOBS, dense
+from fakedist.extras.confirm.jobs import JOBS, dense
 
 if __name__ == "__main__":
     dense.STEPS = 1_000

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import fakedist
-from fakedist.export.chakra import COLLECTIVE, COMPUTE, RECEIVE, SEND
+from fakedist.extras.chakra.chakra import COLLECTIVE, COMPUTE, RECEIVE, SEND
 from tests.conftest import RunFakedist
+from tests.extras.chakra.test_chakra import attributes, read
 from tests.integration.test_job_time import profile_stages
-from tests.unit.export.test_chakra import attributes, read
 
 pytestmark = pytest.mark.long
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.confirm.allocator_history import AllocatorRecording, JobRecord, load
-from fakedist.confirm.history_differences import compare_job
-from fakedist.confirm.jobs import JOBS
-from fakedist.confirm.recorded_jobs import DEFAULT_GPU, Way, like, record
 from fakedist.errors import FakedistError
+from fakedist.extras.confirm.allocator_history import AllocatorRecording, JobRecord, load
+from fakedist.extras.confirm.history_differences import compare_job
+from fakedist.extras.confirm.jobs import JOBS
+from fakedist.extras.confirm.recorded_jobs import DEFAULT_GPU, Way, like, record
 from fakedist.gpu.driver.build import torch_build
 
 pytestmark = pytest.mark.long

@@ -24,14 +24,14 @@ def is_nightly(item: pytest.Item) -> bool:
 
 
 def short_tests(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
-    """Of the tests marked neither ``long`` nor ``nightly``: all unit tests; and of each file of whole runs the first
+    """Of the tests marked neither ``long`` nor ``nightly``: all unit tests and those of extras; and of each file of whole runs the first
     test, and those that share its run and start none of their own.
     """
     kept = (item for item in items if not (item.get_closest_marker("long") or is_nightly(item)))
     for _, group in groupby(kept, key=lambda item: item.path):
         tests = list(group)
         folder = tier(tests[0])
-        if folder == "unit":
+        if folder in ("unit", "extras"):
             yield from tests
         elif folder == "integration":
             yield from _one_run(tests)

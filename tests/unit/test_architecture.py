@@ -32,7 +32,7 @@ HOUSE = (ROOT / "CONTRIBUTING.md").read_text().partition("## The house")[2].part
 DRAWING, ARROWS = re.findall(r"^```\nfakedist/\n(.*?)^```", HOUSE, re.DOTALL | re.MULTILINE)
 #: Each room and module outside of rooms -> the rooms and modules that it may import besides itself and EVERYWHERE.
 MAY_IMPORT = {
-    room: homes.replace("/", ".").replace(",", "").split()
+    room.replace("/", "."): homes.replace("/", ".").replace(",", "").split()
     for rooms, homes in re.findall(r"^  (\S+(?:, \S+)*) +-> ?(.*)$", ARROWS, re.MULTILINE)
     for room in rooms.split(", ")
 }
@@ -43,7 +43,7 @@ def half(name: str) -> set[str]:
     """The rooms of the recording or the reading half, as listed below the drawing."""
     listed = re.search(rf"The {name} half \(([^)]+)\)", HOUSE)
     assert listed is not None
-    return set(re.findall(r"\w+", listed[1]))
+    return {name.replace("/", ".") for name in re.findall(r"[\w/]+", listed[1])}
 
 
 @functools.cache
@@ -119,7 +119,8 @@ def is_in(target: str, home: str) -> bool:
 
 
 def room_of(name: str) -> str:
-    return name.partition(".")[0]
+    """Each extra is a room."""
+    return ".".join(name.split(".")[: 2 if name.startswith("extras.") else 1])
 
 
 def offending(imports: Iterable[Import], *, unless: Callable[[Import], bool]) -> list[str]:
@@ -148,9 +149,11 @@ def test_the_driver_is_built_with_the_standard_library_alone() -> None:
 
 
 def test_the_drawing_has_every_room_and_every_module_outside_of_rooms() -> None:
-    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    rooms, extras = (
+        {path.parent.name for path in folder.glob("*/__init__.py")} for folder in (PACKAGE, PACKAGE / "extras")
+    )
     alone = {path.stem for path in PACKAGE.glob("*.py")}
-    assert set(MAY_IMPORT) == rooms | alone
+    assert set(MAY_IMPORT) == rooms | alone | {f"extras.{name}" for name in extras}
     names = [
         name for names in re.findall(r"^  ((?:\w+(?:/|\.py),? ?)+)", DRAWING, re.MULTILINE) for name in names.split()
     ]
@@ -176,6 +179,12 @@ def test_rooms_import_what_the_drawing_lets_them_and_no_arrow_is_left_over() -> 
         home for home in EVERYWHERE if not any(is_in(one, home) for targets in used.values() for one in targets)
     ]
     assert left_over == []
+
+
+def test_the_core_is_whole_without_the_extras() -> None:
+    of_extras = [found for found in all_imports() if found.target.startswith("extras.")]
+    assert of_extras
+    assert offending(of_extras, unless=lambda found: room_of(module_name(found.path)) == room_of(found.target)) == []
 
 
 #: A property that opens another room when it is asked for: who has it, and what it opens.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from fakedist.confirm.recorded_jobs import ROOT
-from fakedist.confirm.session import Session
+from fakedist.extras.confirm.recorded_jobs import ROOT
+from fakedist.extras.confirm.session import Session
 
 
 def run(session: Session) -> bool:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.analysis.recording import read_recording
-from fakedist.confirm.allocator_history import EventsBuilder, JobRecord
-from fakedist.confirm.history_differences import HistoryDifference, compare_job
-from fakedist.confirm.pieces import columns, peaks
-from fakedist.confirm.recorded_jobs import ROOT, Way
-from fakedist.confirm.session import Session
+from fakedist.extras.confirm.allocator_history import EventsBuilder, JobRecord
+from fakedist.extras.confirm.history_differences import HistoryDifference, compare_job
+from fakedist.extras.confirm.pieces import columns, peaks
+from fakedist.extras.confirm.recorded_jobs import ROOT, Way
+from fakedist.extras.confirm.session import Session
 from fakedist.rundir.schema import ACTIONS
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fakedist.confirm.jobs import GpuJob
-from fakedist.confirm.pieces import ScriptFailedError, run_script
-from fakedist.confirm.recorded_jobs import ROOT, job_environment
-from fakedist.confirm.session import Session
+from fakedist.extras.confirm.jobs import GpuJob
+from fakedist.extras.confirm.pieces import ScriptFailedError, run_script
+from fakedist.extras.confirm.recorded_jobs import ROOT, job_environment
+from fakedist.extras.confirm.session import Session
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import pytest
 
 from fakedist.rundir.plain import to_plain
 from tests.accuracy import results, tables
+from tests.extras.confirm.test_confirming import of_an_h200
 from tests.gpu import confirm
-from tests.unit.confirm.test_confirming import of_an_h200
 
 HEAD = {"date": "2026-01-01", "gpu": "virtual", "torch": "2.15.0", "python": "3.11"}
 
@@ -75,7 +75,7 @@ def test_a_table_waits_for_a_gpu_until_there_are_data(data: Path) -> None:
 
 
 def test_each_table_that_waits_names_a_piece_that_measures_it() -> None:
-    shipped = results.ROOT / "fakedist" / "confirm" / "pieces.py"
+    shipped = results.ROOT / "fakedist" / "extras" / "confirm" / "pieces.py"
     pieces = "".join(path.read_text() for path in (shipped, *(results.ROOT / "tests" / "gpu" / "pieces").glob("*.py")))
     for name, each in tables.GPU_TABLES.items():
         assert each.piece in confirm.PIECES

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from fakedist.confirm import pieces
-from fakedist.confirm.allocator_history import JobRecord
-from fakedist.confirm.jobs import JOBS
-from fakedist.confirm.kernel_comparison import StepKernels
-from fakedist.confirm.pieces import ScriptFailedError
-from fakedist.confirm.recorded_jobs import Way
-from fakedist.confirm.session import Session
+from fakedist.extras.confirm import pieces
+from fakedist.extras.confirm.allocator_history import JobRecord
+from fakedist.extras.confirm.jobs import JOBS
+from fakedist.extras.confirm.kernel_comparison import StepKernels
+from fakedist.extras.confirm.pieces import ScriptFailedError
+from fakedist.extras.confirm.recorded_jobs import Way
+from fakedist.extras.confirm.session import Session
 from tests.gpu.pieces import examples, processes
 
 MACHINE = {"gpu": "NVIDIA H200", "capacity_bytes": 150 << 30, "driver": "580.1", "torch": "2.11.0+cu130", "python": "3"}

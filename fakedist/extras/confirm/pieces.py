@@ -1,0 +1,231 @@
+"""The pieces of ``fakedist confirm``: each returns whether it went well, and writes the rows of its tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from fakedist.extras.confirm.allocator_history import AllocatorRecording, JobRecord
+from fakedist.extras.confirm.history_differences import HistoryDifference, compare, summary
+from fakedist.extras.confirm.jobs import GpuJob
+from fakedist.extras.confirm.kernel_comparison import StepKernels, compare_times, run_times
+from fakedist.extras.confirm.recorded_jobs import SCRIPTS, NothingRanError, Way, job_environment, record
+from fakedist.extras.confirm.scripts.growing import NUM_TRIALS
+from fakedist.extras.confirm.session import Session
+
+_PLAIN = GpuJob("", "", "")
+
+
+class ScriptFailedError(Exception):
+    """It left no result; its last words."""
+
+
+def run_script(session: Session, way: Way, name: str, *arguments: str, job: GpuJob = _PLAIN) -> Any:
+    """Run ``scripts/<name>.py ... RESULT.json`` and read its result, also that of one that failed after writing it.
+
+    Raises:
+        ScriptFailedError: It wrote none.
+    """
+    device = [] if way.device == "real" else ["--device", "virtual", "--gpu", way.gpu]
+    device += [] if way.device == "real" else ["--gpu-memory", str(way.memory_bytes)]
+    with tempfile.TemporaryDirectory(prefix=f"gpu-{name}-") as text:
+        result = Path(text) / "result.json"
+        command = [sys.executable, os.fspath(SCRIPTS / f"{name}.py"), *arguments, str(result), *device]
+        try:
+            done = subprocess.run(
+                command, cwd=text, env=job_environment(job, profiled=False), capture_output=True, text=True,
+                timeout=session.timeout_s(240.0),
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            said = "it did not end in time"
+        else:
+            said = ""
+            lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+            if done.returncode:
+                said = f"exit code {done.returncode}: {lines[-1] if lines else 'it said nothing'}"
+        if not result.exists():
+            raise ScriptFailedError(said or "it left no result")
+        if said:
+            session.say(f"{name}.py did not come to its end: {said}")
+        return json.loads(result.read_text())
+
+
+#: Recording and the names it is compared by, with the prefix of the columns of gpu-recordings.json.
+_COMPARED = (
+    ("real bare", "virtual bare", "virtual"),
+    ("real bare", "real profiled", "recorded"),
+    ("virtual bare", "virtual profiled", ""),
+)
+
+
+def run_recordings(session: Session) -> bool:
+    """Record and compare; whether every job could be recorded in every way."""
+    found: dict[str, AllocatorRecording] = {}
+    for name in ("real bare", "virtual bare", "real profiled", "virtual profiled"):
+        side, _, way = name.partition(" ")
+        try:
+            given = session.real if side == "real" else session.virtual
+            found[name] = _record(session, name, replace(given, profiled=way == "profiled"))
+        except NothingRanError as error:
+            session.say(f"{name}: {error}")
+            continue
+        directory = session.recordings if side == "real" else session.others
+        found[name].save(directory / f"{'rehearsed' if side == 'real' and session.rehearsal else side}-{way}.jsonl.gz")
+    compared = _compare(session, found)
+    session.write("gpu-recordings", _rows(found.get("real bare"), compared))
+    return len(found) == len({name for pair in _COMPARED for name in pair[:2]}) and not any(
+        job.error for recording in found.values() for job in recording.jobs.values()
+    )
+
+
+def _record(session: Session, name: str, way: Way) -> AllocatorRecording:
+    started = time.monotonic()
+    recording = record(session.jobs, way, session.command, session.told)
+    failed = [job.name for job in recording.jobs.values() if job.error]
+    session.say(
+        f"{name:<16} {recording.head.gpu}, torch {recording.head.torch}: {len(recording.jobs) - len(failed)} jobs "
+        f"recorded in {time.monotonic() - started:.0f} s, {len(failed)} failed"
+    )
+    return recording
+
+
+def _compare(session: Session, found: Mapping[str, AllocatorRecording]) -> dict[str, dict[str, HistoryDifference]]:
+    compared = {}
+    with (session.others / "differences.txt").open("w") as file:
+        for first, second, prefix in _COMPARED:
+            if first not in found or second not in found:
+                continue
+            differences = compare(found[first], found[second])
+            title = f"{first} against {second}" + (" (rehearsal: no real GPU)" if session.rehearsal else "")
+            session.say("", f"== {title}", *summary(differences))
+            for each in differences:
+                _write(file, title, each)
+            compared[prefix] = {each.job: each for each in differences}
+    return compared
+
+
+def _write(file: TextIO, title: str, each: HistoryDifference) -> None:
+    if not each.is_same:
+        file.write("\n".join([f"== {title}: {each.job}: {each.verdict}: {each.reason}", *each.lines, "", ""]))
+
+
+def _rows(
+    real: AllocatorRecording | None, compared: Mapping[str, Mapping[str, HistoryDifference]]
+) -> list[dict[str, str | int]]:
+    return [
+        {
+            "job": job.name,
+            **peaks(job),
+            **columns("virtual", compared.get("virtual", {}).get(job.name)),
+            **columns("recorded", compared.get("recorded", {}).get(job.name)),
+        }
+        for job in (real.jobs.values() if real is not None else ())
+    ]
+
+
+def peaks(job: JobRecord) -> dict[str, int]:
+    """A row's cells on the real GPU."""
+    return {
+        "num_events": len(job.events),
+        "allocated_bytes": job.peak_allocated_bytes,
+        "reserved_bytes": job.peak_reserved_bytes,
+    }
+
+
+def columns(prefix: str, found: HistoryDifference | None) -> dict[str, str | int]:
+    """A row's cells on another side."""
+    difference = found or HistoryDifference("", "not compared")
+    return {
+        f"{prefix}_verdict": difference.verdict,
+        f"{prefix}_reason": difference.reason,
+        f"{prefix}_allocated_difference_bytes": difference.peaks[2] - difference.peaks[0],
+        f"{prefix}_reserved_difference_bytes": difference.peaks[3] - difference.peaks[1],
+    }
+
+
+def run_out_of_memory(session: Session) -> bool:
+    """Shrink the memory by GiB on both sides; whether both ran."""
+    failed: list[str] = []
+
+    def trials_of(side: str) -> dict[tuple[str, int], Any]:
+        try:
+            found = run_script(session, session.real if side == "real" else session.virtual, "growing")
+        except ScriptFailedError as error:
+            failed.append(f"the {side} GPU: {error}")
+            return {}
+        if len(found) < NUM_TRIALS:
+            failed.append(f"the {side} GPU: the time was over after {len(found)} of {NUM_TRIALS} trials")
+        return {(row["limit"], row["gib"]): row["found"] for row in found}
+
+    with ThreadPoolExecutor(2) as pool:  # one of them needs no GPU
+        sides = dict(zip(("real", "virtual"), pool.map(trials_of, ("real", "virtual")), strict=True))
+    trials = list(dict.fromkeys([*sides["real"], *sides["virtual"]]))
+    rows = [
+        {"limit": limit, "gib": gib, **{side: found.get((limit, gib)) for side, found in sides.items()}}
+        for limit, gib in trials
+    ]
+    same = sum(row["real"] == row["virtual"] for row in rows)
+    session.say(f"out of memory: {same} of {len(rows)} trials end at the same allocation")
+    session.write("gpu-out-of-memory", rows, failed)
+    return not failed
+
+
+def run_outside(session: Session) -> bool:
+    """The memory outside the allocator; whether every library could be used."""
+    try:
+        rows = run_script(session, session.real, "outside")
+    except ScriptFailedError as error:
+        session.write("gpu-outside", [], [str(error)])
+        return False
+    for row in rows:
+        session.say(f"{row['after']:<48} {row['used_bytes'] - row['reserved_bytes']:>14,} bytes  {row['error']}")
+    failed = [f"{row['after']}: {row['error']}" for row in rows if row["error"]]
+    session.write("gpu-outside", [row for row in rows if not row["error"]], failed)
+    return not failed
+
+
+def run_kernel_times(session: Session) -> bool:
+    """Time them all; whether each has times on every side."""
+    # One after the other: they would slow each other down.
+    measured = run_times(session.jobs, session.real, measured=True)
+    with ThreadPoolExecutor(session.at_once) as pool:
+        each = pool.map(lambda job: run_times([job], session.virtual, measured=False), session.jobs)
+        estimated = {name: times for found in each for name, times in found.items()}
+    compared = compare_times(measured, estimated)
+    failed = _errors("measured", measured) + _errors("estimated", estimated)
+    session.write("gpu-estimates", [asdict(each) for each in compared], failed)
+    costs, not_bare = _costs(session, measured)
+    session.write("gpu-recording-cost", costs, not_bare)
+    return not failed and not not_bare
+
+
+def _errors(side: str, times: dict[str, StepKernels]) -> list[str]:
+    return [f"{job}, {side}: {each.error}" for job, each in times.items() if each.error]
+
+
+def _costs(session: Session, measured: dict[str, StepKernels]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Jobs of one rank, one after another: kernels without fakedist, and under it."""
+    rows, failed = [], []
+    for job in session.jobs:
+        times = measured.get(job.name)
+        if times is None or times.error or job.world_size:
+            continue
+        if session.is_over:
+            failed.append(f"{job.name}, bare: not run: the time was over")
+            continue
+        try:
+            bare = run_script(session, session.real, "third_step", job.name, job=job)
+        except ScriptFailedError as error:
+            failed.append(f"{job.name}, bare: {error}")
+            continue
+        rows.append({"job": job.name, "bare_us": bare["kernels_us"], "recorded_us": sum(times.by_family.values())})
+    return rows, failed
