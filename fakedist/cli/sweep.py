@@ -71,8 +71,8 @@ class SweepProgress:
 
 _TOML = ".toml"
 _SWEEP_OPTIONS = (
-    *("axes", "derived", "conditions", "monotone", "prices", "keep", "headroom", "context", "tokens_per_step"),
-    *("micro_batches", "trials", "sampler"),
+    *("axes", "derived", "conditions", "prices", "keep", "headroom", "context", "tokens_per_step"),
+    *("micro_batches", "trials"),
 )
 _RANKS = (
     "The ranks to run at each point: ends (the first and the last pipeline stage), stages (also every stage of the "
@@ -107,9 +107,7 @@ class _SweepCommand(ScriptCommand):
 @click.option(
     "--where", "conditions", multiple=True, metavar="EXPR", help="Run only points that meet this condition. Repeatable."
 )
-@click.option(
-    "--monotone", multiple=True, metavar="AXIS", help="An axis whose later values always take more memory. Repeatable."
-)
+@_removed("--monotone", "--monotone is no more: every point runs")
 @click.option(
     "--price",
     "prices",
@@ -117,13 +115,13 @@ class _SweepCommand(ScriptCommand):
     metavar="NAME=VALUE",
     help="What to price the steps for, without another run: gpus-per-node or router-load. Repeatable.",
 )
-@click.option("--keep", metavar="WHICH", help="Run directories to keep: all, none or best:10.  [default: all]")
+@click.option("--keep", metavar="WHICH", help="Run directories to keep: all or none.  [default: all]")
 @click.option(
     "--headroom", metavar="SHARE", help="Share of the memory that the fastest point must leave free.  [default: 5%]"
 )
 @click.option("--context", metavar="SIZE", help="Memory of the CUDA context.  [default: as published]")
-@click.option("--trials", type=int, metavar="N", help="Run only this many points, chosen by an Optuna sampler.")
-@click.option("--sampler", metavar="NAME", help="Optuna's sampler: tpe or random.  [default: tpe]")
+@click.option("--trials", type=int, metavar="N", help="Run only this many points, drawn from a seed.")
+@_removed("--sampler", NO_SAMPLER)
 @executor_options
 @click.option("--memory-limit", metavar="SIZE", help="End a rank whose processes hold more host memory than this.")
 @click.option("--fresh", is_flag=True, help="Run every point again.")
@@ -141,7 +139,6 @@ def sweep(
     axes: tuple[str, ...],
     derived: tuple[str, ...],
     conditions: tuple[str, ...],
-    monotone: tuple[str, ...],
     prices: tuple[str, ...],
     keep: str | None,
     headroom: str | None,
@@ -150,7 +147,6 @@ def sweep(
     jobs: int | None,
     cold: bool,
     trials: int | None,
-    sampler: str | None,
     memory_limit: str | None,
     fresh: bool,
     dry_run: bool,
@@ -172,13 +168,13 @@ def sweep(
     (docs/sweeps.md).
     """  # noqa: D301 - click looks for the character \b
     output = chosen_output(form, as_json)
-    settings = _settings(values, keep=keep, headroom=headroom, context=context, trials=trials, sampler=sampler)
+    settings = _settings(values, keep=keep, headroom=headroom, context=context, trials=trials)
     from fakedist.launcher.executors.choosing import make_executor
     from fakedist.sweep.plan import CommandLineSettings
 
     if module is None and len(arguments) == 1 and Path(arguments[0]).is_dir():
         return _show(Path(arguments[0]), output)
-    asked = CommandLineSettings(axes, monotone, derived, conditions, prices, _options(values), settings)
+    asked = CommandLineSettings(axes, derived, conditions, prices, _options(values), settings)
     say_ignored(ctx)
     plan = _plan(arguments, module, asked)
     directory = directory or Path(f"fakedist-sweep-{plan.name}")

@@ -53,7 +53,7 @@ from fakedist.sweep.space import (
 )
 from fakedist.units import parse_bytes, parse_percent
 
-SAMPLERS = ("tpe", "random")
+NO_SAMPLER = "there are no samplers any more: --trials draws points from a seed"
 #: How many of the best points run every stage, with ``ranks = "stages"``.
 NUM_BEST = 10
 #: Free memory that the ranking asks for, as a share of the GPU's.
@@ -88,32 +88,29 @@ class SweepPlan:
     """A sweep as it was asked for.
 
     Attributes:
-        num_kept: Of how many of the best points the run directories stay; None for all.
+        keeps_runs: Whether the run directories stay.
         headroom: Free memory that the ranking asks for, as a share of the GPU's.
         tokens: Tokens of a step, of all ranks; None to find them in the runs.
         micro_batches: Micro-batches of a step; None for those that run.
         context_bytes: Memory of the CUDA context; None for the published figure.
-        num_trials: Points that a sampler, "tpe" or "random", chooses; None runs all.
+        num_trials: Points that are drawn from the space, by the seed; None runs all.
     """
 
     name: str
     space: Space
     command: SweptCommand
     ranks: RankChoice = RankChoice()
-    num_kept: int | None = None
+    keeps_runs: bool = True
     headroom: float = HEADROOM
     tokens: Expression | None = None
     micro_batches: Expression | None = None
     context_bytes: int | None = None
     num_trials: int | None = None
-    sampler: str = "tpe"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.sampler not in SAMPLERS:
-            raise SweepError(f"there is no sampler {self.sampler!r}", f"--sampler {' or '.join(SAMPLERS)}")
         if self.num_trials is not None and not self.space.axes:
-            raise SweepError("a sampler has nothing to choose: there is no axis", "--axis tp=1,2,4")
+            raise SweepError("there is nothing to draw from: there is no axis", "--axis tp=1,2,4")
         self.command.check(self.space)
 
     def counts_at(self, point: Point) -> tuple[int | None, int | None]:
@@ -153,16 +150,11 @@ def read_ranks(plain: object) -> RankChoice:
     return RankChoice("listed", tuple(dict.fromkeys(numbers)))
 
 
-def read_keep(plain: object) -> int | None:
-    """The number of best points that keep their run directories, from "all", "none" or "best:10"."""
-    if plain in (None, "all"):
-        return None
-    if plain == "none":
-        return 0
-    match = _COUNTED.fullmatch(plain) if isinstance(plain, str) else None
-    if match is None or match["word"] != "best" or match["number"] == "all":
-        raise SweepError(f"keep is all, none or best:10, not {plain!r}", 'keep = "best:10"')
-    return int(match["number"])
+def read_keep(plain: object) -> bool:
+    """Whether run directories stay, from "all" or "none"."""
+    if plain not in (None, "all", "none"):
+        raise SweepError(f"keep is all or none, not {plain!r}", 'keep = "all"')
+    return plain != "none"
 
 
 def read_headroom(plain: object) -> float:
@@ -356,7 +348,6 @@ class CommandLineSettings:
     """
 
     axes: Sequence[str] = ()
-    monotone: Sequence[str] = ()
     derived: Sequence[str] = ()
     conditions: Sequence[str] = ()
     prices: Sequence[str] = ()
@@ -480,14 +471,8 @@ def _expression(plain: object, where: str) -> Expression:
 
 def _plan(parts: _SweepParts, command_line: CommandLineSettings) -> SweepPlan:
     for text in command_line.axes:
-        axis = axis_of_text(text, command_line.monotone)
+        axis = axis_of_text(text)
         parts.axes[axis.name] = _with_arguments(axis, parts.axes.get(axis.name))
-    for name in command_line.monotone:
-        if name not in parts.axes:
-            raise SweepError(f"--monotone {name}: there is no such axis", "--axis mbs=1,2,4 --monotone mbs")
-        if not parts.axes[name].is_monotone:
-            old = parts.axes[name]
-            parts.axes[name] = Axis(name, old.values, old.arguments, is_monotone=True)
     for text in command_line.derived:
         name, value = _named(text, "--let", 'dp="64 // tp"')
         parts.derived[check_name(name, "--let")] = Expression(value, f"--let {name}:")
@@ -500,6 +485,8 @@ def _plan(parts: _SweepParts, command_line: CommandLineSettings) -> SweepPlan:
             )
         parts.price[name.replace("-", "_")] = value if any(placeholders_of(value)) else read_scalar(value)
     parts.options |= command_line.options
+    if parts.settings.get("sampler") is not None:
+        raise SweepError(NO_SAMPLER, "leave it out")
     settings = parts.settings | {name: value for name, value in command_line.settings.items() if value is not None}
     space = Space(
         tuple(parts.axes.values()), tuple(parts.derived.items()), tuple(parts.conditions), _constants(parts.options)
@@ -512,13 +499,12 @@ def _plan(parts: _SweepParts, command_line: CommandLineSettings) -> SweepPlan:
         space=space,
         command=command,
         ranks=read_ranks(settings.get("ranks")),
-        num_kept=read_keep(settings.get("keep")),
+        keeps_runs=read_keep(settings.get("keep")),
         headroom=read_headroom(settings.get("headroom")),
         tokens=_counted(settings.get("tokens_per_step"), "tokens_per_step", space),
         micro_batches=_counted(settings.get("micro_batches"), "micro_batches", space),
         context_bytes=_context(settings.get("context")),
         num_trials=_number(settings.get("trials"), "trials"),
-        sampler=_sampler(settings),
         seed=_number(settings.get("sampler_seed"), "sampler_seed", least=0) or 0,
     )
 
@@ -530,7 +516,7 @@ def _with_arguments(axis: Axis, old: Axis | None) -> Axis:
     for value in values:
         if value not in old.arguments:
             raise SweepError(f"axis {axis.name} has no {value}", did_you_mean(value, old.arguments))
-    return Axis(axis.name, values, old.arguments, axis.is_monotone)
+    return Axis(axis.name, values, old.arguments)
 
 
 def _named(text: str, flag: str, example: str) -> tuple[str, str]:
@@ -550,12 +536,6 @@ def _constants(options: Mapping[str, object]) -> dict[str, Scalar]:
     if isinstance(plain, Texts) and not any(placeholders_of(plain)):
         plain = int(plain.texts[-1]) if plain.texts[-1].isdecimal() else None
     return {"world_size": plain} if isinstance(plain, int) and not isinstance(plain, bool) else {}
-
-
-def _sampler(settings: Mapping[str, object]) -> str:
-    if settings.get("sampler") is not None and settings.get("trials") is None:
-        raise SweepError("a sampler chooses a number of points, and none is given", "--sampler tpe --trials 60")
-    return str(settings.get("sampler") or SAMPLERS[0])
 
 
 def _counted(plain: object, name: str, space: Space) -> Expression | None:

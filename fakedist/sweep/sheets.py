@@ -347,7 +347,7 @@ _RANKS = {
 
 @dataclass(frozen=True)
 class DryRun:
-    """The points and runs of a sweep that does not run. ``points`` is empty if a sampler chooses them.
+    """The points and runs of a sweep that does not run.
 
     Points that differ only in what they are priced for share one of the ``num_runs``.
     """
@@ -363,17 +363,13 @@ def dry_run(plan: SweepPlan) -> DryRun:
     Raises:
         SweepError: A point is not valid, no point meets the conditions, or there are too many.
     """
-    points: Sequence[Point] = [] if plan.num_trials is not None else all_points(plan.space)
-    runs = [plan.command.at(plan.space, point) for point in points]
+    runs = [plan.command.at(plan.space, point) for point in points_of(plan)]
     return DryRun(plan, runs, len({run.job for run in runs}))
 
 
 def render_dry_run(dry: DryRun, directory: Path, console: Console) -> None:
     """Print the points, and what each would run."""
     plan = dry.plan
-    if plan.num_trials is not None:
-        print_heading(console, f"{plan.num_trials:,} of {plan.space.size:,} points, chosen as results come")
-        return
     print_heading(console, f"{len(dry.points):,} points of {plan.space.size:,}, {dry.num_runs:,} runs")
     for number, run in enumerate(dry.points, 1):
         console.print(Text(f"{number}  {visible(run.point.label)}", style="bold"), soft_wrap=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ COLUMNS = (
 #: A value of an axis.
 Scalar: TypeAlias = bool | int | float | str
 
+#: Draws in a row that lead to no new point, after which the space counts as used up.
+_MOST_IN_VAIN = 2_000
 #: More values than any axis needs; catches slips of the pen.
 MAX_VALUES = 10_000
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -53,13 +56,11 @@ class Axis:
     Attributes:
         name: A letter, then letters, digits and underscores.
         arguments: By value: several words, or none, that replace its placeholder.
-        is_monotone: A later value always takes more memory than an earlier one.
     """
 
     name: str
     values: tuple[Scalar, ...]
     arguments: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    is_monotone: bool = False
 
 
 def check_name(name: str, where: str) -> str:
@@ -100,26 +101,27 @@ def read_values(text: str, where: str) -> list[Scalar]:
     return values
 
 
-def axis_of_text(text: str, monotone: Sequence[str] = ()) -> Axis:
+def axis_of_text(text: str) -> Axis:
     """An axis from a command line: ``tp=1,2,4,8``."""
     name, equals, values = text.partition("=")
     if not equals or not values:
         raise SweepError(f"--axis {text!r} has no values", "--axis tp=1,2,4,8")
     check_name(name, "--axis")
-    return _checked(Axis(name, tuple(read_values(values, f"--axis {name}")), is_monotone=name in monotone))
+    return _checked(Axis(name, tuple(read_values(values, f"--axis {name}"))))
 
 
 def axis_of_toml(name: str, plain: object, where: str) -> Axis:
     """An axis from a sweep file: a list of values; a text as on the command line; or a table.
 
-    A table has ``values``, ``from`` and ``to`` (and ``step`` or ``factor``), or ``named``, and may have ``monotone``.
+    A table has ``values``, ``from`` and ``to`` (and ``step`` or ``factor``), or ``named``.
     """
     check_name(name, where)
     where = f"{where}, axis {name}"
     if not isinstance(plain, dict):
         return _checked(Axis(name, tuple(_plain_values(plain, where))))
     section = Section(where, plain, SweepError)
-    monotone = section.take("monotone", bool) or False
+    if section.take_any("monotone") is not None:
+        raise SweepError(f"{where}: monotone is no more: every point runs", "leave it out")
     values, named = section.take_any("values"), section.take("named", dict)
     bounds = {key: section.take_any(key) for key in ("from", "to", "step", "factor")}
     section.end()
@@ -128,9 +130,9 @@ def axis_of_toml(name: str, plain: object, where: str) -> Axis:
         raise SweepError(f"{where} has one of values, named, or from and to", f"{name} = {{ from = 1, to = 8 }}")
     if named is not None:
         arguments = {str(key): _words(words, f"{where}, {key}") for key, words in named.items()}
-        return _checked(Axis(name, tuple(arguments), arguments, monotone))
+        return _checked(Axis(name, tuple(arguments), arguments))
     listed = _plain_values(values, where) if values is not None else _bounded(bounds, where)
-    return _checked(Axis(name, tuple(listed), is_monotone=monotone))
+    return _checked(Axis(name, tuple(listed)))
 
 
 def _plain_values(plain: object, where: str) -> Sequence[Scalar]:
@@ -438,7 +440,7 @@ class Space:
         depth = len(values)
         looked_at[0] += 1
         if looked_at[0] > most:
-            raise SweepError(f"more than {most:,} combinations would have to be looked at", "--sampler tpe --trials 60")
+            raise SweepError(f"more than {most:,} combinations would have to be looked at", "--trials 60")
         if not self._possible(values):
             return
         if depth == len(self.axes):
@@ -480,7 +482,7 @@ def all_points(space: Space, *, max_points: int = MAX_POINTS, max_looked_at: int
         if len(points) > max_points:
             raise SweepError(
                 f"the space has more than {max_points:,} points (of {space.size:,} without conditions)",
-                "--sampler tpe --trials 60 runs some of them; or add a condition: --where",
+                "--trials 60 runs some of them; or add a condition: --where",
             )
     if not points:
         conditions = "; ".join(condition.text for condition in space.conditions)
@@ -488,3 +490,20 @@ def all_points(space: Space, *, max_points: int = MAX_POINTS, max_looked_at: int
             f"no point of {space.size:,} meets the conditions: {conditions}", "change or leave out a condition"
         )
     return points
+
+
+def drawn_points(space: Space, number: int, seed: int) -> list[Point]:
+    """At most so many different points that meet the conditions, each value drawn from its axis with equal chances.
+
+    Raises:
+        SweepError: No draw meets the conditions.
+    """
+    generator, points, in_vain = random.Random(seed), dict[Point, None](), 0
+    while len(points) < number and in_vain < _MOST_IN_VAIN:
+        point = Point(tuple((axis.name, generator.choice(axis.values)) for axis in space.axes))
+        in_vain += 1
+        if point not in points and space.allows(point):
+            points[point], in_vain = None, 0
+    if not points:
+        raise SweepError(f"no draw of {_MOST_IN_VAIN:,} meets the conditions", "change or leave out a condition")
+    return list(points)

@@ -154,8 +154,6 @@ def _check_step(step: StepEstimate | None) -> None:
 
 ABOUT_NAME = "sweep.json"
 TABLE_NAME = "sweep.parquet"
-#: Optuna's journal of its study.
-STORAGE_NAME = "optuna.log"
 PAGE_NAME = "report.html"
 RUNS_NAME, FILES_NAME = "runs", "files"
 _LOCK_NAME = ".lock"
@@ -168,7 +166,7 @@ class About:
 
     Attributes:
         headroom: Free memory that the ranking asks for, as a share of the GPU's.
-        points: The IDs of the points' rows; None if a sampler chooses the points.
+        points: The IDs of the points' rows; None in older sweeps whose points a sampler chose.
         ground: Digests of what all points have in common.
         files: Digests of the Python files in the script's directory.
     """

@@ -6,7 +6,6 @@ A sweep that was ended goes on where it stopped.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import shlex
 import shutil
 import sys
@@ -17,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeGuard
 
-from fakedist.errors import SetupError, SweepError
 from fakedist.launcher import launching
 from fakedist.launcher.executors.task import Executor, Task, TaskResult
 from fakedist.launcher.interrupts import ended_like_interrupted
@@ -29,15 +27,13 @@ from fakedist.sweep.command import PointRun
 from fakedist.sweep.opened import Sweep, open_sweep
 from fakedist.sweep.plan import Ground, SweepPlan, find_ground, id_of, key_of
 from fakedist.sweep.point_rows import RankKind, RankResult, Row, Status, StepEstimator, estimate_step, judge, make_row
-from fakedist.sweep.points import ListedPoints, MonotonePoints, Source, Wait, sample_to_check
 from fakedist.sweep.ranking import rank_rows
-from fakedist.sweep.space import Point, all_points
+from fakedist.sweep.space import Point, all_points, drawn_points
 from fakedist.sweep.sweep_directory import (
     ABOUT_NAME,
     FILES_NAME,
     JOURNAL_NAME,
     RUNS_NAME,
-    STORAGE_NAME,
     TABLE_NAME,
     About,
     SweepJournal,
@@ -82,9 +78,7 @@ def run_sweep(
         OSError: The disk is full.
     """
     with closing(executor):
-        if plan.num_trials is not None:
-            see_that_optuna_is_installed()
-        runs = [plan.command.at(plan.space, point) for point in first_points(plan)]
+        runs = [plan.command.at(plan.space, point) for point in points_of(plan)]
         (check or launching.check)(runs[0].job)
         with locked_directory(directory) as locked:
             if fresh:
@@ -103,7 +97,12 @@ def run_sweep(
             try:
                 with ended_like_interrupted():
                     _say_what_changed(runner, journal, locked, listener)
-                    _run(runner, plan, locked, runs, listener)
+                    write_about(locked, _about(plan, [runner.id_of(run) for run in runs], runner.ground))
+                    listener.begins(len(runs))
+                    runner.run_points(runs)
+                    runner.run_every_stage()
+                    if not plan.keeps_runs:
+                        shutil.rmtree(locked / RUNS_NAME, ignore_errors=True)
             finally:
                 executor.close()  # before the table is made, which takes a while
                 journal.close()
@@ -112,46 +111,13 @@ def run_sweep(
             return open_sweep(locked)
 
 
-def _run(
-    runner: SweepRunner, plan: SweepPlan, directory: Path, runs: Sequence[PointRun], listener: SweepListener
-) -> None:
-    if plan.num_trials is not None:
-        from fakedist.sweep.sampling import SampledPoints  # needs Optuna
-
-        write_about(directory, _about(plan, None, runner.ground))
-        listener.begins(plan.num_trials)
-        runner.run_source(SampledPoints(plan, directory))
-    else:
-        write_about(directory, _about(plan, [runner.id_of(run) for run in runs], runner.ground))
-        listener.begins(len(runs))
-        if wrong := runner.run_points(runs):
-            listener.say(wrong)
-    runner.run_every_stage()
-    runner.thin()
-
-
-def first_points(plan: SweepPlan) -> list[Point]:
-    """All points of the space; the first alone, if a sampler chooses them.
+def points_of(plan: SweepPlan) -> list[Point]:
+    """The points that run: all of the space, or as many as are drawn from it.
 
     Raises:
         SweepError: No point meets the conditions, or there are too many.
     """
-    if plan.num_trials is None:
-        return all_points(plan.space)
-    first = next(plan.space.points(), None)
-    if first is None:
-        raise SweepError("no point meets the conditions", "change or leave out a condition")
-    return [first]
-
-
-def see_that_optuna_is_installed() -> None:
-    """Check that a sampler can be used.
-
-    Raises:
-        SetupError: Optuna is not installed.
-    """
-    if importlib.util.find_spec("optuna") is None:
-        raise SetupError("a sampler needs Optuna, which is not installed", "pip install fakedist[optuna]")
+    return all_points(plan.space) if plan.num_trials is None else drawn_points(plan.space, plan.num_trials, plan.seed)
 
 
 def write_results(directory: Path) -> Sweep:
@@ -164,7 +130,7 @@ def write_results(directory: Path) -> Sweep:
     return sweep
 
 
-def _about(plan: SweepPlan, points: list[str] | None, ground: Ground) -> About:
+def _about(plan: SweepPlan, points: list[str], ground: Ground) -> About:
     program = plan.command.program
     return About(
         command=list(sys.argv),
@@ -194,7 +160,7 @@ def _first(names: Sequence[str]) -> str:
 def _empty(directory: Path) -> None:
     for name in (RUNS_NAME, FILES_NAME):
         shutil.rmtree(directory / name, ignore_errors=True)
-    for name in (JOURNAL_NAME, TABLE_NAME, STORAGE_NAME):
+    for name in (JOURNAL_NAME, TABLE_NAME):
         (directory / name).unlink(missing_ok=True)
 
 
@@ -234,10 +200,8 @@ class SweepRunner:
         self._runs: dict[str, _Run] = {}
         self._ready: deque[tuple[_Run, int]] = deque()
         self._in_flight: dict[str, tuple[_Run, int]] = {}
-        self._source: Source = ListedPoints([])
-        self._checked: set[str] = set()
+        self._left: deque[PointRun] = deque()
         self._ids: set[str] = set()
-        self._done: set[str] = set()
         self._changes: dict[str, list[str]] = {}
 
     @property
@@ -249,38 +213,15 @@ class SweepRunner:
         """The ID of a point's row."""
         return id_of(key_of(run, self.ground), run.pricing, self._plan)
 
-    def run_points(self, runs: Sequence[PointRun]) -> str:
-        """Run points, those beyond a point that did not fit left out, and a sample of these to check.
-
-        Returns what the check found wrong, in words; empty if nothing.
-        """
-        self._ids |= {self.id_of(run) for run in runs}
-        if not any(axis.is_monotone for axis in self._plan.space.axes):
-            self.run_source(ListedPoints(runs))
-            return ""
-        source = MonotonePoints(self._plan.space, runs)
-        self.run_source(source)
-        for run, beyond in source.skipped:
-            self._skip(run, beyond)
-        sample = sample_to_check(source.skipped, self._plan.seed)
-        self._checked |= {self.id_of(run) for run in sample}
-        self.run_source(ListedPoints(sample))
-        fitting = [row for row in self.rows if row.is_check and row.status in (Status.FITS, Status.MAY_NOT_FIT)]
-        if not fitting:
-            return ""
-        left = [run for run, _ in source.skipped if self.id_of(run) not in self._checked]
-        self.run_source(ListedPoints(left))
-        names = ", ".join(axis.name for axis in self._plan.space.axes if axis.is_monotone)
-        return f"{names} not monotone: {fitting[0].label} fits, beyond a point that does not; every point ran"
-
-    def run_source(self, source: Source) -> None:
-        """Run the points of a source to the last.
+    def run_points(self, runs: Sequence[PointRun]) -> None:
+        """Run points to the last.
 
         Raises:
             FakedistError: The executor cannot run anything, or what a point is priced for is not valid.
             OSError: The disk is full.
         """
-        self._source = source
+        self._ids |= {self.id_of(run) for run in runs}
+        self._left.extend(runs)
         for result in self._executor.run(self._tasks()):
             self._take(result)
 
@@ -296,21 +237,7 @@ class SweepRunner:
             one.every_stage = True
             one.points = [point for point in one.points if point[1] == row.id]
             self._advance(one)
-        self.run_source(ListedPoints([]))
-
-    def thin(self) -> None:
-        """Delete the run directories of all but the best points, if the plan asks for that."""
-        self._thin({folder.name for folder in (self._directory / RUNS_NAME).glob("*")})
-
-    def _thin(self, keys: Set[str]) -> None:
-        if (number := self._plan.num_kept) is None:
-            return
-        if self._plan.ranks.which == "stages":
-            number = max(number, self._plan.ranks.num_best or 0)
-        kept = {entry.row.key for entry in rank_rows(self.rows, self._plan.headroom).ranked[:number]}
-        kept |= {one.key for one in self._runs.values() if one.is_running}
-        for key in keys - kept:
-            shutil.rmtree(self._directory / RUNS_NAME / key, ignore_errors=True)
+        self.run_points([])
 
     def _tasks(self) -> Iterator[Task | None]:
         """The executor's tasks in order. None while the next one depends on a result."""
@@ -318,15 +245,12 @@ class SweepRunner:
             if self._ready:
                 yield self._task(*self._ready.popleft())
                 continue
-            answer = self._source.next()
-            if isinstance(answer, PointRun):
-                self._admit(answer)
+            if self._left:
+                self._admit(self._left.popleft())
             elif self._in_flight:
                 yield None
-            elif answer is Wait.NO_MORE:
-                return
             else:
-                raise AssertionError("points wait for each other")
+                return
 
     def _admit(self, run: PointRun) -> None:
         key, row_id = key_of(run, self.ground), self.id_of(run)
@@ -342,7 +266,6 @@ class SweepRunner:
                 known = dataclasses.replace(known, values=run.point.values)
                 self._journal.add_row(known)
             self._finished(known, True)
-            self._source.done(run, known)
             return
         one.points.append((run, row_id))
         self._advance(one)
@@ -412,14 +335,9 @@ class SweepRunner:
                 run, results, self._plan, self._directory, row_id=row_id, key=one.key, estimate=self._estimate
             )
             command = run.command(files_directory(self._directory, one.key))
-            row = dataclasses.replace(
-                row, is_check=row_id in self._checked, command=command, world_size=run.job.world_size
-            )
+            row = dataclasses.replace(row, command=command, world_size=run.job.world_size)
             self._journal.add_row(row)
             self._finished(row, False)
-            self._source.done(run, row)
-        self._done.add(one.key)
-        self._thin(self._done)  # an earlier session's other runs may still make rows, priced anew
 
     def _stands(self, row: Row | None) -> TypeGuard[Row]:
         """True if a row of an earlier session is valid: its point was run, started, and would read the same files."""
@@ -442,18 +360,6 @@ class SweepRunner:
             read = self._journal.known.sources.get(digest)
             self._changes[digest] = [] if read is None else self.ground.changed(read)
         return self._changes[digest]
-
-    def _skip(self, run: PointRun, beyond: str) -> None:
-        key, row_id = key_of(run, self.ground), self.id_of(run)
-        known = self._journal.known.rows.get(row_id)
-        if self._stands(known):
-            return
-        reason = f"{beyond} does not fit"
-        row = Row(
-            id=row_id, key=key, values=run.point.values, pricing=run.pricing, status=Status.SKIPPED, reason=reason
-        )
-        self._journal.add_row(row)
-        self._finished(row, False)
 
 
 def next_rank(plan: SweepPlan, results: dict[int, RankResult], *, every_stage: bool) -> int | None:
