@@ -78,10 +78,11 @@ from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.results.summing_up import layer_memory
 from fakedist.rundir.host_memory import HostMemory
-from fakedist.rundir.notes import WARNINGS, counted
+from fakedist.rundir.notes import counted
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.step_time import KernelSource, StepTime
 from fakedist.rundir.summary import Advice, Outside, Summary
+from fakedist.rundir.time_notes import WARNINGS
 from fakedist.units import format_bytes
 
 
