@@ -15,11 +15,11 @@ from fakedist.analysis.stack_lines import IN_TORCH, NO_STACK
 from fakedist.errors import RunDirectoryError
 from fakedist.report.content.topology import CallsText, RunTopology
 from fakedist.report.text.memory_sheets import UNUSED_NAMES
-from fakedist.report.text.wording import communication_word, relative_time, short_line, step_word
 from fakedist.results.compare import changed_memory, changed_times, layer_matching, reasons
 from fakedist.results.compare.allocation_streams import StreamDifference, compare_streams
 from fakedist.results.opening import open_run, open_run_directory
 from fakedist.results.run import Run
+from fakedist.results.verdict import communication_word, relative_time, short_line, step_word
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import MOMENTS
 from fakedist.rundir.step_time import StepTime

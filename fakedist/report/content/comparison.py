@@ -27,10 +27,11 @@ from fakedist.report.figures.time_figures import read_kernels
 from fakedist.report.page.assets import figure_object, kernels_figure
 from fakedist.report.page.bars import BarChart, memory_bars, time_bars
 from fakedist.report.page.drawings import Pack, add_kernels
-from fakedist.report.text.wording import run_facts, run_title, step_remark, step_text, us_or_dash, verdict
+from fakedist.report.text.wording import run_facts, run_title, step_remark, us_or_dash
 from fakedist.results.compare import changed_times
 from fakedist.results.compare.common_axis import Stretch, on_axis
 from fakedist.results.run import Run
+from fakedist.results.verdict import step_text, verdict
 from fakedist.rundir.schema import FAMILIES, KINDS
 from fakedist.rundir.step_time import StepTime
 from fakedist.units import format_bytes, format_us

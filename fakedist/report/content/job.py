@@ -33,10 +33,11 @@ from fakedist.report.page.assets import figure_object
 from fakedist.report.page.bars import BarChart, memory_bars, time_bars
 from fakedist.report.text import host_memory_sheets
 from fakedist.report.text.run_report import summary_object
-from fakedist.report.text.wording import MFU_BASIS, command_line, ending, job_command, note_texts, verdict
+from fakedist.report.text.wording import MFU_BASIS, command_line, ending, job_command, note_texts
 from fakedist.results.job_time import JobRuns, JobTime
 from fakedist.results.rank_kinds import JobKinds
 from fakedist.results.run import Run
+from fakedist.results.verdict import verdict
 from fakedist.rundir.directory import PAGE_NAME
 from fakedist.rundir.job_time import JobStep, StageTime
 from fakedist.rundir.notes import share_text

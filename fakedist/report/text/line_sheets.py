@@ -9,9 +9,10 @@ from rich.console import Console
 
 from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn
 from fakedist.report.render.terminal import print_facts, print_sheets
-from fakedist.report.text.wording import or_dash, peak_moment, run_facts, short_line, source_word, us_or_dash
+from fakedist.report.text.wording import or_dash, peak_moment, run_facts, source_word, us_or_dash
 from fakedist.results.lines import Lines, lines_of
 from fakedist.results.run import Run
+from fakedist.results.verdict import short_line
 from fakedist.rundir.notes import counted
 from fakedist.units import format_bytes, format_us
 

@@ -12,16 +12,9 @@ import pandas as pd
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
 from fakedist.analysis.stack_lines import IN_TORCH, NO_STACK, forward_line, in_engine, script_lines
 from fakedist.report.content.report_blocks import EMPTY_RANK, KEY, Sheet, SheetColumn, us_column
-from fakedist.report.text.wording import (
-    LAYER_COLUMNS,
-    MIN_SHARE,
-    layer_label,
-    or_dash,
-    short_line,
-    short_operation,
-    span_text,
-)
+from fakedist.report.text.wording import LAYER_COLUMNS, MIN_SHARE, layer_label, or_dash
 from fakedist.results.run import Run
+from fakedist.results.verdict import short_line, short_operation, span_text
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.rows import FrameRow
 from fakedist.rundir.schema import CATEGORIES

@@ -35,25 +35,27 @@ from fakedist.report.text.wording import (
     accuracy_text,
     bytes_rate,
     collector_text,
-    communication_word,
     flops_rate,
     layer_label,
-    limit_text,
-    limits_text,
-    main_bound,
-    relative_time,
     run_title,
     share_of_peak,
     short_kernel,
     source_word,
-    step_word,
     time_figures,
-    timed_step_name,
     unknown_time,
     us_or_dash,
 )
 from fakedist.results.compare import changed_times
 from fakedist.results.run import Run
+from fakedist.results.verdict import (
+    communication_word,
+    limit_text,
+    limits_text,
+    main_bound,
+    relative_time,
+    step_word,
+    timed_step_name,
+)
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.step_time import KernelSource, LayerTime, PathPart, StepTime, UncertainPart
 from fakedist.units import format_bytes, format_us
