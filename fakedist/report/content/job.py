@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 from fakedist.analysis.alike_ranks import AlikeRanks
 from fakedist.rank_list import format_rank_list
-from fakedist.report.compare.comparison import format_relative, format_us_change
 from fakedist.report.content.report_blocks import (
     KEY,
     Block,
@@ -43,7 +42,7 @@ from fakedist.rundir.job_time import JobStep, StageTime
 from fakedist.rundir.notes import share_text
 from fakedist.rundir.outcome import Ending
 from fakedist.rundir.plain import to_plain
-from fakedist.units import format_bytes, format_us
+from fakedist.units import format_bytes, format_relative, format_us, format_us_change
 
 _UNCHANGED: Mapping[str, JobTime] = MappingProxyType({})
 #: The parts of a rank's step: what each is called, its field, and its class in the style sheet.
