@@ -251,7 +251,7 @@ class Comparison:
         if sum(run.summary.timed is not None for run in self.runs.values()) < 2:
             return None
         if len(self.runs) == 2:
-            paths = layer_matching.layer_paths(*self._tables("layers"), self.matches)
+            paths = [*layer_matching.layer_paths(*self._pair("layers"), self.matches)]
         else:
             paths = [dict(enumerate(layer_matching.layer_patterns(table))) for table in self._tables("layers")]
         return StepComparison(self.runs, paths)
@@ -292,17 +292,17 @@ class Comparison:
     @cached_property
     def phases(self) -> pd.DataFrame:
         """Peak by step and phase."""
-        return changed_memory.phase_changes(*self._tables("phases"))
+        return changed_memory.phase_changes(*self._pair("phases"))
 
     @cached_property
     def matches(self) -> pd.DataFrame:
         """Pairs of layers: which layer of one run is which layer of the other."""
-        return layer_matching.match_layers(*self._tables("layers"))
+        return layer_matching.match_layers(*self._pair("layers"))
 
     @cached_property
     def parts(self) -> pd.DataFrame:
         """Own bytes of every layer at the peak, by category."""
-        return changed_memory.layer_parts(*self._tables("layers"), self.matches)
+        return changed_memory.layer_parts(*self._pair("layers"), self.matches)
 
     @cached_property
     def layers(self) -> pd.DataFrame:
@@ -312,17 +312,17 @@ class Comparison:
     @cached_property
     def most(self) -> pd.DataFrame:
         """Changes in the most that one layer held."""
-        return changed_memory.most_changes(*self._tables("layers"), self.matches)
+        return changed_memory.most_changes(*self._pair("layers"), self.matches)
 
     @cached_property
     def renamed(self) -> list[dict[str, str]]:
         """Layers with a new name: ``was``, ``name``, ``how``. Repeated layers once, and only the topmost."""
-        return layer_matching.renamed_layers(*self._tables("layers"), self.matches)
+        return layer_matching.renamed_layers(*self._pair("layers"), self.matches)
 
     @cached_property
     def blocks(self) -> pd.DataFrame:
         """Changes of the blocks at the peak."""
-        paths = layer_matching.layer_paths(*self._tables("layers"), self.matches)
+        paths = layer_matching.layer_paths(*self._pair("layers"), self.matches)
         sides = []
         for run, of_layers in zip(self.runs.values(), paths, strict=True):
             table = read_table(run.path, "blocks", changed_memory.BLOCK_COLUMNS).to_pandas()
@@ -360,6 +360,10 @@ class Comparison:
 
     def _tables(self, name: str) -> list[pd.DataFrame]:
         return [run.table(name) for run in self.runs.values()]
+
+    def _pair(self, name: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+        a, b = self._tables(name)
+        return a, b
 
 
 def _moved(change: Callable[[float], str], before: float, after: float) -> str:

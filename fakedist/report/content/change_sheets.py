@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from math import isnan
 
 import pandas as pd
@@ -99,7 +98,7 @@ def change_columns(table: ChangeTable, num_runs: int) -> list[SheetColumn]:
     ]
     if num_runs == 2:
         columns += [_pair_column(heading, template, rows) for heading, template in table.pairs.items()]
-    base = rows[figure.format("a")].tolist()
+    base: list[float] = rows[figure.format("a")].tolist()
     for at, name in enumerate(run_names(num_runs)):
         side = name.lower()
         number = int if table.unit == "bytes" else float
@@ -108,14 +107,14 @@ def change_columns(table: ChangeTable, num_runs: int) -> list[SheetColumn]:
         cells = [_cell(table.unit, *one) for one in zip(values, unknown, strict=True)]
         rank = 0
         if num_runs > 2:
-            changes = _changes_from(table, base, side) if at else [""] * len(rows)
-            cells = [f"{cell} ({moved})" if moved else cell for cell, moved in zip(cells, changes, strict=True)]
+            texts = _changes_from(table, base, side) if at else [""] * len(rows)
+            cells = [f"{cell} ({moved})" if moved else cell for cell, moved in zip(cells, texts, strict=True)]
             rank = at or KEY
         unit = "" if table.unit == "number" else table.unit
         columns.append(SheetColumn(name, cells, rank=rank, values=values, unit=unit))
     if num_runs > 2:
         return columns
-    changes = rows[change].tolist()
+    changes: list[float] = rows[change].tolist()
     relative = ["" if isnan(by) else format_relative(by, of) for by, of in zip(changes, base, strict=True)]
     if table.unit == "number":
         return [*columns, SheetColumn("%", relative, rank=KEY)]
@@ -160,9 +159,11 @@ def _key_column(heading: str, names: pd.Series, rank: int) -> SheetColumn:
 
 def _pair_column(heading: str, template: str, rows: pd.DataFrame) -> SheetColumn:
     """Figures of both sides: "4", or "4 -> 6" where they differ."""
-    text = partial(unknown_time, num_unknown=0) if template.endswith("_us") else "{:,}".format
-    if template.endswith("_bytes"):
-        text = format_bytes
+    unit: Unit = "us" if template.endswith("_us") else "bytes" if template.endswith("_bytes") else "number"
+
+    def text(value: float) -> str:
+        return f"{value:,}" if unit == "number" else _cell(unit, value, 0)
+
     pairs = zip(rows[template.format("a")].tolist(), rows[template.format("b")].tolist(), strict=True)
     cells = [text(a) if a == b else f"{text(a)} -> {text(b)}" for a, b in pairs]
     return SheetColumn(heading, cells, rank=1)

@@ -57,7 +57,8 @@ def compare_streams(a: Run, b: Run) -> StreamDifference:
     if not all(steps):
         steps = 0, 0
     rows = [_allocations(run, step) for run, step in zip((a, b), steps, strict=True)]
-    same = align(*([_size(row) for row in side] for side in rows), _LOOK_AHEAD, _NUM_AGREE)
+    sizes = [[_size(row) for row in side] for side in rows]
+    same = align(sizes[0], sizes[1], _LOOK_AHEAD, _NUM_AGREE)
     only_a = [row for row, at in zip(rows[0], same, strict=True) if at < 0]
     paired = {at for at in same if at >= 0}
     only_b = [row for at, row in enumerate(rows[1]) if at not in paired]
@@ -68,9 +69,8 @@ def compare_streams(a: Run, b: Run) -> StreamDifference:
         own = [before < len(same) and same[before] < 0, before < follows]
         first = before, rows[0][before] if own[0] else None, rows[1][before] if own[1] else None
     halves = _half_of(only_a, only_b)
-    num_same = len(rows[0]) - len(only_a)
-    sizes = len(rows[0]), len(rows[1])
-    return StreamDifference(*steps, *sizes, num_same, first, _by_line(only_a, only_b), halves)
+    num_a, num_b = len(rows[0]), len(rows[1])
+    return StreamDifference(*steps, num_a, num_b, len(paired), first, _by_line(only_a, only_b), halves)
 
 
 #: From this share of the bytes on, sizes that are halves of others' are worth a word.

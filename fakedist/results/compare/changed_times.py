@@ -98,10 +98,10 @@ def group_changes(*steps: StepTime | None) -> pd.DataFrame:
         for side in rows
     ]
     changes = by_effect(side_by_side(sides, keys, "us"), "us")
-    return changes.fillna({column: 0.0 for column in changes if column.startswith("whole_")})
+    return changes.fillna({column: 0.0 for column in map(str, changes) if column.startswith("whole_")})
 
 
-def _counted(rows: object, keys: list[str]) -> pd.DataFrame:
+def _counted(rows: pd.DataFrame | list[dict[str, object]], keys: list[str]) -> pd.DataFrame:
     """Kernels of a run by ``keys``, for :func:`side_by_side`."""
     names = {"num_kernels": "num_{}", "num_unknown": "unknown_{}", "time_us": "{}_us"}
     return pd.DataFrame(rows, columns=[*keys, *names]).rename(columns=names)

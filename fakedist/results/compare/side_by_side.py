@@ -66,13 +66,14 @@ def side_by_side(
     """
     names = [name.lower() for name in run_names(len(sides))]
     named = [
-        side.set_index(list(keys)).rename(columns=lambda column, name=name: column.format(name))
+        side.set_index(list(keys)).rename(columns={column: str(column).format(name) for column in side})
         for name, side in zip(names, sides, strict=True)
     ]
     joined = pd.concat(named, axis=1, sort=False).rename_axis(list(keys))
     rows = (joined.sort_index() if is_sorted else joined).reset_index()
-    counts = [column for column in rows if column.startswith(("num_", "unknown_"))]
-    rows[counts] = rows[counts].astype("float64").fillna(0).astype("int64")
+    for column in map(str, rows.columns):
+        if column.startswith(("num_", "unknown_")):
+            rows[column] = rows[column].astype("float64").fillna(0).astype("int64")
     figure, change = COLUMNS[unit]
     figures = [figure.format(name) for name in names]
     if unit == "number":
@@ -99,7 +100,7 @@ def with_change(rows: pd.DataFrame, unit: Literal["bytes", "us"] = "bytes", num_
     """
     figure, change = COLUMNS[unit]
     columns = [figure.format(name.lower()) for name in run_names(num_runs)]
-    dtype = "int64" if unit == "bytes" else "float64"
+    dtype: Literal["int64", "float64"] = "int64" if unit == "bytes" else "float64"
     rows = rows.astype(dict.fromkeys(columns, "float64"))
     values = rows[columns].fillna(0)
     changes = values[columns[1]] - values[columns[0]] if num_runs == 2 else values.max(axis=1) - values.min(axis=1)
@@ -107,7 +108,7 @@ def with_change(rows: pd.DataFrame, unit: Literal["bytes", "us"] = "bytes", num_
     least = SHOWN_AS_NONE_US if unit == "us" else 1
     if num_runs > 2:
         return rows.assign(what=np.where(rows[change] >= least, "differs", "same"))
-    rows[columns] = values.astype(dtype)
+    rows = rows.fillna(dict.fromkeys(columns, 0)).astype(dict.fromkeys(columns, dtype))
     grown = np.where(rows[change] >= least, "grew", np.where(rows[change] <= -least, "shrank", "same"))
     is_a, is_b = (rows[column] != 0 for column in columns)
     return rows.assign(what=np.where(~is_a & is_b, "appeared", np.where(is_a & ~is_b, "gone", grown)))
@@ -115,7 +116,7 @@ def with_change(rows: pd.DataFrame, unit: Literal["bytes", "us"] = "bytes", num_
 
 def without_empty(rows: pd.DataFrame, unit: Literal["bytes", "us"] = "bytes") -> pd.DataFrame:
     """The rows of which at least one run has something."""
-    columns = [column for column in rows if column.endswith(f"_{unit}") and not column.startswith("change")]
+    columns = [column for column in map(str, rows) if column.endswith(f"_{unit}") and not column.startswith("change")]
     return rows[(rows[columns].fillna(0) != 0).any(axis=1)]
 
 
