@@ -17,9 +17,10 @@ from fakedist.report.content.report_blocks import (
     bytes_column,
     us_column,
 )
-from fakedist.report.text.wording import peak_moment, run_facts, short_line, source_word
+from fakedist.report.text.wording import peak_moment, run_facts, source_word
 from fakedist.results.lines import Lines, lines_of
 from fakedist.results.run import Run
+from fakedist.results.verdict import short_line
 from fakedist.rundir.notes import counted
 from fakedist.rundir.step_time import KernelSource
 from fakedist.units import format_bytes, format_us
