@@ -50,6 +50,27 @@ def _three_digits(amount: float) -> str:
     return f"{amount:.2f}" if abs(amount) < 9.995 else f"{amount:.1f}"
 
 
+def format_change(bytes_: float) -> str:
+    """Bytes with a sign: "+2.91 GiB", "-512 B", "0 B"."""
+    return ("+" if bytes_ > 0 else "") + format_bytes(bytes_)
+
+
+def format_us_change(duration_us: float) -> str:
+    """Microseconds with a sign: "+12.3 ms", "-3.0 µs", "0 µs"."""
+    text = format_us(duration_us)
+    return f"+{text}" if duration_us > 0 and not text.startswith("0 ") else text
+
+
+def format_relative(change: float, of: float) -> str:
+    """A change in percent of the former value; empty if that was 0."""
+    return f"{change / of:+.1%}".replace("-0.0%", "0.0%").replace("+0.0%", "0.0%") if of else ""
+
+
+def format_number(value: float) -> str:
+    """A rate, a number of tokens or a percentage: "1,702", "43.0"."""
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+
+
 def format_flops(flops: float) -> str:
     """Floating-point operations as text, in decimal units: "412.3 TFLOP"; for a rate, append "/s"."""
     for unit, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):

@@ -22,6 +22,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from fakedist.report.compare.comparison import Comparison
+
 from fakedist.report.content.comparison import comparison_report
 from fakedist.report.page.assets import plotly_text
 from fakedist.report.page.run_page import page as run_page

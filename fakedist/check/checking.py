@@ -25,9 +25,10 @@ from fakedist.errors import CheckError, ExitCode, FakedistError, JobError, Scrip
 from fakedist.launcher.executors.local import LocalExecutor
 from fakedist.launcher.executors.task import Executor
 from fakedist.options import Job
-from fakedist.report.text.wording import ending, need_text
+from fakedist.report.text.wording import ending
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
+from fakedist.results.verdict import need_text
 from fakedist.rundir.outcome import Outcome
 from fakedist.units import format_bytes
 

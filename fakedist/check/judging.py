@@ -8,13 +8,11 @@ import pandas as pd
 
 from fakedist.check.config import CheckJob, Figure, Limit
 from fakedist.check.measured import RankFigures, measure
-from fakedist.report.compare.comparison import format_relative, say_part, say_time_part
-from fakedist.results.compare.changed_memory import block_changes, pattern_changes
-from fakedist.results.compare.changed_times import layer_changes
+from fakedist.results.compare.changed_memory import block_changes, path_changes
 from fakedist.results.compare.layer_matching import names_layer
 from fakedist.results.compare.reasons import Cause, find_cause, origin_of
 from fakedist.results.run import Run
-from fakedist.units import format_bytes, format_us
+from fakedist.units import format_bytes, format_relative, format_us
 
 
 @dataclass(frozen=True)
@@ -132,16 +130,16 @@ def _blamed(finding: Finding, now: RankFigures, before: RankFigures | None) -> F
         blame = f"most of this rank's is {format_bytes(most.bytes)} of {most.kind} memory{at}"
         return replace(finding, blame=blame, line=most.line)
     nothing = now.parts.iloc[:0]
-    changes = pattern_changes(nothing if before is None else before.parts, now.parts)
+    changes = path_changes(nothing if before is None else before.parts, now.parts)
     cause = _cause(changes, figure)
     if cause is None or cause.part <= 0:  # it did not grow, so blame what most of it consists of
-        cause = _cause(pattern_changes(nothing, now.parts), figure)
+        cause = _cause(path_changes(nothing, now.parts), figure)
         before = None
     if cause is None:
         return finding
     was = now.blocks.iloc[:0] if before is None or before.blocks.empty else before.blocks
     origin = origin_of(cause, block_changes(was, now.blocks))
-    blame = say_part(cause, is_change=before is not None) + origin.phrase("made")
+    blame = cause.phrase(is_change=before is not None) + origin.phrase("made")
     return replace(finding, blame=blame, line=origin.line)
 
 
@@ -151,11 +149,11 @@ def _time_blame(figure: Figure, now: RankFigures, before: RankFigures | None) ->
         for figures in (now, before or now)
     ]
     if before is not None and len(of[1]):
-        cause = find_cause(layer_changes(of[1], of[0]), "change_us")
+        cause = find_cause(path_changes(of[1], of[0], unit="us"), "change_us")
         if cause is not None and cause.change > 0:
-            return say_time_part(cause)
+            return cause.phrase(is_time=True)
     cause = find_cause(of[0].assign(name=of[0]["path"]), "us") if len(of[0]) else None
-    return "" if cause is None else say_time_part(cause, is_change=False)
+    return "" if cause is None else cause.phrase(is_time=True, is_change=False)
 
 
 def _of_family(times: pd.DataFrame, family: str) -> pd.DataFrame:
@@ -174,8 +172,8 @@ def say_makeup(run: Run) -> str:
     """The main part of a run's peak: "activations of layers.*.mlp, 2.88 GiB, made at model.py:212 (forward)"."""
     figures = measure(run, set(), "")
     nothing = figures.parts.iloc[:0], figures.blocks.iloc[:0]
-    cause = find_cause(pattern_changes(nothing[0], figures.parts))
+    cause = find_cause(path_changes(nothing[0], figures.parts))
     if cause is None:
         return ""
     origin = origin_of(cause, block_changes(nothing[1], figures.blocks))
-    return say_part(cause, is_change=False) + origin.phrase("made")
+    return cause.phrase(is_change=False) + origin.phrase("made")

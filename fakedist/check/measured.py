@@ -9,8 +9,7 @@ import pandas as pd
 
 from fakedist.check.config import Figure
 from fakedist.errors import CheckError, did_you_mean
-from fakedist.report.compare.comparison import BLOCK_COLUMNS
-from fakedist.results.compare.changed_memory import LINE, pattern_parts, peak_blocks
+from fakedist.results.compare.changed_memory import BLOCK_COLUMNS, LINE, pattern_parts, peak_blocks
 from fakedist.results.compare.changed_times import pattern_times
 from fakedist.results.compare.layer_matching import layer_paths, layers_bytes, match_layers
 from fakedist.results.run import Run

@@ -16,9 +16,9 @@ from xml.etree import ElementTree
 from fakedist._version import __version__
 from fakedist.check.checking import Checked
 from fakedist.check.judging import Finding
-from fakedist.report.compare.comparison import format_relative
 from fakedist.report.content.report_blocks import Block, Items, Remark, Report, Sheet, SheetColumn, Verdict
 from fakedist.rundir.notes import counted
+from fakedist.units import format_relative
 
 _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+) \(.*\)")
 _RULES = {

@@ -183,7 +183,7 @@ def _read_limits(mark: pytest.Mark) -> dict[str, tuple[str, int]]:
 
 
 def _exceeded(run: Run, limits: Mapping[str, tuple[str, int]]) -> list[str]:
-    from fakedist.report.text.wording import verdict
+    from fakedist.results.verdict import verdict
     from fakedist.units import format_bytes
 
     lines = []

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from fakedist.cli.output import JSON, TEXT, chosen_output, force_option, format_options, output_option
-from fakedist.cli.say import reading, say
+from fakedist.cli.say import reading
 from fakedist.errors import JobError, ReportError
 from fakedist.temporary import scratch_directory
 
@@ -39,7 +39,7 @@ def calibrate(
     """
     from fakedist.cost_model.kernels.calibration_table import calibration_table_text
     from fakedist.launcher.nsight import export_sqlite
-    from fakedist.report.text.calibration_text import calibration_lines, calibration_object
+    from fakedist.report.content.calibration import calibration_report
     from fakedist.report.writing import replace_text, see_that_it_can_be_written
     from fakedist.results.calibration.calibrating import calibrate_run
     from fakedist.results.opening import open_timed_run
@@ -62,15 +62,8 @@ def calibrate(
             result = calibrate_run(opened, exported, trace, process)
     target.parent.mkdir(parents=True, exist_ok=True)
     replace_text(target, calibration_table_text(result.calibrated.table))
-    if output.format == JSON:
-        output.write_object(calibration_object(result, target))
-        return 0
     rank = opened.job.rank if opened.job is not None else -1
-    for line in calibration_lines(result, rank, trace):
-        say(line)
-    say(f"{target}: {len(result.calibrated.table.rows):,} measured times")
-    gpu = f" --gpu {result.change.model}" if result.change is not None and result.change.model else ""
-    say(f"  fakedist time {run}{gpu} --times {target}   estimates the step with them")
+    output.write(calibration_report(result, rank, run_directory=run, trace_file=trace, table_file=target))
     return 0
 
 

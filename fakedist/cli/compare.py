@@ -34,9 +34,10 @@ def compare(runs: tuple[Path, ...], *, file: Path | None, form: str | None, as_j
     """
     if len(runs) < 2:
         raise click.UsageError("one run was given, and it takes two or more to compare")
-    from fakedist.report.content.comparison import comparison_report, open_compared
+    from fakedist.report.content.comparison import comparison_report
     from fakedist.report.content.real_step import real_step_report
     from fakedist.results.opening import open_run
+    from fakedist.results.snapshot_comparison import open_comparison
     from fakedist.traces.trace_files import kind_of
 
     output = chosen_output(form, as_json, file)
@@ -46,5 +47,5 @@ def compare(runs: tuple[Path, ...], *, file: Path | None, form: str | None, as_j
             rebuilt = next((path for path in runs if path != real[0]), real[0])
             output.write(real_step_report(open_run(real[0]), open_run(rebuilt), all_rows=all_rows))
         else:
-            output.write(comparison_report(open_compared(runs), all_rows=all_rows))
+            output.write(comparison_report(open_comparison(*runs), all_rows=all_rows))
     return 0

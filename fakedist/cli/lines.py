@@ -22,13 +22,10 @@ def lines(run: Path | None, *, file: Path | None, form: str | None, as_json: boo
     backward included; --json has every line, for editors. RUN is a run directory or a memory snapshot; without RUN, the
     last run in the current directory is taken. This needs no torch.
     """
-    from fakedist.report.text.line_sheets import lines_object, render_lines
+    from fakedist.report.content.lines import lines_report
     from fakedist.results.opening import open_run
 
     output, run = chosen_output(form, as_json, file), run_or_last(run, is_single=True)
     with reading(run):
-        if output.format == JSON:
-            output.write_object(lines_object(open_run(run)))
-        else:
-            output.render(lambda console: render_lines(open_run(run), console, all_rows=all_rows))
+        output.write(lines_report(open_run(run), all_rows=all_rows))
     return 0

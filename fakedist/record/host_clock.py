@@ -31,10 +31,11 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.utils import _python_dispatch
 
+from fakedist.aligning import align
 from fakedist.patch import patched
 from fakedist.record.ddp_buckets import new_buckets_within
 from fakedist.record.dispatch import no_operation
-from fakedist.record.launch_times import Key, Pace, Sample, align, as_if_warm, calm_clock, times_of, times_of_rows
+from fakedist.record.launch_times import Key, Pace, Sample, as_if_warm, calm_clock, times_of, times_of_rows
 from fakedist.record.ledger import Ledger
 from fakedist.record.loading import Loading
 from fakedist.record.machine_score import ROOM_BYTES, linear_over_pace

@@ -12,7 +12,7 @@ The least of the repeats is not taken: it falls with their number.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import inf, isnan, nan
 from statistics import fmean
@@ -21,8 +21,6 @@ from typing import NamedTuple
 #: What a launch is. Those with equal keys are the same work on the same stream.
 Key = object
 
-#: Launches to look ahead for those that follow in both steps, and how many of them must agree.
-_LOOK_AHEAD, _AGREE = 64, 3
 #: A wait of the process for a core that takes so long changes what follows.
 _WAIT_US = 100.0
 #: A time between two launches that is longer was spent without a core, if the process had none for a while.
@@ -109,58 +107,6 @@ def _of_script(before: Pace, after: Pace, host_us: float) -> float:
         if cost and host_us > 0
         else 1.0
     )
-
-
-def align(recorded: Sequence[Key], bare: Sequence[Key]) -> list[int]:
-    """For each launch of the recorded step, the position of the same launch in a bare one; -1 where it has none.
-
-    Where they differ, both are followed from the nearest launches on from which they agree for a while. Of those
-    before, as many as possible are matched in order.
-    """
-    matched = [-1] * len(recorded)
-    at = bare_at = 0
-    while at < len(recorded) and bare_at < len(bare):
-        if recorded[at] == bare[bare_at]:
-            matched[at] = bare_at
-            at, bare_at = at + 1, bare_at + 1
-            continue
-        end, bare_end = _agree_again(recorded, bare, at, bare_at)
-        for row, position in _common(recorded[at:end], bare[bare_at:bare_end]):
-            matched[at + row] = bare_at + position
-        at, bare_at = end, bare_end
-    return matched
-
-
-def _agree_again(recorded: Sequence[Key], bare: Sequence[Key], at: int, bare_at: int) -> tuple[int, int]:
-    for total in range(1, _LOOK_AHEAD):
-        for left_out in range(total + 1):
-            begin, bare_begin = at + left_out, bare_at + total - left_out
-            follows = recorded[begin : begin + _AGREE]
-            if len(follows) == _AGREE and follows == bare[bare_begin : bare_begin + _AGREE]:
-                return begin, bare_begin
-    return min(at + _LOOK_AHEAD, len(recorded)), min(bare_at + _LOOK_AHEAD, len(bare))
-
-
-def _common(recorded: Sequence[Key], bare: Sequence[Key]) -> Iterator[tuple[int, int]]:
-    """Positions of a longest common subsequence of two short sequences."""
-    longest = [[0] * (len(bare) + 1) for _ in range(len(recorded) + 1)]
-    for row in reversed(range(len(recorded))):
-        for position in reversed(range(len(bare))):
-            is_same = recorded[row] == bare[position]
-            longest[row][position] = (
-                longest[row + 1][position + 1] + 1
-                if is_same
-                else max(longest[row + 1][position], longest[row][position + 1])
-            )
-    row = position = 0
-    while row < len(recorded) and position < len(bare):
-        if recorded[row] == bare[position]:
-            yield row, position
-            row, position = row + 1, position + 1
-        elif longest[row + 1][position] >= longest[row][position + 1]:
-            row += 1
-        else:
-            position += 1
 
 
 def times_of_rows(matched: Sequence[int], at_us: Sequence[float], before_us: float) -> list[float]:

@@ -20,6 +20,7 @@ from fakedist.errors import RunDirectoryError
 from fakedist.options.pricing import Pricing, PricingOptions
 from fakedist.options.rollout import Rollout
 from fakedist.results.repricing import find_gains_again, models_of, price_again
+from fakedist.results.verdict import limit_text, step_text, step_word, verdict
 from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import MOMENTS, TABLES
@@ -408,8 +409,6 @@ class Run:
 
     def _figures(self) -> list[tuple[str, str]]:
         """The verdict's card: what ran, what it takes, whether it fits, the step and what limits it."""
-        from fakedist.report.text.wording import limit_text, step_text, step_word, verdict  # imports this module
-
         summary = self.summary
         rows = [("device", f"{self.device}: {summary.gpu}" if summary.gpu else self.device)]
         if summary.rank is not None:

@@ -1,6 +1,6 @@
 """Notes of the report: what limits what its figures mean. Every note's text is composed here.
 
-A function decorated with :func:`note` makes one note, whose code is the function's name.
+A function decorated with :func:`note` or :func:`warning` makes one note, whose code is the function's name.
 """
 
 from __future__ import annotations
@@ -38,6 +38,20 @@ def note(text: Callable[_Arguments, str]) -> Callable[_Arguments, Note]:
         return Note(text.__name__, text(*args, **kwargs))
 
     return made
+
+
+#: The notes which say that a figure is made up, missing or may be wrong: the gravity of each by its code.
+GRAVITIES: dict[str, int] = {}
+
+
+def warning(gravity: int) -> Callable[[Callable[_Arguments, str]], Callable[_Arguments, Note]]:
+    """Like :func:`note`, of a note which says that a figure is made up, missing or may be wrong; 10 is gravest."""
+
+    def decorate(text: Callable[_Arguments, str]) -> Callable[_Arguments, Note]:
+        GRAVITIES[text.__name__] = gravity
+        return note(text)
+
+    return decorate
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -90,7 +104,7 @@ def history_requests_ignored() -> str:
     return "the script's own calls of _record_memory_history were ignored: fakedist records the history itself"
 
 
-@note
+@warning(110)
 def values_off() -> str:
     """The script failed, and nothing was computed."""
     return (
@@ -119,7 +133,7 @@ def nsys_failed(why: str, more: str) -> str:
 # ---- steps
 
 
-@note
+@warning(440)
 def not_steady(difference: str) -> str:
     """``--steps auto`` reached its limit before two steps ended alike."""
     return f"not steady: {difference}: --steps 10"
@@ -195,13 +209,13 @@ def no_forward() -> str:
 # ---- the recording
 
 
-@note
+@warning(10)
 def no_last_record() -> str:
     """The rank was killed."""
     return "the rank ended without its last record: what it did in its last two seconds may be missing"
 
 
-@note
+@warning(20)
 def recording_cut() -> str:
     """The journal ends in the middle of a record."""
     return "the recording ends in the middle of a record, which is left out"
@@ -222,21 +236,21 @@ def trace_kernels_merged(num_kernels: int, num_bars: int) -> str:
 # ---- memory
 
 
-@note
+@warning(50)
 def allocated_before(num_blocks: int) -> str:
     """Blocks were freed whose allocation was not recorded."""
     were = "1 block was" if num_blocks == 1 else f"{num_blocks} blocks were"
     return f"{were} allocated before the recording began and not counted"
 
 
-@note
+@warning(40)
 def peak_differs(name: str, bytes_: int, own_bytes: int) -> str:
     """A replayed peak differs from the allocator's own."""
     difference = f"differs from the allocator's own statistics by {bytes_ - own_bytes} bytes"
     return f"the {name} peak of {bytes_} bytes {difference}"
 
 
-@note
+@warning(100)
 def went_on_without_memory(times: int, requested_bytes: int, line: str) -> str:
     """The script caught an out-of-memory error."""
     often = "once" if times == 1 else f"{times} times, last"
@@ -247,14 +261,14 @@ def went_on_without_memory(times: int, requested_bytes: int, line: str) -> str:
     )
 
 
-@note
+@warning(60)
 def used_other_devices(others: Sequence[int], device: int) -> str:
     """The rank used several devices."""
     named = ", ".join(f"cuda:{other}" for other in others)
     return f"the rank also used {named}; the tables are about cuda:{device}"
 
 
-@note
+@warning(70)
 def used_another_device(device: int) -> str:
     """The rank used one device, but not its own."""
     return f"the rank used cuda:{device}, not the device of its LOCAL_RANK"
@@ -263,7 +277,7 @@ def used_another_device(device: int) -> str:
 # ---- made-up values
 
 
-@note
+@warning(280)
 def values_made_up(num_values: int, line: str) -> str:
     """The script read values that no kernel computed."""
     return (
@@ -283,7 +297,7 @@ def values_unused(num_values: int, line: str) -> str:
     )
 
 
-@note
+@warning(300)
 def event_times_made_up(num_times: int, line: str) -> str:
     """The script read times between CUDA events, which the virtual GPU does not have."""
     return (
@@ -292,13 +306,13 @@ def event_times_made_up(num_times: int, line: str) -> str:
     )
 
 
-@note
+@warning(270)
 def indices_made_up(operation: str, line: str) -> str:
     """An operation such as ``topk`` chose by made-up values, first at ``line`` (empty in a backward)."""
     return f"{_made_up_choice(operation, line)}: each index equally often"
 
 
-@note
+@warning(260)
 def experts_made_up(operation: str, line: str, router: str, load: str = EVEN) -> str:
     """As :func:`indices_made_up`, and ``router`` is where a router did so by a load; empty in a backward."""
     there = "" if router == line else f" at {router or 'a backward'}"
@@ -310,7 +324,7 @@ def experts_made_up(operation: str, line: str, router: str, load: str = EVEN) ->
     return f"{_made_up_choice(operation, line)}: each index equally often{spread} (--router-load draws uneven loads)"
 
 
-@note
+@warning(250)
 def experts_load_drawn(load: str, num_ranks: int, own: float, hottest: int, most: float) -> str:
     """Name the rank that received most by a load; shares in times the mean of the group."""
     if own == most:
@@ -324,7 +338,7 @@ def experts_load_drawn(load: str, num_ranks: int, own: float, hottest: int, most
     )
 
 
-@note
+@warning(230)
 def router_load_unused(load: str) -> str:
     """A load was given, and no router picked experts by made-up values."""
     return (
@@ -333,7 +347,7 @@ def router_load_unused(load: str) -> str:
     )
 
 
-@note
+@warning(240)
 def router_not_reached(load: str, line: str) -> str:
     """A router that picks experts in a kernel, or by values that are known."""
     return f"--router-load {load} does not reach the router at {line}: its experts get even loads"
@@ -343,7 +357,7 @@ def _made_up_choice(operation: str, line: str) -> str:
     return f"{operation}, first at {line or 'a backward'}, chose by values that no kernel had computed"
 
 
-@note
+@warning(130)
 def branches_made_up(lines: Sequence[str], num_more: int, loops: Sequence[str], loop_limit: int) -> str:
     """The script decided by made-up values.
 
@@ -397,13 +411,13 @@ _MOST_LINES = 4
 _USE_TAPES = "to receive what those ranks send, use their tapes: --rank with several ranks, or --tape"
 
 
-@note
+@warning(190)
 def objects_made_up(count: int, first: str) -> str:
     """This rank's own objects stood in for other ranks'."""
     return f"this rank's own objects stood in for {counted(count, 'object')} from other ranks, {first}; {_USE_TAPES}"
 
 
-@note
+@warning(220)
 def tensors_made_up(count: int, num_zeros: int, first: str) -> str:
     """Received tensors were filled with random floats or zeros."""
     zeros = f" ({num_zeros:,} of integers or flags, as zeros)" if num_zeros else ""
@@ -411,7 +425,7 @@ def tensors_made_up(count: int, num_zeros: int, first: str) -> str:
     return f"{made_up}{zeros}, {first}; {_USE_TAPES}"
 
 
-@note
+@warning(180)
 def not_sent(lines: Sequence[str], command: str, *, is_cause: bool) -> str:
     """The script read integers or flags that another rank should have sent.
 
@@ -435,14 +449,14 @@ def tape_answered(count: int, tape: str) -> str:
     return f"{counted(count, 'call was', 'calls were')} answered from {tape}"
 
 
-@note
+@warning(200)
 def tape_without_values(count: int, tape: str) -> str:
     """A tape has the sizes of what was sent, and not its values."""
     calls = counted(count, "call has", "calls have")
     return f"{calls} made-up values: {tape} has only their sizes"
 
 
-@note
+@warning(210)
 def tape_too_short(count: int, tape: str) -> str:
     """A tape does not have what this rank received."""
     return f"{counted(count, 'call is', 'calls are')} not on {tape}: their values are made up"
@@ -454,13 +468,13 @@ def tape_full(max_bytes: int, count: int) -> str:
     return f"the tape holds at most {format_bytes(max_bytes)} of values: {count:,} later sends were recorded without"
 
 
-@note
+@warning(80)
 def joined_as_another(rank: int, num_ranks: int, job_rank: int, world_size: int) -> str:
     """The script initialised torch.distributed with another rank or world size."""
     return f"the script joined the job as rank {rank} of {num_ranks}, not as rank {job_rank} of {world_size}"
 
 
-@note
+@warning(90)
 def rank_not_started(num_started: int, rank: int, world_size: int) -> str:
     """The script starts its ranks itself, and not this one."""
     return (
@@ -469,7 +483,7 @@ def rank_not_started(num_started: int, rank: int, world_size: int) -> str:
     )
 
 
-@note
+@warning(320)
 def deep_ep_stands_in(buffer: str, commit: str) -> str:
     """The script used DeepEP or HybridEP, or Megatron-LM's flex dispatcher with one of them."""
     estimated = "NVSHMEM's heap is estimated" if buffer == "Buffer" else "queue pairs of several nodes are estimated"
@@ -480,7 +494,7 @@ def deep_ep_stands_in(buffer: str, commit: str) -> str:
     )
 
 
-@note
+@warning(120)
 def collectives_off() -> str:
     """``--collectives noop``."""
     return "collectives moved nothing (--collectives noop): values are whatever memory held"
@@ -489,14 +503,14 @@ def collectives_off() -> str:
 # ---- the virtual GPU
 
 
-@note
+@warning(30)
 def not_answered(function: str, num_calls: int) -> str:
     """The virtual GPU refused a CUDA function."""
     calls = counted(num_calls, "call")
     return f"{function} is not answered by the virtual GPU ({calls}): results after it may be wrong"
 
 
-@note
+@warning(140)
 def streams_keep_least(lines: Sequence[tuple[str, int, int]]) -> str:
     """The allocator kept blocks for streams (``lines``: with blocks and bytes of a step, most first): not for long."""
     return (
@@ -505,7 +519,7 @@ def streams_keep_least(lines: Sequence[tuple[str, int, int]]) -> str:
     )
 
 
-@note
+@warning(160)
 def streams_keep_most(lines: Sequence[tuple[str, int, int]]) -> str:
     """The same, by ``--gpu-lag full``: as long as possible."""
     cure = "Instead of record_stream, the stream that allocates can wait for the other one before the tensor is freed"
@@ -517,7 +531,7 @@ def streams_keep_most(lines: Sequence[tuple[str, int, int]]) -> str:
     )
 
 
-@note
+@warning(150)
 def streams_keep_estimated(lines: Sequence[tuple[str, int, int]], num_timed: int, num_untimed: int) -> str:
     """The same, by ``--gpu-lag estimated``, which had the times of some launches and not of others."""
     untimed = ""
@@ -530,7 +544,7 @@ def streams_keep_estimated(lines: Sequence[tuple[str, int, int]], num_timed: int
     )
 
 
-@note
+@warning(170)
 def node_memory_short(node: NodeMemory) -> str:
     """The node's host has less memory than its ranks need."""
     at_least = "at least" if node.low_bytes > (node.limit_bytes or 0) else "up to"
@@ -579,7 +593,7 @@ def sensors_constant(readings: Mapping[str, int]) -> str:
     )
 
 
-@note
+@warning(310)
 def work_areas_estimated(largest_bytes: Mapping[str, int]) -> str:
     """Libraries were asked how much memory they work in, which needs a GPU: the largest answers by function."""
     largest = max(largest_bytes, key=lambda name: largest_bytes[name])
@@ -622,7 +636,7 @@ def engine_made_up(process: str) -> str:
     )
 
 
-@note
+@warning(290)
 def read_in_other_threads(reads: int, num_bytes: int) -> str:
     """Threads that Python does not know copied device memory to the host that held no values."""
     times = "once" if reads == 1 else f"{reads:,} times"
@@ -703,53 +717,3 @@ def snapshot_inferred(is_native: bool) -> str:
     )
     blank = "; stacks have no frames of C++, so what has no stack between a forward and the next is taken for backward"
     return text if is_native else text + blank
-
-
-#: Codes of the notes which say that a figure is made up, missing or may be wrong; the gravest first.
-WARNINGS = (
-    "no_last_record",
-    "recording_cut",
-    "not_answered",
-    "peak_differs",
-    "allocated_before",
-    "used_other_devices",
-    "used_another_device",
-    "joined_as_another",
-    "rank_not_started",
-    "went_on_without_memory",
-    "values_off",
-    "collectives_off",
-    "branches_made_up",
-    "streams_keep_least",
-    "streams_keep_estimated",
-    "streams_keep_most",
-    "node_memory_short",
-    "not_sent",
-    "objects_made_up",
-    "tape_without_values",
-    "tape_too_short",
-    "tensors_made_up",
-    "router_load_unused",
-    "router_not_reached",
-    "experts_load_drawn",
-    "experts_made_up",
-    "indices_made_up",
-    "values_made_up",
-    "read_in_other_threads",
-    "event_times_made_up",
-    "work_areas_estimated",
-    "deep_ep_stands_in",
-    "estimate_failed",
-    "times_are_not_a_gpus",
-    "not_estimated",
-    "attention_is_dense",
-    "collectives_take_no_time",
-    "collectives_not_priced",
-    "experts_load",
-    "host_not_measured",
-    "host_measured_as_recorded",
-    "host_clock_disturbed",
-    "machine_scores_differ",
-    "not_steady",
-    "timed_early",
-)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fakedist.options.expert_loads import EVEN
-from fakedist.rundir.notes import counted, note, share_text
+from fakedist.rundir.notes import GRAVITIES, counted, note, share_text, warning
 from fakedist.rundir.step_time import AllocatorTime, HostTime
 from fakedist.units import format_bytes, format_us
 
@@ -18,7 +18,7 @@ def not_timed(why: str) -> str:
     return f"no kernel times: {why}"
 
 
-@note
+@warning(450)
 def timed_early(step: int) -> str:
     """The run ended before the step that was to be timed; an earlier one stands in for it."""
     first = "; the first step may do what no later one does, such as create the optimizer's state" if step == 1 else ""
@@ -55,13 +55,13 @@ def profiler_saw_no_kernels() -> str:
 # ---- the host's time
 
 
-@note
+@warning(400)
 def host_not_measured(why: str) -> str:
     """The host's time was to be measured in steps after the recorded ones."""
     return f"the host's time was not measured, and is estimated: {why}"
 
 
-@note
+@warning(410)
 def host_measured_as_recorded(why: str) -> str:
     """The host's time was measured in the recorded step, not in steps after it."""
     return (
@@ -70,7 +70,7 @@ def host_measured_as_recorded(why: str) -> str:
     )
 
 
-@note
+@warning(420)
 def host_clock_disturbed(ratio: float) -> str:
     """Other processes were in the way of the steps in which the host's time was measured."""
     return (
@@ -79,7 +79,7 @@ def host_clock_disturbed(ratio: float) -> str:
     )
 
 
-@note
+@warning(430)
 def machine_scores_differ(least_us: float, most_us: float) -> str:
     """The machine's two scores of one run, in us for a forward of a small Linear, are far apart."""
     return (
@@ -91,7 +91,7 @@ def machine_scores_differ(least_us: float, most_us: float) -> str:
 # ---- estimated times
 
 
-@note
+@warning(330)
 def estimate_failed(what: str, error: str) -> str:
     """An estimate ended in an error of fakedist's own. Everything else of the report stands."""
     return f"{what} could not be estimated: {error}; this is a bug in fakedist, and no other figure depends on it"
@@ -179,7 +179,7 @@ def allocator_retries(time: AllocatorTime) -> str:
     )
 
 
-@note
+@warning(370)
 def collectives_take_no_time() -> str:
     """Estimated times leave collectives out."""
     return "the time of collectives is not estimated: a stream that waits for one continues at once"
@@ -208,7 +208,7 @@ def host_is_slowed() -> str:
     return "tracing slows the host: without it, the step may take as little as the low end, where no launch is late"
 
 
-@note
+@warning(380)
 def collectives_not_priced(why: str) -> str:
     """Collectives of a measured step are the copies that stand for them. Empty ``why``: an unknown GPU model."""
     return f"the time of collectives is that of the copies that stand for them: {why or 'this GPU model is not known'}"
@@ -231,7 +231,7 @@ def nccl_environment(variables: Mapping[str, str]) -> str:
     return f"the times of collectives follow {named}"
 
 
-@note
+@warning(390)
 def experts_load(load: str, busiest: float, *, is_recorded: bool) -> str:
     """The load of experts is not known, because the routing is made up. ``busiest``: in times the even load."""
     if load == EVEN:
@@ -242,7 +242,7 @@ def experts_load(load: str, busiest: float, *, is_recorded: bool) -> str:
     return f"all_to_all and experts are estimated for {text}{memory}"
 
 
-@note
+@warning(360)
 def attention_is_dense(launches: Mapping[str, int]) -> str:
     """flex_attention's masks have no values. Launches by kernel."""
     num_launches = sum(launches.values())
@@ -253,7 +253,7 @@ def attention_is_dense(launches: Mapping[str, int]) -> str:
     )
 
 
-@note
+@warning(350)
 def not_estimated(launches: Mapping[str, int]) -> str:
     """Launches, by kernel, whose work is not known."""
     text = counted(sum(launches.values()), "launch has", "launches have")
@@ -269,7 +269,7 @@ def _named(launches: Mapping[str, int]) -> str:
 # ---- traced times
 
 
-@note
+@warning(340)
 def times_are_not_a_gpus() -> str:
     """CUPTI traced the virtual GPU."""
     return "each kernel takes 1 µs on the virtual GPU: their order is the job's, their times are not a GPU's"
@@ -394,3 +394,7 @@ def tokens_not_known(why: str) -> str:
 def flops_not_counted(why: str) -> str:
     """The FLOPs of the job's step are not known."""
     return f"no TFLOP/s and no MFU: {why}"
+
+
+#: Codes of the notes which say that a figure is made up, missing or may be wrong; the gravest first.
+WARNINGS = tuple(sorted(GRAVITIES, key=GRAVITIES.__getitem__))

@@ -11,10 +11,10 @@ from fakedist.cost_model.job.step_tokens import tokens_of
 from fakedist.errors import FakedistError, JobError, RunDirectoryError, WorldError
 from fakedist.launcher.executors.task import TaskResult
 from fakedist.rank_list import parse_rank_list
-from fakedist.report.text.wording import need_text
 from fakedist.results.job_time import JobTime, stages_of_job, time_job
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
+from fakedist.results.verdict import need_text
 from fakedist.rundir.directory import JOURNAL_NAME
 from fakedist.rundir.job_time import StageTime
 from fakedist.rundir.journal import read_journal

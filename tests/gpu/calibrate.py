@@ -23,13 +23,16 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from fakedist.cost_model.kernels.calibration_table import CalibrationTable, calibration_table_text
 from fakedist.errors import FakedistError, JobError, ScriptError
 from fakedist.extras.confirm.recorded_jobs import driver_version
 from fakedist.gpu.models.catalogue import GPUS, find_gpu
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.launcher.machine import count_real_gpus
-from fakedist.report.text.calibration_text import calibration_lines
+from fakedist.report.content.calibration import calibration_report
+from fakedist.report.render.terminal import render
 from fakedist.report.writing import replace_text, see_that_it_can_be_written
 from fakedist.results.calibration.calibrating import CalibrationResult, calibrate_run
 from fakedist.results.opening import open_timed_run
@@ -82,8 +85,7 @@ def calibrate(out: Path | None, gpu: str | None, *, rehearse: bool, short: bool 
         on_gpu = [each for each in on_gpu if not each.startswith("--steps")]
         _python(*on_gpu, str(SHAPES), "--trace", str(trace), *arguments)
         found = calibrate_run(open_timed_run(run), trace, trace, is_rehearsal=rehearse)
-    for line in calibration_lines(found, 0, trace):
-        print(line)
+    render(calibration_report(found, 0, run_directory=run, trace_file=trace, table_file=target), Console())
     replace_text(target, calibration_table_text(_told(found)))
     return target
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fakedist.report.compare.comparison import Comparison
 from fakedist.report.content.comparison import comparison_report
 from fakedist.report.render.html import report_page
+from fakedist.results.comparison import Comparison
 from tests.page.browser import DESKTOP, Reader, drawn, serious_faults
 from tests.unit.report.two_runs import run_of
 

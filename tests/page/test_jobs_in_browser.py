@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from fakedist.report.compare.several_runs import SeveralRuns
 from fakedist.report.content.comparison import comparison_report
 from fakedist.report.content.job import runs_report
 from fakedist.report.render.html import report_page
+from fakedist.results.comparison import Comparison
 from fakedist.sweep.page import write_sweep_page
 from fakedist.sweep.point_rows import Status
 from tests.page.browser import Reader, drawn, serious_faults
@@ -41,7 +41,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     pages["job"].write_text(report_page(runs_report(placed(folder / "job"), folder=folder / "job")))
     sides = [run_of(folder / name, gemm_us=100 + 20 * at, activation=(8 + at) << 20) for at, name in enumerate("abcd")]
     (folder / "several").mkdir()
-    pages["several"].write_text(report_page(comparison_report(SeveralRuns(sides))), encoding="utf-8")
+    pages["several"].write_text(report_page(comparison_report(Comparison(*sides))), encoding="utf-8")
     (folder / "sweep").mkdir()
     points = [row(1000 + 10 * at, 50 + at, tp=2**at, pp=2 ** (at % 3)) for at in range(6)]
     points[5] = replace(points[5], command=WINNER, world_size=64)

@@ -11,9 +11,9 @@ import pytest
 
 from fakedist.report.page.run_page import write_page
 from fakedist.report.page.switches import find_switches
-from fakedist.report.text.wording import span_text
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
+from fakedist.results.verdict import span_text
 from fakedist.units import format_bytes, format_us
 from tests.page.browser import Reader, drawn, serious_faults
 from tests.unit.analysis.recorded import MIB, HandMade, new_run, wrote_nothing

@@ -24,8 +24,8 @@ def is_nightly(item: pytest.Item) -> bool:
 
 
 def short_tests(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
-    """Of the tests marked neither ``long`` nor ``nightly``: all unit tests and those of extras; and of each file of whole runs the first
-    test, and those that share its run and start none of their own.
+    """Of the tests marked neither ``long`` nor ``nightly``: all unit tests and those of extras; and of each
+    file of whole runs the first test, and those that share its run and start none of their own.
     """
     kept = (item for item in items if not (item.get_closest_marker("long") or is_nightly(item)))
     for _, group in groupby(kept, key=lambda item: item.path):

@@ -37,7 +37,7 @@ SAME_THING = {
     "build": "compiles one library of ours, with its flags",
     "doctor": "`fakedist doctor`: its checks, and its command",
     **dict.fromkeys(("match", "play"), "a subject: its report, and its command"),
-    "comparison": "two runs: the engine that compares them, and its report",
+    "comparison": "runs: the engine that compares them, and its report",
     "rollout": "an engine's rollout: its options, and its report",
     "topology": "the ranks' groups: their analysis, their report, and their command",
     "command": "the command of an extra",

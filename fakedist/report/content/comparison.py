@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
+from math import isnan
 from typing import Any
 
 import pandas as pd
 
 from fakedist.cost_model.breakdown import kind_family_us
-from fakedist.report.compare.change_sheets import comparison_sheets
-from fakedist.report.compare.comparison import (
-    Compared,
-    TimeComparison,
-    compared_object,
-    format_relative,
-    format_us_change,
-    open_comparison,
-)
-from fakedist.report.compare.several_runs import SeveralRuns, several_object, several_sheets
+from fakedist.report.content.change_sheets import calls_at_once, comparison_sheets
 from fakedist.report.content.report_blocks import Block, Chart, Drawing, Fact, Facts, Remark, Report, Verdict
 from fakedist.report.figures.look import STYLE_NAMES
 from fakedist.report.figures.memory_figures import compared_timeline, curves_on_axis, have_steps
@@ -27,13 +18,20 @@ from fakedist.report.figures.time_figures import read_kernels
 from fakedist.report.page.assets import figure_object, kernels_figure
 from fakedist.report.page.bars import BarChart, memory_bars, time_bars
 from fakedist.report.page.drawings import Pack, add_kernels
-from fakedist.report.text.wording import run_facts, run_title, step_remark, step_text, us_or_dash, verdict
+from fakedist.report.text.wording import run_facts, run_title, step_remark, us_or_dash
 from fakedist.results.compare import changed_times
+from fakedist.results.compare.allocation_streams import StreamDifference
 from fakedist.results.compare.common_axis import Stretch, on_axis
+from fakedist.results.compare.reasons import changed_text
+from fakedist.results.compare.side_by_side import COLUMNS, ChangeTable
+from fakedist.results.comparison import Comparison, StepComparison
 from fakedist.results.run import Run
-from fakedist.rundir.schema import FAMILIES, KINDS
+from fakedist.results.snapshot_comparison import Compared, SnapshotComparison
+from fakedist.results.verdict import step_text, verdict
+from fakedist.rundir.plain import to_plain
+from fakedist.rundir.schema import FAMILIES, KINDS, MOMENTS
 from fakedist.rundir.step_time import StepTime
-from fakedist.units import format_bytes, format_us
+from fakedist.units import format_bytes, format_relative, format_us, format_us_change
 from fakedist.visible import shortened
 
 _MOST_LAYERS = 14
@@ -45,6 +43,8 @@ _PARTS = {
     "host late": "t-launch_gap",
     "waits": "t-wait",
 }
+#: Parts of the object of two runs that a comparison with a snapshot lacks.
+_LACKS = ["differences", "phases", "categories", "layers", "collectives", "time"]
 _COLUMNS = ["path", "category", "a_us", "b_us"]
 _NUM_COLUMNS = 8_000  # enough to zoom into one of several steps
 _STEPS = (
@@ -62,35 +62,96 @@ _LANES = (
 )
 
 
-def open_compared(paths: Sequence[Path]) -> Compared | SeveralRuns:
-    """Compare two runs or snapshots, or more runs with the first of them.
-
-    Raises:
-        RunDirectoryError: One of them is neither, or is damaged; or a snapshot is compared with a run without memory.
-    """
-    return SeveralRuns(paths) if len(paths) > 2 else open_comparison(*paths)
-
-
-def comparison_report(compared: Compared | SeveralRuns, *, all_rows: bool = False) -> Report:
+def comparison_report(compared: Compared, *, all_rows: bool = False) -> Report:
     """Runs, each compared with the first: what was changed and what that gave, why, and every table of changes.
 
     Raises:
         RunDirectoryError: A table is missing or damaged.
     """
-    runs = dict(zip(compared.names, compared.runs, strict=True))
+    runs = compared.runs
     base = "the base" if len(runs) > 2 else ""
     facts = [Fact(name, str(run.path), base if name == "A" else "", is_code=True) for name, run in runs.items()]
     blocks: list[Block] = [Verdict(text, name) for name, text in compared.headlines]
     blocks += [Facts(facts), *(Remark(text, is_warning=True) for text in compared.warnings)]
-    if isinstance(compared, SeveralRuns):
-        blocks += [*_bars(compared), *several_sheets(compared, all_rows=all_rows)]
-        blocks += [_details(name, run) for name, run in runs.items()]
-        return Report("compare", blocks, partial(several_object, compared))
-    blocks += [*map(Remark, compared.look_first), _timeline(compared.a, compared.b)]
-    blocks += [*_time_charts(compared.time), *comparison_sheets(compared, all_rows=all_rows)]
-    return Report(
-        "compare", [*blocks, *(_details(name, run) for name, run in runs.items())], partial(compared_object, compared)
-    )
+    blocks += map(Remark, compared.look_first)
+    blocks += _bars(compared) if len(runs) > 2 else [_timeline(*runs.values()), *_time_charts(compared.time)]
+    blocks += [*comparison_sheets(compared, all_rows=all_rows), *(_details(name, run) for name, run in runs.items())]
+    return Report("compare", blocks, partial(comparison_object, compared))
+
+
+def comparison_object(compared: Compared) -> dict[str, object]:
+    """The object that ``fakedist compare --json`` prints: every row of every table."""
+    if isinstance(compared, Comparison) and len(compared.runs) > 2:
+        return _object_of_several(compared)
+    a, b = (str(run.path) for run in compared.runs.values())
+    if isinstance(compared, SnapshotComparison):
+        names = ("figures", "kinds", "lines", "sizes", "reserved", "segments")
+        more = {"look_first": compared.look_first, "lacks": _LACKS, "moment": MOMENTS[0]}
+        common = {"a": a, "b": b, "why": compared.why, "warnings": compared.warnings}
+        return common | more | {"stream": _stream_object(compared.stream)} | _records(compared, names)
+    return {
+        "a": a,
+        "b": b,
+        "changes": compared.changes[0],
+        "why": compared.why,
+        "warnings": compared.warnings,
+        "differences": [{"name": name, "a": a, "b": b} for name, (a, b) in compared.differences.items()],
+        "renamed_layers": compared.renamed,
+        "streams": [{"side": name, **to_plain(row)} for name, row in calls_at_once(compared)],
+        **_records(compared, ("figures", "categories", "phases", "layers", "most", "blocks", "collectives")),
+        "time": None if compared.time is None else _time_object(compared.time),
+    }
+
+
+def _records(compared: object, names: Sequence[str]) -> dict[str, object]:
+    return {name: getattr(compared, name).to_dict("records") for name in names}
+
+
+def _time_object(time: StepComparison) -> dict[str, object]:
+    tables = _records(time, ("parts", "phases", "families", "groups", "layers", "names"))
+    rates = time.rates.astype(object).where(time.rates.notna(), None).to_dict("records")
+    return {"sources": [source.source for source in time.sources.values()], "why": time.why, **tables, "rates": rates}
+
+
+def _stream_object(stream: StreamDifference) -> dict[str, object]:
+    facts = {name: getattr(stream, name) for name in ("step_a", "step_b", "num_a", "num_b", "num_same")}
+    first = None
+    if stream.first is not None:
+        before, *sides = stream.first
+        first = {"num_before": before} | {
+            side: None if row is None else {"bytes": row.bytes_, "line": row.line, "phase": row.phase}
+            for side, row in zip("ab", sides, strict=True)
+        }
+    return {**facts, "first": first, "lines": stream.lines.to_dict("records")}
+
+
+def _object_of_several(compared: Comparison) -> dict[str, object]:
+    changes = ["", *map(changed_text, compared.changes)]
+    tables = [*compared.memory_tables, *([] if compared.time is None else compared.time.tables)]
+    return {
+        "runs": [
+            {"name": name, "path": str(run.path), "changes": changed}
+            for (name, run), changed in zip(compared.runs.items(), changes, strict=True)
+        ],
+        "warnings": compared.warnings,
+        "differences": compared.differences,
+        "tables": [
+            {"title": table.title, "unit": table.unit, "rows": _rows_of_several(table, [*compared.runs])}
+            for table in tables
+            if len(table.rows)
+        ],
+    }
+
+
+def _rows_of_several(table: ChangeTable, names: Sequence[str]) -> list[dict[str, object]]:
+    figure, whole = COLUMNS[table.unit][0], int if table.unit == "bytes" else float
+    rows = []
+    for row in table.rows.to_dict("records"):
+        figures = [(row[figure.format(name.lower())], row.get(f"unknown_{name.lower()}", 0)) for name in names]
+        spoken = [str(row[key]).replace("_", " ") if key == "category" else row[key] for key in table.keys.values()]
+        known = [None if isnan(value) else {"value": whole(value), "unknown": unknown} for value, unknown in figures]
+        rows.append({"name": spoken, "figures": known})
+    return rows
 
 
 def _details(name: str, run: Run) -> Facts:
@@ -109,28 +170,28 @@ def _details(name: str, run: Run) -> Facts:
     return Facts(facts, name, is_detail=True)
 
 
-def _bars(several: SeveralRuns) -> list[Chart]:
+def _bars(compared: Compared) -> list[Chart]:
     """The memory of each run at its peak, and its step in parts."""
-    is_told = len({run.path.name for run in several.runs}) == len(several.runs)
-    named = [
-        (f"{name} {shortened(run.path.name, _LONGEST)}" if is_told else name, run)
-        for name, run in zip(several.names, several.runs, strict=True)
-    ]
-    memory = Chart("bars", "Memory at the peak of each run", partial(memory_bars, named), "measured", label="Memory")
-    if not any(several.timed):
-        return [memory]
-    steps = partial(_step_bars, several, [label for label, _ in named])
-    return [memory, Chart("bars", "The timed step of each run", steps, several.of_time, label="Time")]
+    are_told = len({run.path.name for run in compared.runs.values()}) == len(compared.runs)
+    labels = {
+        name: f"{name} {shortened(run.path.name, _LONGEST)}" if are_told else name
+        for name, run in compared.runs.items()
+    }
+    named = [(labels[name], run) for name, run in compared.runs.items()]
+    charts = [Chart("bars", "Memory at the peak of each run", partial(memory_bars, named), "measured", label="Memory")]
+    if (time := compared.time) is not None:
+        steps = partial(_step_bars, {labels[name]: step for name, step in time.times.items()})
+        charts.append(Chart("bars", "The timed step of each run", steps, time.of, label="Time"))
+    return charts
 
 
-def _step_bars(several: SeveralRuns, labels: Sequence[str]) -> BarChart:
+def _step_bars(times: dict[str, StepTime]) -> BarChart:
     keys = {name: key for key, name in changed_times.PARTS.items()}
-    timed = [(label, time) for label, time in zip(labels, several.timed, strict=True) if time is not None]
     rows = [
         (label, {part: float(getattr(time, keys[part])) for part in _PARTS}, format_us(time.step_us), "")
-        for label, time in timed
+        for label, time in times.items()
     ]
-    return time_bars(rows, _PARTS, max(time.step_us for _, time in timed))
+    return time_bars(rows, _PARTS, max(time.step_us for time in times.values()))
 
 
 def _timeline(a: Run, b: Run) -> Chart:
@@ -149,13 +210,15 @@ def _timeline(a: Run, b: Run) -> Chart:
     return Chart("compared", title, draw, "measured", remark, "Memory")
 
 
-def _time_charts(time: TimeComparison | None) -> list[Chart]:
+def _time_charts(time: StepComparison | None) -> list[Chart]:
     if time is None:
         return []
 
     def draw() -> Drawing:
-        sides = zip("AB", time.runs, time.times, strict=True)
-        steps = [_drawn_step(name, run, _step_numbers(run, read_kernels(run), of)) for name, run, of in sides]
+        steps = [
+            _drawn_step(name, run, _step_numbers(run, read_kernels(run), time.times[name]))
+            for name, run in time.runs.items()
+        ]
         return Drawing({}, {}, {"steps": steps})
 
     charts = [Chart("steps", "Both timed steps on one axis", draw, time.of, _LANES, "Time")]
@@ -170,13 +233,13 @@ def _time_charts(time: TimeComparison | None) -> list[Chart]:
     return charts
 
 
-def time_pairs(time: TimeComparison) -> list[dict[str, Any]]:
+def time_pairs(time: StepComparison) -> list[dict[str, Any]]:
     """The bars of both runs by phase and by layer, divided by family.
 
     Raises:
         RunDirectoryError: A table is missing or damaged.
     """
-    phases, layers = _by_phase([read_kernels(run) for run in time.runs]), time.layers[_COLUMNS]
+    phases, layers = _by_phase([read_kernels(run) for run in time.runs.values()]), time.layers[_COLUMNS]
     kinds = [name for name in KINDS if name in set(phases["path"])]
     seen = {*phases["category"], *layers["category"]}
     legend = [(family, f"f-{family}") for family in FAMILIES if family in seen]
@@ -206,7 +269,7 @@ def _step_numbers(run: Run, kernels: pd.DataFrame, time: StepTime) -> str:
     return pack.text()
 
 
-def group_pairs(time: TimeComparison) -> list[dict[str, Any]]:
+def group_pairs(time: StepComparison) -> list[dict[str, Any]]:
     """Exposed and hidden communication of both runs by group and operation, the most exposed first."""
     changes = time.groups
     exposed = changes[["a_us", "b_us"]].max(axis=1)

@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 from fakedist.analysis.alike_ranks import AlikeRanks
 from fakedist.rank_list import format_rank_list
-from fakedist.report.compare.comparison import format_relative, format_us_change
 from fakedist.report.content.report_blocks import (
     KEY,
     Block,
@@ -33,16 +32,17 @@ from fakedist.report.page.assets import figure_object
 from fakedist.report.page.bars import BarChart, memory_bars, time_bars
 from fakedist.report.text import host_memory_sheets
 from fakedist.report.text.run_report import summary_object
-from fakedist.report.text.wording import MFU_BASIS, command_line, ending, job_command, note_texts, verdict
+from fakedist.report.text.wording import MFU_BASIS, command_line, ending, job_command, note_texts
 from fakedist.results.job_time import JobRuns, JobTime
 from fakedist.results.rank_kinds import JobKinds
 from fakedist.results.run import Run
+from fakedist.results.verdict import verdict
 from fakedist.rundir.directory import PAGE_NAME
 from fakedist.rundir.job_time import JobStep, StageTime
 from fakedist.rundir.notes import share_text
 from fakedist.rundir.outcome import Ending
 from fakedist.rundir.plain import to_plain
-from fakedist.units import format_bytes, format_us
+from fakedist.units import format_bytes, format_relative, format_us, format_us_change
 
 _UNCHANGED: Mapping[str, JobTime] = MappingProxyType({})
 #: The parts of a rank's step: what each is called, its field, and its class in the style sheet.

@@ -19,8 +19,8 @@ from fakedist.report.content.report_blocks import (
     bytes_column,
 )
 from fakedist.report.page.bars import Bar, BarChart, Part
-from fakedist.report.text.wording import short_line
 from fakedist.results.long_runs import PlayedSteps
+from fakedist.results.verdict import short_line
 from fakedist.rundir.notes import counted
 from fakedist.rundir.plain import to_plain
 from fakedist.units import format_bytes

@@ -57,7 +57,7 @@ class SheetColumn:
         object.__setattr__(self, "cells", [visible(cell) for cell in cells])
 
 
-def bytes_column(name: str, sizes: Sequence[int | None], rank: int = 0) -> SheetColumn:
+def bytes_column(name: str, sizes: Sequence[float | None], rank: int = 0) -> SheetColumn:
     """A column of bytes; None is not known."""
     return SheetColumn(name, rank=rank, values=sizes, unit="bytes")
 

@@ -24,8 +24,8 @@ from fakedist.cost_model.step_axis import bars, hidden_us, kind_runs, layer_runs
 from fakedist.report.figures.memory_figures import MemoryCurve, named_bands
 from fakedist.report.figures.run_figures import Calls
 from fakedist.report.figures.time_figures import bar_labels, drawn_host, drawn_ranges, host_lanes, lane_titles
-from fakedist.report.text.wording import short_line, short_operation
 from fakedist.results.run import Run
+from fakedist.results.verdict import short_line, short_operation
 from fakedist.rundir.schema import CATEGORIES, FAMILIES, KINDS
 from fakedist.rundir.step_time import StepTime
 from fakedist.units import format_bytes

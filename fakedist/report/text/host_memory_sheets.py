@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from fakedist.analysis.host_blocks import node_memory
 from fakedist.options import Job
 from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn, bytes_column
-from fakedist.report.text.wording import short_line
 from fakedist.results.run import Run
+from fakedist.results.verdict import short_line
 from fakedist.rundir.host_memory import HostMemory, HostPhase, NodeMemory, Save
 from fakedist.rundir.notes import counted, listed
 from fakedist.units import format_bytes, format_us

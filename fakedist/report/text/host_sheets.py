@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from fakedist.cost_model.gains import launch_bound
 from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn, us_column
-from fakedist.report.text.wording import MIN_SHARE, layer_label, short_line, wait_word
+from fakedist.report.text.wording import MIN_SHARE, layer_label
+from fakedist.results.verdict import short_line, wait_word
 from fakedist.rundir.step_time import HostPart, LateLaunches, StepTime
 
 _NUM_LINES = 8

@@ -12,16 +12,10 @@ import pandas as pd
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
 from fakedist.analysis.stack_lines import IN_TORCH, NO_STACK, forward_line, in_engine, script_lines
 from fakedist.report.content.report_blocks import EMPTY_RANK, KEY, Sheet, SheetColumn, us_column
-from fakedist.report.text.wording import (
-    LAYER_COLUMNS,
-    MIN_SHARE,
-    layer_label,
-    or_dash,
-    short_line,
-    short_operation,
-    span_text,
-)
+from fakedist.report.text.wording import LAYER_COLUMNS, MIN_SHARE, layer_label, or_dash
+from fakedist.results.compare.changed_memory import UNUSED_NAMES
 from fakedist.results.run import Run
+from fakedist.results.verdict import short_line, short_operation, span_text
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.rows import FrameRow
 from fakedist.rundir.schema import CATEGORIES
@@ -37,17 +31,6 @@ from fakedist.rundir.summary import (
 )
 from fakedist.units import format_bytes, format_us
 
-#: Parts of what is reserved but not allocated, in words.
-UNUSED_NAMES = {
-    "pinned": "free in half-empty segments",
-    "used": "free in other segments",
-    "small": "free in segments of small blocks",
-    "expandable": "free in expandable segments",
-    "private": "free in private pools",
-    "empty": "empty segments, cached",
-    "waiting": "freed, but in use on a stream",
-    "unknown": "free before the history began",
-}
 MOMENT_NAMES = {"peak_reserved": "at the reserved peak", "peak_allocated": "at the allocated peak"}
 _NUM_HELD = 5
 

@@ -56,32 +56,28 @@ from fakedist.report.text.wording import (
     collector_text,
     ending,
     gives_alone,
-    limit_text,
     note_texts,
     peak_moment,
     peaks_text,
-    refusal_stack,
-    relative_time,
     remedy_text,
     run_facts,
     run_title,
     short_facts,
     short_time_figures,
     source_word,
-    step_verdict,
     time_figures,
-    timed_step_name,
     top_advice,
-    verdict,
 )
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.results.summing_up import layer_memory
+from fakedist.results.verdict import limit_text, refusal_stack, relative_time, step_verdict, timed_step_name, verdict
 from fakedist.rundir.host_memory import HostMemory
-from fakedist.rundir.notes import WARNINGS, counted
+from fakedist.rundir.notes import counted
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.step_time import KernelSource, StepTime
 from fakedist.rundir.summary import Advice, Outside, Summary
+from fakedist.rundir.time_notes import WARNINGS
 from fakedist.units import format_bytes
 
 

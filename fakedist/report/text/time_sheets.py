@@ -15,8 +15,7 @@ from rich.text import Text
 from fakedist.analysis.layer_table import fold_layers, rows_of, unfolded
 from fakedist.cost_model.breakdown import PEAK_DTYPE, fold_times
 from fakedist.errors import RunDirectoryError
-from fakedist.report.compare.change_sheets import group_columns
-from fakedist.report.compare.comparison import format_relative, format_us_change
+from fakedist.report.content.change_sheets import change_columns
 from fakedist.report.content.report_blocks import EMPTY_RANK, KEY, Sheet, SheetColumn
 from fakedist.report.render.markdown import escaped, sheet_markdown
 from fakedist.report.render.terminal import (
@@ -35,28 +34,31 @@ from fakedist.report.text.wording import (
     accuracy_text,
     bytes_rate,
     collector_text,
-    communication_word,
     flops_rate,
     layer_label,
-    limit_text,
-    limits_text,
-    main_bound,
-    relative_time,
     run_title,
     share_of_peak,
     short_kernel,
     source_word,
-    step_word,
     time_figures,
-    timed_step_name,
     unknown_time,
     us_or_dash,
 )
 from fakedist.results.compare import changed_times
+from fakedist.results.compare.side_by_side import ChangeTable
 from fakedist.results.run import Run
+from fakedist.results.verdict import (
+    communication_word,
+    limit_text,
+    limits_text,
+    main_bound,
+    relative_time,
+    step_word,
+    timed_step_name,
+)
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.step_time import KernelSource, LayerTime, PathPart, StepTime, UncertainPart
-from fakedist.units import format_bytes, format_us
+from fakedist.units import format_bytes, format_relative, format_us, format_us_change
 
 _NUM_TOP = 10
 _NUM_RANGES = 20
@@ -408,7 +410,8 @@ def _change_sheet(step: WhatIfStep) -> Sheet:
     remark = f"the step changes by {format_us_change(step.change_us)}"
     remarks = [f"{remark}: {', '.join(changed)}" if changed else remark]
     title = f"Exposed communication with {step.what_if} (B), and in the run (A)"
-    return Sheet(title, group_columns(groups), remarks)
+    keys, calls = {"group": "group", "operation": "operation"}, {"calls": "num_{}", "time": "whole_{}_us"}
+    return Sheet(title, change_columns(ChangeTable(title, keys, groups, "us", calls), 2), remarks)
 
 
 def render_priced(run: Run, console: Console, *, all_layers: bool, what_ifs: Sequence[WhatIfStep] = ()) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import takewhile
 
 import numpy as np
 import pandas as pd
 
+from fakedist.aligning import align
 from fakedist.results.run import Run
 
 #: How far a place is searched where both sides agree again, and for how many allocations they have to.
-_SEARCH, _AGREE = 200, 6
+_LOOK_AHEAD, _NUM_AGREE = 200, 6
 _UNIT = 512  # of the allocator's sizes
 
 
@@ -57,20 +57,20 @@ def compare_streams(a: Run, b: Run) -> StreamDifference:
     if not all(steps):
         steps = 0, 0
     rows = [_allocations(run, step) for run, step in zip((a, b), steps, strict=True)]
-    pairs = list(align([_size(row) for row in rows[0]], [_size(row) for row in rows[1]]))
-    only_a = [rows[0][i] for i, j in pairs if j is None and i is not None]
-    only_b = [rows[1][j] for i, j in pairs if i is None and j is not None]
-    num_same = len(rows[0]) - len(only_a)
+    sizes = [[_size(row) for row in side] for side in rows]
+    same = align(sizes[0], sizes[1], _LOOK_AHEAD, _NUM_AGREE)
+    only_a = [row for row, at in zip(rows[0], same, strict=True) if at < 0]
+    paired = {at for at in same if at >= 0}
+    only_b = [row for at, row in enumerate(rows[1]) if at not in paired]
     first = None
     if only_a or only_b:
-        before = next(number for number, pair in enumerate(pairs) if None in pair)
-        run = list(takewhile(lambda pair: None in pair, pairs[before:]))
-        sides = (next((pair[side] for pair in run if pair[side] is not None), None) for side in (0, 1))
-        own = [None if at is None else rows[side][at] for side, at in enumerate(sides)]
-        first = before, own[0], own[1]
+        before = next((number for number, at in enumerate(same) if at != number), len(same))
+        follows = next((at for at in same[before:] if at >= 0), len(rows[1]))
+        own = [before < len(same) and same[before] < 0, before < follows]
+        first = before, rows[0][before] if own[0] else None, rows[1][before] if own[1] else None
     halves = _half_of(only_a, only_b)
-    sizes = len(rows[0]), len(rows[1])
-    return StreamDifference(*steps, *sizes, num_same, first, _by_line(only_a, only_b), halves)
+    num_a, num_b = len(rows[0]), len(rows[1])
+    return StreamDifference(*steps, num_a, num_b, len(paired), first, _by_line(only_a, only_b), halves)
 
 
 #: From this share of the bytes on, sizes that are halves of others' are worth a word.
@@ -84,39 +84,6 @@ def _half_of(a: list[Allocation], b: list[Allocation]) -> str:
         if doubled and doubled >= _MUCH * sum(row.bytes_ for row in wholes):
             return side
     return ""
-
-
-Pair = tuple[int | None, int | None]
-
-
-def align(a: list[int], b: list[int]) -> list[Pair]:
-    """Pairs of positions of equal values, in order; None on the side that lacks one.
-
-    Where they differ, the nearest place counts at which ``_AGREE`` in a row are equal again.
-    """
-    pairs: list[Pair] = []
-    i = j = 0
-    while i < len(a) and j < len(b):
-        if a[i] == b[j]:
-            pairs.append((i, j))
-            i, j = i + 1, j + 1
-            continue
-        skip_a, skip_b = _resync(a, b, i, j)
-        pairs += [(at, None) for at in range(i, i + skip_a)]
-        pairs += [(None, at) for at in range(j, j + skip_b)]
-        i, j = i + skip_a, j + skip_b
-    return [*pairs, *((at, None) for at in range(i, len(a))), *((None, at) for at in range(j, len(b)))]
-
-
-def _resync(a: list[int], b: list[int], i: int, j: int) -> tuple[int, int]:
-    for total in range(1, 2 * _SEARCH):
-        for skip_a in range(max(0, total - _SEARCH), min(total, _SEARCH) + 1):
-            at, other = i + skip_a, j + total - skip_a
-            if at < len(a) and other < len(b) and a[at] == b[other]:
-                ends = min(_AGREE, len(a) - at, len(b) - other)
-                if a[at : at + ends] == b[other : other + ends]:
-                    return skip_a, total - skip_a
-    return 1, 1
 
 
 def _last_step(run: Run) -> int:

@@ -13,26 +13,33 @@ import pandas as pd
 from fakedist.analysis.replay import Ints
 from fakedist.analysis.stack_lines import IN_TORCH, NO_STACK, is_of_backward
 from fakedist.results.compare.layer_matching import OUTSIDE, layer_patterns, paths_of_matches
+from fakedist.results.compare.side_by_side import by_effect, figures_by_name, side_by_side, with_change, without_empty
 from fakedist.rundir.schema import CATEGORIES, MOMENTS, SEGMENT_STATES
 from fakedist.rundir.summary import Summary
 
-
-def figure_changes(a: Summary, b: Summary) -> pd.DataFrame:
-    """The figures of two summaries: columns name, a_bytes, b_bytes, change_bytes."""
-    rows = [
-        ("peak allocated", a.peak_allocated_bytes, b.peak_allocated_bytes),
-        ("peak reserved", a.peak_reserved_bytes, b.peak_reserved_bytes),
-        ("capacity", a.capacity_bytes, b.capacity_bytes),
-        ("headroom", *(summary.capacity_bytes - summary.peak_reserved_bytes for summary in (a, b))),
-    ]
-    return with_change(pd.DataFrame(rows, columns=["name", "a_bytes", "b_bytes"]))
+#: Columns of the table `blocks` that a comparison of blocks needs.
+BLOCK_COLUMNS = ("bytes", "operation", "phase", "layer", "category", "stack", "at_peak")
 
 
-def category_changes(a: dict[str, int], b: dict[str, int]) -> pd.DataFrame:
-    """Bytes at the peak by category, largest change first. The changes add up to the change of the peak."""
-    rows = [(name, a.get(name, 0), b.get(name, 0)) for name in CATEGORIES]
-    changes = with_change(pd.DataFrame(rows, columns=["category", "a_bytes", "b_bytes"]))
-    return by_effect(changes[(changes["a_bytes"] != 0) | (changes["b_bytes"] != 0)])
+def figure_changes(*summaries: Summary) -> pd.DataFrame:
+    """Peaks, capacity and headroom of runs: columns name, a_bytes, b_bytes, ..., change_bytes, what."""
+    return figures_by_name(
+        [
+            {
+                "peak allocated": summary.peak_allocated_bytes,
+                "peak reserved": summary.peak_reserved_bytes,
+                "capacity": summary.capacity_bytes,
+                "headroom": summary.capacity_bytes - summary.peak_reserved_bytes,
+            }
+            for summary in summaries
+        ]
+    )
+
+
+def category_changes(*sides: Mapping[str, int]) -> pd.DataFrame:
+    """Bytes at the peak by category, largest change first. Of two runs, they add up to the change of the peak."""
+    rows = figures_by_name([{name: side.get(name, 0) for name in CATEGORIES} for side in sides], key="category")
+    return by_effect(without_empty(rows))
 
 
 def phase_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
@@ -118,32 +125,6 @@ def most_changes(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.
     return by_effect(changes[changes["change_bytes"] != 0])
 
 
-#: Smaller changes of times are rounding errors of sums.
-_NOTHING_US = 0.01
-#: Smaller times are written as 0 µs: nothing grew or shrank.
-SHOWN_AS_NONE_US = 0.05
-
-
-def with_change(table: pd.DataFrame, unit: Literal["bytes", "us"] = "bytes") -> pd.DataFrame:
-    """Add change_bytes or change_us, and what: appeared, gone, grew, shrank or same, by the columns of a and b."""
-    a, b, change = f"a_{unit}", f"b_{unit}", f"change_{unit}"
-    table = table.astype(dict.fromkeys((a, b), "int64" if unit == "bytes" else "float64"))
-    table[change] = table[b] - table[a]
-    if unit == "us":
-        table[change] = table[change].where(table[change].abs() >= _NOTHING_US, 0.0)
-    least = SHOWN_AS_NONE_US if unit == "us" else 1
-    grown = np.where(table[change] >= least, "grew", np.where(table[change] <= -least, "shrank", "same"))
-    new, gone = (table[a] == 0) & (table[b] != 0), (table[b] == 0) & (table[a] != 0)
-    table["what"] = np.where(new, "appeared", np.where(gone, "gone", grown))
-    return table
-
-
-def by_effect(changes: pd.DataFrame, unit: Literal["bytes", "us"] = "bytes") -> pd.DataFrame:
-    """Rows sorted by size of change, largest first."""
-    order = changes[f"change_{unit}"].abs().sort_values(ascending=False, kind="stable").index
-    return changes.loc[order].reset_index(drop=True)
-
-
 def _taken(table: pd.DataFrame, rows: pd.Series, column: str) -> Ints:
     values = table[column].to_numpy()
     index = rows.to_numpy()
@@ -206,12 +187,15 @@ def pattern_parts(layers: pd.DataFrame) -> pd.DataFrame:
     return sums[sums["bytes"] != 0].reset_index(drop=True)
 
 
-def pattern_changes(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
-    """Changes between two results of :func:`pattern_parts`: path, name (equal to path), category, change_bytes."""
-    keys = ["path", "category"]
-    both = before.merge(after, on=keys, how="outer", suffixes=("_before", "_after"))
-    change = both["bytes_after"].fillna(0) - both["bytes_before"].fillna(0)
-    return both[keys].assign(name=both["path"], change_bytes=change.astype("int64"))
+def path_changes(*sides: pd.DataFrame, unit: Literal["bytes", "us"] = "bytes") -> pd.DataFrame:
+    """Changes of layers' own bytes or times, largest first, from columns path, category, and bytes or us.
+
+    Columns path, name (equal to path), category, a_bytes, b_bytes, ..., change_bytes, what; or likewise of us.
+    """
+    named = [side.rename(columns={unit: f"{{}}_{unit}"}) for side in sides]
+    rows = side_by_side(named, ["path", "category"], unit)
+    rows.insert(1, "name", rows["path"])
+    return by_effect(rows, unit)
 
 
 #: A line as runs name it: ``file:line (function)``.
@@ -314,8 +298,17 @@ def _by_end(files: Iterable[str], length: int) -> dict[tuple[str, ...], list[str
 
 #: What a line can have become, in the order of tables.
 _CHANGES = ("appeared", "grew", "shrank", "gone", "same")
-#: The parts of what is reserved and not allocated.
-UNUSED_PARTS = (*SEGMENT_STATES, "waiting")
+#: Parts of what is reserved but not allocated, in words.
+UNUSED_NAMES = {
+    "pinned": "free in half-empty segments",
+    "used": "free in other segments",
+    "small": "free in segments of small blocks",
+    "expandable": "free in expandable segments",
+    "private": "free in private pools",
+    "empty": "empty segments, cached",
+    "waiting": "freed, but in use on a stream",
+    "unknown": "free before the history began",
+}
 
 
 def lines_at_peak(blocks: pd.DataFrame, lines: Sequence[str]) -> pd.DataFrame:
@@ -407,18 +400,15 @@ def line_kinds(lines: pd.DataFrame) -> pd.DataFrame:
 def reserved_changes(a: Summary, b: Summary) -> pd.DataFrame:
     """The parts of the reserved peak that a run has: name, a_bytes, b_bytes, change_bytes, what.
 
-    Names are reserved, allocated, and :data:`UNUSED_PARTS`, which with allocated add up to reserved.
+    Names are reserved, allocated, and those of :data:`UNUSED_NAMES`, which with allocated add up to reserved.
     """
     amounts: list[dict[str, int]] = []
     for summary in (a, b):
         moment = next((reserved for reserved in summary.reserved if reserved.moment == MOMENTS[0]), None)
         held = (0, 0, {}) if moment is None else (moment.reserved_bytes, moment.allocated_bytes, moment.unused)
         amounts.append({"reserved": held[0], "allocated": held[1], **held[2]})
-    names = [
-        name for name in ("reserved", "allocated", *UNUSED_PARTS) if any(held_bytes.get(name) for held_bytes in amounts)
-    ]
-    rows = [(name, amounts[0].get(name, 0), amounts[1].get(name, 0)) for name in names]
-    return with_change(pd.DataFrame(rows, columns=["name", "a_bytes", "b_bytes"]))
+    names = ("reserved", "allocated", *SEGMENT_STATES, "waiting")
+    return without_empty(figures_by_name([{name: held.get(name, 0) for name in names} for held in amounts]))
 
 
 def segment_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pandas as pd
 
 from fakedist.cost_model.breakdown import COMPUTE_FAMILIES, by_name
-from fakedist.results.compare.changed_memory import by_effect, with_change
 from fakedist.results.compare.layer_matching import OUTSIDE, layer_patterns
+from fakedist.results.compare.side_by_side import by_effect, figures_by_name, side_by_side, without_empty
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import KINDS
 from fakedist.rundir.step_time import StepTime
@@ -26,10 +24,10 @@ PARTS = {
 }
 
 
-def part_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
-    """The parts of two steps: columns name, a_us, b_us, change_us, what, in the order of ``PARTS``."""
-    pairs = [(name, getattr(a, key), getattr(b, key)) for key, name in PARTS.items()]
-    return with_change(pd.DataFrame([row for row in pairs if row[1] or row[2]], columns=["name", "a_us", "b_us"]), "us")
+def part_changes(*steps: StepTime | None) -> pd.DataFrame:
+    """The parts of steps: columns name, a_us, b_us, ..., change_us, what, in the order of ``PARTS``."""
+    sides = [{} if step is None else {name: getattr(step, key) for key, name in PARTS.items()} for step in steps]
+    return without_empty(figures_by_name(sides, "us"), "us")
 
 
 def rates_of(step: StepTime) -> dict[str, float]:
@@ -44,13 +42,9 @@ def rates_of(step: StepTime) -> dict[str, float]:
     return rates
 
 
-def rate_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
-    """Rates, work and MFU of two steps: columns name, a, b, change; NaN where one is not known."""
-    sides = rates_of(a), rates_of(b)
-    names = dict.fromkeys([*sides[0], *sides[1]])
-    rows = [(name, *(side.get(name, math.nan) for side in sides)) for name in names]
-    rates = pd.DataFrame(rows, columns=["name", "a", "b"]).astype({"a": "f8", "b": "f8"})
-    return rates.assign(change=rates["b"] - rates["a"])
+def rate_changes(*steps: StepTime | None) -> pd.DataFrame:
+    """Rates, work and MFU of steps: columns name, a, b, ..., change; NaN where one is not known."""
+    return figures_by_name([{} if step is None else rates_of(step) for step in steps], "number")
 
 
 def unlike_work(a: StepTime, b: StepTime) -> tuple[str, str] | None:
@@ -66,50 +60,51 @@ def unlike_work(a: StepTime, b: StepTime) -> tuple[str, str] | None:
     return None
 
 
-def phase_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
-    """Kernel time of two steps by phase: columns name, a_us, b_us, change_us, what, in the order of a step."""
-    kinds = [(name, a.by_kind.get(name, 0.0), b.by_kind.get(name, 0.0)) for name in KINDS]
-    return with_change(pd.DataFrame([row for row in kinds if row[1] or row[2]], columns=["name", "a_us", "b_us"]), "us")
+def phase_changes(*steps: StepTime | None) -> pd.DataFrame:
+    """Kernel time of steps by phase: columns name, a_us, b_us, ..., change_us, what, in the order of a step."""
+    sides = [{} if step is None else {name: step.by_kind.get(name, 0.0) for name in KINDS} for step in steps]
+    return without_empty(figures_by_name(sides, "us"), "us")
 
 
-def family_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
-    """Families of kernels of two steps, largest change first; 0 if only one has kernels of unknown duration.
+def family_changes(*steps: StepTime | None) -> pd.DataFrame:
+    """Families of kernels of steps, largest change first; 0 if only some have kernels of unknown duration.
 
-    Columns family, num_a, num_b, unknown_a, unknown_b (of unknown duration), a_us, b_us, change_us, what.
+    Columns family, num_a, unknown_a (of unknown duration), a_us, num_b, ..., change_us, what.
     """
-    sides = [
-        pd.DataFrame(to_plain(step.by_family), columns=["family", "num_kernels", "num_unknown", "time_us"])
-        for step in (a, b)
-    ]
-    return _joined(sides, ["family"])
+    sides = [_counted([] if step is None else to_plain(step.by_family), ["family"]) for step in steps]
+    return by_effect(side_by_side(sides, ["family"], "us"), "us")
 
 
-def name_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
+def name_changes(*tables: pd.DataFrame) -> pd.DataFrame:
     """Kernels by name, of any shape and layer: column name, and those of :func:`family_changes`, in its order."""
-    return _joined([by_name(table[table["family"] != "communication"]) for table in (a, b)], ["name", "family"])
+    keys = ["name", "family"]
+    sides = [_counted(by_name(table[table["family"] != "communication"]), keys) for table in tables]
+    return by_effect(side_by_side(sides, keys, "us"), "us")
 
 
-def group_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
-    """Exposed communication by group and operation, largest change first; 0 if only one has calls of unknown duration.
+def group_changes(*steps: StepTime | None) -> pd.DataFrame:
+    """Exposed communication by group and operation, largest change first; 0 if only some know their calls' durations.
 
-    Columns group, operation, num_a, num_b (calls), unknown_a, unknown_b (of unknown duration), whole_a_us, whole_b_us,
-    a_us, b_us (exposed), change_us, what. Empty unless both steps have communication by group.
+    Columns group, operation, num_a (calls), unknown_a (of unknown duration), a_us (exposed), whole_a_us, num_b, ...,
+    change_us, what. Empty unless two steps have communication by group.
     """
+    rows = [[] if step is None else to_plain(step.by_group) for step in steps]
+    if sum(map(bool, rows)) < 2:
+        rows = [[] for _ in steps]
     keys = ["group", "operation"]
-    names = {"num_calls": "num_kernels", "num_unknown": "num_unknown", "exposed_us": "time_us", "time_us": "whole_us"}
-    both = bool(a.by_group and b.by_group)
+    names = {"num_calls": "num_{}", "num_unknown": "unknown_{}", "exposed_us": "{}_us", "time_us": "whole_{}_us"}
     sides = [
-        pd.DataFrame(to_plain(step.by_group if both else []), columns=[*keys, *names])
-        .rename(columns=names)
-        .groupby(keys, sort=False, as_index=False)
-        .sum()
-        for step in (a, b)
+        pd.DataFrame(side, columns=[*keys, *names]).rename(columns=names).groupby(keys, sort=False).sum().reset_index()
+        for side in rows
     ]
-    changes = _joined(sides, keys)
-    for side, table in zip("ab", sides, strict=True):
-        whole = table.set_index(keys)["whole_us"]
-        changes[f"whole_{side}_us"] = whole.reindex(pd.MultiIndex.from_frame(changes[keys])).fillna(0.0).to_numpy("f8")
-    return changes
+    changes = by_effect(side_by_side(sides, keys, "us"), "us")
+    return changes.fillna({column: 0.0 for column in map(str, changes) if column.startswith("whole_")})
+
+
+def _counted(rows: pd.DataFrame | list[dict[str, object]], keys: list[str]) -> pd.DataFrame:
+    """Kernels of a run by ``keys``, for :func:`side_by_side`."""
+    names = {"num_kernels": "num_{}", "num_unknown": "unknown_{}", "time_us": "{}_us"}
+    return pd.DataFrame(rows, columns=[*keys, *names]).rename(columns=names)
 
 
 def layer_parts(times: pd.DataFrame, paths: dict[int, str]) -> pd.DataFrame:
@@ -126,36 +121,6 @@ def layer_parts(times: pd.DataFrame, paths: dict[int, str]) -> pd.DataFrame:
 def pattern_times(layers: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
     """Own time in the timed step, from ``layer_times``: columns path (repeats as ``*``), category (the family), us."""
     return layer_parts(times, dict(enumerate(layer_patterns(layers))))
-
-
-def layer_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Changes between two :func:`layer_parts`, largest first. They add up to the change of all kernels.
-
-    Columns path, name (equal to path), category, a_us, b_us, change_us, what.
-    """
-    both = a.merge(b, on=["path", "category"], how="outer", suffixes=("_a", "_b")).fillna({"us_a": 0.0, "us_b": 0.0})
-    both = both.rename(columns={"us_a": "a_us", "us_b": "b_us"}).assign(name=both["path"])
-    return by_effect(with_change(both[["path", "name", "category", "a_us", "b_us"]], "us"), "us")
-
-
-def _joined(sides: list[pd.DataFrame], keys: list[str]) -> pd.DataFrame:
-    columns = {"num_kernels": "num_{}", "num_unknown": "unknown_{}", "time_us": "{}_us"}
-    renamed = [
-        table[[*keys, *columns]].rename(columns={name: text.format(side) for name, text in columns.items()})
-        for side, table in zip("ab", sides, strict=True)
-    ]
-    both = renamed[0].merge(renamed[1], on=keys, how="outer", sort=False)
-    counts = ["num_a", "num_b", "unknown_a", "unknown_b"]
-    both[counts] = both[counts].fillna(0).astype("int64")
-    both[["a_us", "b_us"]] = both[["a_us", "b_us"]].fillna(0.0)
-    both = with_change(both, "us")
-    both.loc[both["num_a"] == 0, "what"] = "appeared"
-    both.loc[both["num_b"] == 0, "what"] = "gone"
-    both.loc[(both["what"] == "same") & (both["num_a"] != both["num_b"]), "what"] = "recounted"
-    unknown = (both["unknown_a"] > 0) != (both["unknown_b"] > 0)
-    both.loc[unknown, "change_us"] = 0.0
-    both.loc[unknown, "what"] = "not known"
-    return by_effect(both, "us")
 
 
 _FIGURES = ("num_calls", "bytes_in", "bytes_out")

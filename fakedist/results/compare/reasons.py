@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import pandas as pd
 
 from fakedist.results.compare.layer_matching import OUTSIDE
+from fakedist.results.run import Run
 from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.summary import Summary
-from fakedist.units import format_bytes
+from fakedist.units import format_bytes, format_change, format_us, format_us_change
 
 #: Settings of a job: their keys and display names.
 _JOB = {
@@ -37,20 +38,20 @@ _JOB = {
 }
 
 
-def different_settings(a: Manifest, b: Manifest, summaries: tuple[Summary, Summary]) -> list[dict[str, str]]:
-    """Every setting in which two manifests differ: objects with ``name``, ``a``, ``b``."""
-    pairs: list[tuple[str, object, object]] = [(name, _setting(a, key), _setting(b, key)) for key, name in _JOB.items()]
-    one, other = summaries
+def different_settings(a: Run, b: Run) -> dict[str, tuple[str, str]]:
+    """Every setting in which two runs differ, and both values."""
+    pairs = [(name, _setting(a.manifest, key), _setting(b.manifest, key)) for key, name in _JOB.items()]
+    one, other = a.summary, b.summary
     pairs += [
-        ("git commit", a.git_commit, b.git_commit),
+        ("git commit", a.manifest.git_commit, b.manifest.git_commit),
         ("torch", one.torch, other.torch),
         ("gpu", one.gpu, other.gpu),
         ("steps that ended", len(one.steps), len(other.steps)),
         ("how it ended", _ending(one.exit), _ending(other.exit)),
         ("times", _times(one), _times(other)),
-        ("fakedist", a.fakedist, b.fakedist),
+        ("fakedist", a.manifest.fakedist, b.manifest.fakedist),
     ]
-    return [{"name": name, "a": _text(mine), "b": _text(theirs)} for name, mine, theirs in pairs if mine != theirs]
+    return {name: (_text(mine), _text(theirs)) for name, mine, theirs in pairs if mine != theirs}
 
 
 def _setting(manifest: Manifest, key: str) -> object:
@@ -124,12 +125,13 @@ def changed_text(changes: Sequence[str]) -> str:
     return f"{', '.join(changes[:_MOST])} and {len(changes) - _MOST} more settings"
 
 
-def changed_names(a: Manifest, b: Manifest, differences: Sequence[dict[str, str]]) -> list[str]:
+def changed_names(a: Run, b: Run) -> list[str]:
     """Each of :func:`different_settings` in a few words, those of the script's arguments first."""
-    changes = changed_arguments(*([] if manifest.job is None else manifest.job.arguments for manifest in (a, b)))
-    for row in differences:
-        if row["name"] not in _NO_CAUSE:
-            changes.append(f"{row['name']} {row['a'] or '(none)'} -> {row['b'] or '(none)'}")
+    jobs = a.manifest.job, b.manifest.job
+    changes = changed_arguments(*([] if job is None else job.arguments for job in jobs))
+    for name, (mine, theirs) in different_settings(a, b).items():
+        if name not in _NO_CAUSE:
+            changes.append(f"{name} {mine or '(none)'} -> {theirs or '(none)'}")
     return changes
 
 
@@ -162,6 +164,16 @@ def _options(arguments: Sequence[str]) -> dict[str, list[str]]:
     return options
 
 
+_CATEGORY_WORDS = {
+    "parameter": "parameters",
+    "optimizer_state": "optimizer states",
+    "gradient": "gradients",
+    "workspace": "workspaces",
+    "activation": "activations",
+    "communication": "communication buffers",
+    "temporary": "temporaries",
+    "other": "other blocks",
+}
 #: A part accounts for the whole if its change is between these multiples of the whole's change.
 _STANDS_FOR = (0.8, 1.25)
 
@@ -182,6 +194,14 @@ class Cause:
     path: str
     part: float
     layer: str
+
+    def phrase(self, *, is_time: bool = False, is_change: bool = True) -> str:
+        """The layers and their change, or what they hold or take: "activations of layers.*.mlp, +2.88 GiB"."""
+        if is_time:
+            name, amount = self.category, (format_us_change if is_change else format_us)(self.part)
+        else:
+            name, amount = _CATEGORY_WORDS[self.category], (format_change if is_change else format_bytes)(self.part)
+        return f"{name} {_of_layers(self.layer)}, {amount}"
 
 
 def find_cause(parts: pd.DataFrame, column: str = "change_bytes") -> Cause | None:
@@ -268,7 +288,7 @@ def origin_of(cause: Cause, blocks: pd.DataFrame) -> AllocationSite:
     return AllocationSite(operation=str(most[0]), phase=str(most[1]))
 
 
-def of_layers(layer: str) -> str:
+def _of_layers(layer: str) -> str:
     """The layers in words: "of layers.*.mlp", "outside of modules", or "all over the model" without a layer."""
     if layer == OUTSIDE:
         return "outside of modules"

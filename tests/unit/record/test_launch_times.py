@@ -2,32 +2,7 @@ from math import inf, isnan, nan
 
 import pytest
 
-from fakedist.record.launch_times import Pace, Sample, align, as_if_warm, calm_clock, times_of, times_of_rows
-
-
-def test_launches_of_equal_steps_are_matched_one_by_one() -> None:
-    assert align("abcabc", "abcabc") == [0, 1, 2, 3, 4, 5]
-
-
-def test_a_launch_that_only_the_recorded_step_had_is_not_matched() -> None:
-    assert align("abXcde", "abcde") == [0, 1, -1, 2, 3, 4]
-
-
-def test_a_launch_that_only_the_bare_step_has_is_passed_by() -> None:
-    assert align("abcde", "abXYcde") == [0, 1, 4, 5, 6]
-
-
-def test_between_launches_that_differ_as_many_as_possible_are_matched() -> None:
-    # A read of a size: the recorded step has the read alone, the bare one kernels before and after it.
-    assert align("grgi", "gkrwgkrwi") == [0, 2, 4, 8]
-
-
-def test_steps_without_a_common_launch_match_nothing() -> None:
-    assert align("aaaa", "bbbb") == [-1] * 4
-
-
-def test_a_bare_step_may_end_before_the_recorded_one() -> None:
-    assert align("abcd", "ab") == [0, 1, -1, -1]
+from fakedist.record.launch_times import Pace, Sample, as_if_warm, calm_clock, times_of, times_of_rows
 
 
 def test_the_time_of_a_launch_of_the_bare_step_alone_counts_for_the_next_one_of_both() -> None:

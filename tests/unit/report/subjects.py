@@ -1,7 +1,8 @@
-"""Subjects of reports that no small run gives, made by hand: played loads and steps, a check, a sweep."""
+"""Subjects of reports that no small run gives, made by hand: played loads, a check, a sweep, a calibration."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,10 +14,13 @@ from fakedist.analysis.routed_blocks import Counts
 from fakedist.check.checking import Checked, Mismatch
 from fakedist.check.config import Figure, read_config
 from fakedist.check.judging import Finding
+from fakedist.cost_model.kernels.calibration_table import CalibrationOrigin, made_table
 from fakedist.errors import ScriptError
+from fakedist.results.calibration.calibrating import Calibrated, CalibrationResult, StepChange, Unmatched
 from fakedist.results.long_runs import FailedRequest, PlayedSetting, PlayedSteps
 from fakedist.results.router_draws import Draw, Playable, Played, PlayedChange, PlayedSize
 from fakedist.router_load import RouterPass
+from fakedist.rundir.launch_records import WorkRow
 from fakedist.units import GIB, MIB
 
 _NONE = np.zeros((0, 0), np.int64)
@@ -144,3 +148,24 @@ def checked(folder: Path) -> Checked:
         mismatches=[Mismatch("net", "net: the job hangs", "src/model, 2.py:1 (forward)")],
         failures=[ScriptError("net rank 2: the script failed", output="Traceback ```")],
     )
+
+
+def calibrated(*, is_good: bool = True) -> CalibrationResult:
+    """A table made of a trace that fits its run, and one of which much was left out and assumed."""
+    origin = CalibrationOrigin("NVIDIA H200", "torch.profiler", "2026-01-31")
+    work = WorkRow("cublasGemmEx", "product", "gemm", "aten.mm.default", m=1, n=2, k=3)
+    made = Calibrated(
+        made_table(origin, {work: [2.0]}),
+        num_launches=1200, num_measured=1190, num_steps=3, num_kernels=3600, num_unread=0, num_matched=3570,
+        num_extra=0, num_conflicts=0, num_ambiguous=0, num_too_fast=0, num_elsewhere=0, num_unreadable=0,
+        missing=[], extra=[],
+    )  # fmt: skip
+    if is_good:
+        change = StepChange("NVIDIA H200", "h200", 1.8e6, 2.71e6, 2.5e6, 3.0e6, 0.83, 0.1)
+        return CalibrationResult(made, True, 0, change)
+    extra = [Unmatched(f"kernel{number}", "other", 2, 1500.0) for number in range(4)]
+    made = replace(
+        made, num_extra=8, num_conflicts=1, num_ambiguous=2, num_too_fast=3, num_unread=4, num_elsewhere=5,
+        num_unreadable=6, missing=[Unmatched("void flash::fwd", "attention", 10, 0.0)], extra=extra,
+    )  # fmt: skip
+    return CalibrationResult(made, False, 3, None)

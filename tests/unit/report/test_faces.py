@@ -20,6 +20,7 @@ from syrupy.assertion import SnapshotAssertion
 from fakedist.check.outputs import check_report
 from fakedist.cli import main
 from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, TEXT, Output
+from fakedist.report.content.calibration import calibration_report
 from fakedist.report.content.job import runs_report, step_report
 from fakedist.report.content.long_run import long_run_report
 from fakedist.report.content.play import play_report, ranks_report
@@ -28,8 +29,10 @@ from fakedist.sweep.sheets import sweep_report
 from fakedist.units import MIB
 from tests.unit.report import subjects
 from tests.unit.report.content.test_job import faster, placed
+from tests.unit.report.handmade import timed
 from tests.unit.report.two_runs import run_of
 from tests.unit.report.two_snapshots import snapshot_of
+from tests.unit.results.test_lines import run_with_lines
 from tests.unit.results.test_repricing import STEP, priced_run
 from tests.unit.sweep.test_sheets import ROWS, sweep
 
@@ -75,6 +78,23 @@ def steps(folder: str = ".") -> None:
     """The runs of two ranks of a job, which make unlike calls."""
     run_of(Path(folder) / "rank0", gemm_us=100, rank=0)
     run_of(Path(folder) / "rank4", gemm_us=100, activation=12 * MIB, rank=4)
+
+
+def test_lines(shown: Shown, snapshot: SnapshotAssertion) -> None:
+    """The first run has a line whose name is no text for a terminal, the second has no times, the third no step."""
+    run_with_lines(Path("run"))
+    timed(Path("measured"), "measured")
+    snapshot_of(Path("a.pickle"), [(7, 8 * MIB), (0, 4 * MIB)])
+    for name in ("run", "measured", "a.pickle"):
+        for form in (TEXT, JSON):
+            assert shown(form, "lines", name) == snapshot(name=f"{name}-{form}")
+
+
+def test_calibration(snapshot: SnapshotAssertion) -> None:
+    paths = {"run_directory": Path("my run"), "trace_file": Path("/runs/t.json"), "table_file": Path("t.times.json")}
+    for is_good in (True, False):
+        for form, text in faces(calibration_report(subjects.calibrated(is_good=is_good), 0, **paths), *FORMATS):
+            assert text == snapshot(name=f"{is_good}-{form}")
 
 
 def test_match(shown: Shown, snapshot: SnapshotAssertion) -> None:

@@ -16,7 +16,7 @@ from fakedist.results.lines import Lines, lines_of
 from tests.unit.analysis.recorded import GPU, MIB, HandMade
 from tests.unit.cost_model import launches_by_hand
 from tests.unit.cost_model.launches_by_hand import PRODUCT, launch
-from tests.unit.report.handmade import built, timed
+from tests.unit.report.handmade import built
 
 TORCH = ("/site-packages/torch/nn/modules/linear.py", 134, "forward")
 MODEL, OTHER, MAIN = ("/job/model.py", 12, "forward"), ("/job/model.py", 30, "gelu"), ("/job/train.py", 3, "main")
@@ -24,8 +24,7 @@ HOSTILE = ("/job/<b>.py", 1, "\x1b[2J")
 DOCUMENT = Path(__file__).parents[3] / "docs/editors.md"
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_with_lines(directory: Path) -> Path:
     """A forward of two operations, the first of which has a node; one operation without Python, one of another file."""
     made = HandMade()
     made.gpu = dataclasses.replace(GPU, model=find_gpu("h100-80g"))
@@ -47,7 +46,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made.others.append(launches_by_hand.record([*launches, launch(PRODUCT, op=ops[0])]))
     made.step(2)
     made.ended()
-    return built(made, tmp_path_factory.mktemp("lines") / "run")
+    return built(made, directory)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_with_lines(tmp_path_factory.mktemp("lines") / "run")
 
 
 def packed(code: str, *values: int) -> bytes:
@@ -109,26 +113,3 @@ def test_the_object_has_the_keys_of_the_document(path: Path, capsys: pytest.Capt
     assert of_object == set(shown)
     assert of_line == set(first)
     assert set(shown["without_line"]) < of_line
-
-
-def test_the_table_is_safe_to_print(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lines", str(path)]) == 0
-    printed = capsys.readouterr().out
-    assert "model.py:12 (forward)" in printed
-    assert "without a line: 2.00 MiB" in printed
-    assert "\x1b" not in printed
-
-
-def test_a_run_whose_operations_have_no_stacks_says_why_it_has_no_times(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = timed(tmp_path / "run", "measured")
-    assert main(["lines", str(run), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert (shown["times"], shown["kernel_us"]) == (None, None)
-    assert "virtual GPU alone" in shown["why_no_times"]
-    assert {line["kernel_us"] for line in shown["lines"]} == {None}
-    assert shown["without_line"]["kernel_us"] is None
-    assert main(["lines", str(run)]) == 0
-    words = " ".join(capsys.readouterr().out.split())
-    assert "no times: the lines of a step's operations are recorded on the virtual GPU alone" in words

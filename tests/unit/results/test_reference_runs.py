@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.report.compare.comparison import Comparison, comparison_object
+from fakedist.report.content.comparison import comparison_object
+from fakedist.results.comparison import Comparison
 from fakedist.results.imported import write_run
 from fakedist.results.opening import open_run
 from fakedist.rundir.plain import to_plain

@@ -10,8 +10,17 @@ def test_a_notes_code_is_the_name_of_the_function_that_makes_it() -> None:
     assert notes.started_again("os.environ").code == "started_again"
 
 
-def test_each_warning_is_a_note_that_is_made() -> None:
-    assert [code for code in notes.WARNINGS if not hasattr(notes, code) and not hasattr(time_notes, code)] == []
+def test_warnings_of_both_modules_are_ordered_by_their_gravity() -> None:
+    assert [notes.GRAVITIES[code] for code in time_notes.WARNINGS] == sorted(set(notes.GRAVITIES.values()))
+    assert time_notes.WARNINGS[0] == "no_last_record"
+    order = [time_notes.WARNINGS.index(code) for code in ("recording_cut", "values_made_up", "estimate_failed")]
+    assert order == sorted(order)
+    assert "started_again" not in time_notes.WARNINGS
+
+
+def test_a_warning_is_made_like_any_note() -> None:
+    assert notes.recording_cut().code == "recording_cut"
+    assert time_notes.timed_early(3) == notes.Note("timed_early", time_notes.timed_early(3).text)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """One job of the accuracy set without fakedist: how long the kernels of its third step take, by torch.profiler.
 
-    python -m fakedist.extras.confirm.scripts.third_step JOB RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
+    python -m fakedist.extras.confirm.scripts.third_step JOB RESULT.json [--device virtual --gpu h200
+        --gpu-memory BYTES]
 
 The times of the same step by ``fakedist profile`` are next to it in docs/accuracy/results.md. On the virtual GPU, which
 stands in in a rehearsal, kernels take the simulated time that its CUPTI tells.

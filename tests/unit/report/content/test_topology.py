@@ -7,10 +7,11 @@ import pytest
 from rich.console import Console
 
 from fakedist.errors import RunDirectoryError
-from fakedist.report.compare.comparison import Comparison
+from fakedist.report.content.change_sheets import calls_at_once
 from fakedist.report.content.comparison import comparison_report
 from fakedist.report.page.run_page import page
 from fakedist.report.render.terminal import render
+from fakedist.results.comparison import Comparison
 from fakedist.results.opening import open_run
 from tests.unit.analysis.recorded import MIB, HandMade
 from tests.unit.report.handmade import built
@@ -82,6 +83,6 @@ def test_the_page_shows_where_the_calls_of_a_step_run_and_at_once_with_what(tmp_
 def test_a_run_that_lacks_a_table_is_damaged(tmp_path: Path) -> None:
     new, damaged = run_of(tmp_path / "a", 0), run_of(tmp_path / "b", 1)
     (damaged / "tables/spans.parquet").unlink()
-    for read in (lambda: page(open_run(damaged)), lambda: Comparison(new, damaged).streams):
+    for read in (lambda: page(open_run(damaged)), lambda: calls_at_once(Comparison(new, damaged))):
         with pytest.raises(RunDirectoryError, match="b has no table spans"):
             read()

@@ -7,8 +7,9 @@ import pytest
 
 from fakedist.report.text.host_sheets import host_sheets
 from fakedist.report.text.time_sheets import gain_sheet
-from fakedist.report.text.wording import collector_text, limit_text
+from fakedist.report.text.wording import collector_text
 from fakedist.results.opening import open_run
+from fakedist.results.verdict import limit_text
 from fakedist.rundir.directory import TABLES_NAME
 from fakedist.rundir.step_time import HostPart, HostWait, LateLaunches, PathPart, StepTime, TimeGain
 from tests.unit.report.handmade import ranged, timed

@@ -6,8 +6,8 @@ import pytest
 from fakedist.report.page.run_page import page
 from fakedist.report.text.memory_sheets import outside_figures
 from fakedist.report.text.run_report import run_markdown
-from fakedist.report.text.wording import span_text, verdict
 from fakedist.results.opening import open_run
+from fakedist.results.verdict import span_text, verdict
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.summary import Communicator, Outside, Summary
 from tests.unit.report.handmade import ended_well, summary_of_nothing

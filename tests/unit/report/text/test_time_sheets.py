@@ -14,10 +14,11 @@ from fakedist.errors import RunDirectoryError
 from fakedist.report.render.csv import table_csv
 from fakedist.report.text.run_report import run_markdown, summary_object
 from fakedist.report.text.time_sheets import priced_markdown, priced_object, render_priced
-from fakedist.report.text.wording import accuracy_text, main_bound, short_kernel, step_remark, step_text, unknown_time
+from fakedist.report.text.wording import accuracy_text, short_kernel, step_remark, unknown_time
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
+from fakedist.results.verdict import main_bound, step_text
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.step_time import FamilyAccuracy, StepLimit
 from tests.unit.report.handmade import measured, recorded, timed

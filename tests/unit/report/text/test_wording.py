@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from fakedist.report.text.wording import limit_text, limits_text, note_texts, relative_time, remedy_text, short_line
+from fakedist.report.text.wording import note_texts, remedy_text
+from fakedist.results.verdict import limit_text, limits_text, relative_time, short_line
 from fakedist.rundir.notes import Note
 from fakedist.rundir.step_time import GroupTime, PathPart, StepLimit, TimeGain
 from fakedist.rundir.summary import Remedy

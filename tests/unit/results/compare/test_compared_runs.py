@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from fakedist.cli import main
-from fakedist.report.compare.comparison import Comparison, comparison_object
-from fakedist.report.content.comparison import comparison_report
+from fakedist.report.content.comparison import comparison_object, comparison_report
 from fakedist.report.render.markdown import report_markdown
 from fakedist.report.render.terminal import render
+from fakedist.results.comparison import Comparison
 from fakedist.rundir.manifest import load_manifest, write_manifest
 from tests.unit.analysis.recorded import KIB, MIB, HandMade
 from tests.unit.report.handmade import built
@@ -34,7 +34,7 @@ def compared(tmp_path: Path, a: dict[str, Any], b: dict[str, Any]) -> Comparison
 )
 def test_changes_add_up_to_that_of_the_peak_however_they_are_told(tmp_path: Path, b: dict[str, Any]) -> None:
     comparison = compared(tmp_path, {}, b)
-    peaks = [each.peak_allocated_bytes for each in comparison.summaries]
+    peaks = [run.peak_allocated_bytes for run in comparison.runs.values()]
     assert peaks[0] == 3 * 24 * MIB + MIB
     change = peaks[1] - peaks[0]
     for table in (comparison.categories, comparison.parts, comparison.layers, comparison.blocks):
@@ -86,7 +86,7 @@ def test_what_was_not_the_same_is_said(tmp_path: Path) -> None:
     assert manifest.summary is not None
     write_manifest(tmp_path / "b", replace(manifest, summary=replace(manifest.summary, torch="2.99.0")))
     comparison = Comparison(tmp_path / "a", tmp_path / "b")
-    assert comparison.differences == [
+    assert comparison_object(comparison)["differences"] == [
         {"name": "world size", "a": "8", "b": "64"},
         {"name": "rank", "a": "1", "b": "3"},
         {"name": "arguments", "a": "", "b": "--tp 8"},
@@ -100,7 +100,7 @@ def test_the_headline_names_what_was_changed(
     monkeypatch.setenv("COLUMNS", "200")
     changed = {"arguments": ("--tp", "8", "--loss-parallel"), "activation": 12 * MIB}
     comparison = compared(tmp_path, {"arguments": ("--tp", "8")}, changed)
-    assert comparison.changes == ["--loss-parallel"]
+    assert comparison.changes == [["--loss-parallel"]]
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     assert capsys.readouterr().out.startswith(f"--loss-parallel: {comparison.why}")
     assert report_markdown(comparison_report(comparison)).startswith("**--loss-parallel: +12.00 MiB at the peak")

@@ -8,32 +8,16 @@ from pathlib import Path
 import pytest
 
 from fakedist.errors import RunDirectoryError
-from fakedist.report.compare.comparison import SnapshotComparison, snapshot_object
+from fakedist.report.content.comparison import comparison_object
 from fakedist.report.content.real_step import real_step_report
 from fakedist.results.compare.against_trace import collective_kind, plain_operation, slower_parts
-from fakedist.results.compare.allocation_streams import align, compare_streams, plain_line
+from fakedist.results.compare.allocation_streams import compare_streams, plain_line
 from fakedist.results.imported import open_imported
 from fakedist.results.opening import open_run
+from fakedist.results.snapshot_comparison import SnapshotComparison
 from tests.support.real_files import real_file
 from tests.unit.traces.test_inferring import ENGINE, STEP, Made, inside
 from tests.unit.traces.test_kineto import Written
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "pairs"),
-    [
-        ([1, 2, 3], [1, 2, 3], [(0, 0), (1, 1), (2, 2)]),
-        ([1, 2, 3], [1, 9, 2, 3], [(0, 0), (None, 1), (1, 2), (2, 3)]),
-        ([1, 7, 8, 2, 3], [1, 2, 3], [(0, 0), (1, None), (2, None), (3, 1), (4, 2)]),
-        ([1, 4, 3], [1, 5, 3], [(0, 0), (1, None), (None, 1), (2, 2)]),
-        ([1], [], [(0, None)]),
-        ([], [1], [(None, 0)]),
-    ],
-)
-def test_sequences_are_aligned_at_the_nearest_place_where_they_agree_again(
-    a: list[int], b: list[int], pairs: list[tuple[int | None, int | None]]
-) -> None:
-    assert align(a, b) == pairs
 
 
 def test_lines_of_other_machines_are_the_same_file() -> None:
@@ -76,7 +60,7 @@ def test_the_first_allocation_that_differs_is_named_with_its_line(tmp_path: Path
     assert (stream.num_a, stream.num_b) == (6, 5)
     same = compare_streams(open_run(half), open_run(half))
     assert (same.first, same.num_same, len(same.lines)) == (None, 6, 0)
-    found = snapshot_object(SnapshotComparison(open_run(half), open_run(whole)))
+    found = comparison_object(SnapshotComparison(open_run(half), open_run(whole)))
     json.dumps(found)
     assert isinstance(found["stream"], dict)
     assert found["stream"]["first"]["num_before"] == before

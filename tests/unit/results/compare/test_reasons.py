@@ -1,13 +1,14 @@
 """The layers and lines that account for a change, and the settings in which two runs differ."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
 from fakedist.options import Job
-from fakedist.results.compare.changed_memory import pattern_changes, reserved_changes, segment_changes, with_change
+from fakedist.results.compare.changed_memory import path_changes, reserved_changes, segment_changes
 from fakedist.results.compare.changed_times import collective_changes, family_changes, part_changes
 from fakedist.results.compare.layer_matching import OUTSIDE
 from fakedist.results.compare.reasons import (
@@ -17,9 +18,10 @@ from fakedist.results.compare.reasons import (
     changed_text,
     different_settings,
     find_cause,
-    of_layers,
     origin_of,
 )
+from fakedist.results.compare.side_by_side import with_change
+from fakedist.results.run import Run, RunTables
 from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.step_time import FamilyTime
@@ -76,11 +78,14 @@ def test_the_origin_is_a_line_unless_it_accounts_for_next_to_nothing(blocks: Any
 
 
 def test_layers_in_words() -> None:
-    assert [of_layers(name) for name in ("", OUTSIDE, "l.up")] == [
-        "all over the model",
-        "outside of modules",
-        "of l.up",
+    causes = [Cause(1.0, "gemm", "", 1.0, name) for name in ("", OUTSIDE, "l.up")]
+    assert [cause.phrase(is_time=True) for cause in causes] == [
+        "gemm all over the model, +1.0 µs",
+        "gemm outside of modules, +1.0 µs",
+        "gemm of l.up, +1.0 µs",
     ]
+    assert Cause(1.0, "other", "", -512, "l.up").phrase() == "other blocks of l.up, -512 B"
+    assert Cause(1.0, "other", "", 512, "l.up").phrase(is_change=False) == "other blocks of l.up, 512 B"
 
 
 @pytest.mark.parametrize("unit", ["bytes", "us"])
@@ -96,7 +101,7 @@ def test_a_change_has_its_amount_and_a_word(unit: Any) -> None:
 def test_patterns_of_one_side_alone_count_whole() -> None:
     before = pd.DataFrame([("l.*", "x", 5), ("m", "x", 7)], columns=["path", "category", "bytes"])
     after = pd.DataFrame([("l.*", "x", 9), ("n", "x", 1)], columns=["path", "category", "bytes"])
-    found = pattern_changes(before, after).set_index("name")["change_bytes"]
+    found = path_changes(before, after).set_index("name")["change_bytes"]
     assert found.to_dict() == {"l.*": 4, "m": -7, "n": 1}
 
 
@@ -164,14 +169,16 @@ def test_settings_are_compared_in_words() -> None:
     summary = summary_of_nothing()
     a, b = manifest(), manifest(gpu_memory_bytes=80 << 30, environment=(("A", "1"), ("B", "2")), rank=2)
     killed = replace(summary, exit=Ending(Outcome.KILLED, 9, "by the system. More"), gpu="")
-    assert different_settings(a, a, (summary, summary)) == []
-    assert [tuple(row.values()) for row in different_settings(a, b, (summary, killed))] == [
-        ("rank", "1", "2"),
-        ("GPU memory", "", "80.00 GiB"),
-        ("variables", "", "A=1 B=2"),
-        ("gpu", "NVIDIA H100 80GB HBM3", ""),
-        ("how it ended", "finished", "killed (by the system)"),
-    ]
+    run = Run(Path("a"), a, summary, RunTables(Path("a")))
+    other = Run(Path("b"), b, killed, RunTables(Path("b")))
+    assert different_settings(run, run) == {}
+    assert different_settings(run, other) == {
+        "rank": ("1", "2"),
+        "GPU memory": ("", "80.00 GiB"),
+        "variables": ("", "A=1 B=2"),
+        "gpu": ("NVIDIA H100 80GB HBM3", ""),
+        "how it ended": ("finished", "killed (by the system)"),
+    }
 
 
 @pytest.mark.parametrize(

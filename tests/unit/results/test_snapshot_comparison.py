@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from fakedist.cli import main
-from fakedist.report.compare.change_sheets import comparison_sheets
-from fakedist.report.compare.comparison import SnapshotComparison, compared_object, open_comparison
-from fakedist.report.content.comparison import comparison_report
+from fakedist.report.content.change_sheets import comparison_sheets
+from fakedist.report.content.comparison import comparison_object, comparison_report
 from fakedist.report.render.html import report_page
 from fakedist.report.render.markdown import report_markdown
+from fakedist.results.snapshot_comparison import SnapshotComparison, open_comparison
 from fakedist.rundir.directory import SNAPSHOT_NAME
 from fakedist.rundir.manifest import import_manifest
 from tests.unit.analysis.recorded import MIB
@@ -35,7 +35,7 @@ def compared(tmp_path: Path, before: Any = BEFORE, after: Any = AFTER, **more: A
 @pytest.mark.parametrize("more", [{}, {"file": "/tmp/elsewhere/model.py"}, {"function": "other"}])
 def test_changes_add_up_to_that_of_the_peak_however_they_are_told(tmp_path: Path, more: dict[str, str]) -> None:
     comparison = compared(tmp_path, **more)
-    assert [each.peak_allocated_bytes for each in comparison.summaries] == [14 * MIB, 30 * MIB]
+    assert [run.peak_allocated_bytes for run in comparison.runs.values()] == [14 * MIB, 30 * MIB]
     for table in (comparison.lines, comparison.sizes, comparison.kinds):
         assert table["change_bytes"].sum() == 16 * MIB
     assert comparison.figures["change_bytes"].tolist() == [16 * MIB, 0]
@@ -136,7 +136,7 @@ def test_every_way_of_printing_starts_with_the_reason(
     assert capsys.readouterr().out == report_markdown(comparison_report(comparison))
     assert main(["compare", *paths, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found == json.loads(json.dumps(compared_object(comparison), allow_nan=False))
+    assert found == json.loads(json.dumps(comparison_object(comparison), allow_nan=False))
     assert "layers" in found["lacks"]
 
 
@@ -162,7 +162,7 @@ def test_empty_snapshots_are_compared(tmp_path: Path) -> None:
         assert comparison.why == why
         assert report_markdown(comparison_report(comparison, all_rows=True))
         assert report_page(comparison_report(comparison))
-        assert "+16.00" not in json.dumps(compared_object(comparison))
+        assert "+16.00" not in json.dumps(comparison_object(comparison))
 
 
 @pytest.mark.parametrize(

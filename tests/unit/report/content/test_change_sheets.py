@@ -7,20 +7,18 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
 from fakedist.cli import main
-from fakedist.report.compare.several_runs import (
-    RunFigure,
-    SeveralRuns,
-    several_sheets,
-    spread,
-)
+from fakedist.report.content.change_sheets import comparison_sheets
 from fakedist.report.content.comparison import comparison_report
 from fakedist.report.content.report_blocks import Sheet
 from fakedist.report.render.html import report_page
 from fakedist.report.render.terminal import render
+from fakedist.results.compare.side_by_side import side_by_side
+from fakedist.results.comparison import Comparison
 from fakedist.rundir.step_time import RankThroughput
 from tests.unit.report.reading import read_page
 from tests.unit.report.two_runs import run_of
@@ -37,9 +35,9 @@ def paths(tmp_path: Path) -> list[Path]:
     ]
 
 
-def sheet(several: SeveralRuns, title: str, **options: bool) -> Sheet:
+def sheet(several: Comparison, title: str, **options: bool) -> Sheet:
     options.setdefault("all_rows", False)
-    (found,) = [one for one in several_sheets(several, **options) if one.title.startswith(title)]
+    (found,) = [one for one in comparison_sheets(several, **options) if one.title.startswith(title)]
     return found
 
 
@@ -48,7 +46,7 @@ def rows(found: Sheet) -> list[tuple[str, ...]]:
 
 
 def test_each_run_has_a_column_with_its_change_from_the_first(paths: list[Path]) -> None:
-    several = SeveralRuns(paths)
+    several = Comparison(*paths)
     memory = sheet(several, "Memory, measured")
     assert [column.name for column in memory.columns] == ["", "A", "B", "C"]
     assert rows(memory)[0] == ("peak allocated", "73.00 MiB", "85.00 MiB (+12.00 MiB)", "73.00 MiB")
@@ -59,18 +57,18 @@ def test_each_run_has_a_column_with_its_change_from_the_first(paths: list[Path])
 
 
 def test_a_line_for_each_run_says_what_was_changed_and_what_it_gave(paths: list[Path]) -> None:
-    assert [text for _, text in SeveralRuns(paths).headlines] == [
+    assert [text for _, text in Comparison(*paths).headlines] == [
         "B --wide: peak +12.00 MiB (+16.4%), step 0 µs (0.0%)",
         "C: peak 0 B (0.0%), step +120 µs (+36.4%)",
     ]
 
 
 def test_runs_of_unlike_work_have_their_rate_first(paths: list[Path]) -> None:
-    several = SeveralRuns(paths)
-    for at, (tokens, rate) in enumerate(((4096, 1000.0), (2048, 880.0), (4096, 990.0))):
-        time = several.timed[at]
-        assert time is not None
-        several.timed[at] = replace(time, throughput=RankThroughput(tokens, "", rate))
+    several = Comparison(*paths)
+    assert several.time is not None
+    times = several.time.times
+    for name, tokens, rate in (("A", 4096, 1000.0), ("B", 2048, 880.0), ("C", 4096, 990.0)):
+        times[name] = replace(times[name], throughput=RankThroughput(tokens, "", rate))
     assert "tokens/s per GPU 1,000 -> 880 (-12.0%), with 4,096 -> 2,048 tokens a step, step" in several.headlines[0][1]
     assert "tokens" not in several.headlines[1][1]
     work = rows(sheet(several, "Work of the step"))
@@ -82,21 +80,37 @@ def test_runs_of_unlike_work_have_their_rate_first(paths: list[Path]) -> None:
 
 def test_rows_that_are_the_same_or_noise_are_counted_and_left_out(tmp_path: Path) -> None:
     steps = [run_of(tmp_path / name, gemm_us=gemm_us) for name, gemm_us in (("a", 1e4), ("b", 1e4 + 0.5), ("c", 1e4))]
-    several = SeveralRuns(steps)
-    assert several.noise_us == pytest.approx(3.0, rel=0.01)
+    several = Comparison(*steps)
+    assert several.time is not None
+    assert several.time.noise_us == pytest.approx(3.0, rel=0.01)
     assert sheet(several, "Time of the step").remarks == [
         "left out below: 3 rows that differ by less than 3.0 µs, 0.01% of the shortest step; --all-rows shows them"
     ]
-    assert not [one for one in several_sheets(several, all_rows=False) if "family" in one.title or "layer" in one.title]
+    titles = [one.title for one in comparison_sheets(several, all_rows=False)]
+    assert not [title for title in titles if "family" in title or "layer" in title]
     shown = rows(sheet(several, "By family of kernels", all_rows=True))
     assert [row[0] for row in shown] == ["gemm"]
     assert shown[0][2].endswith("(+1.5 µs)")
 
 
-def test_a_figure_that_only_some_runs_know_differs_without_a_change() -> None:
-    assert spread([RunFigure(1.0), RunFigure(1.0)]) == 0
-    assert spread([None, RunFigure(2.0)]) == 2
-    assert spread([RunFigure(1.0), RunFigure(1.0, unknown=1)]) == float("inf")
+@pytest.mark.parametrize(
+    ("figures", "change", "what"),
+    [
+        ([(1.0, 0), (1.0, 0), (1.0, 0)], 0, "same"),
+        ([None, (2.0, 0), (5.0, 0)], 5, "differs"),
+        ([(1.0, 0), (3.0, 1), (1.0, 0)], 0, "not known"),
+        ([(1.0, 2), (3.0, 1), (4.0, 2)], 3, "differs"),
+        ([(1.0, 0), (3.0, 1)], 0, "not known"),
+        ([(3.0, 0), (1.0, 0)], -2, "shrank"),
+    ],
+)
+def test_the_change_of_more_than_two_runs_is_their_spread(
+    figures: list[tuple[float, int] | None], change: float, what: str
+) -> None:
+    columns = ["name", "num_{}", "{}_us", "unknown_{}"]
+    sides = [pd.DataFrame([] if one is None else [("x", 1, *one)], columns=columns) for one in figures]
+    (row,) = side_by_side(sides, ["name"], "us").to_dict("records")
+    assert (row["change_us"], row["what"]) == (change, what)
 
 
 def test_every_format_has_them(paths: list[Path], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -123,21 +137,21 @@ def test_one_run_is_too_few(paths: list[Path], capsys: pytest.CaptureFixture[str
 
 
 def test_the_page_has_the_tables_of_the_terminal_and_names_are_text(paths: list[Path], tmp_path: Path) -> None:
-    several = SeveralRuns([*paths, run_of(tmp_path / "d", mlp=HOSTILE, activation=1 << 20, arguments=(HOSTILE,))])
+    several = Comparison(*paths, run_of(tmp_path / "d", mlp=HOSTILE, activation=1 << 20, arguments=(HOSTILE,)))
     text = report_page(comparison_report(several))
     page = read_page(text)
     assert page.handlers == []
     assert "<img" not in text
     assert all(address.startswith(("#", "data:")) for address in page.fetched)
     tables = [rows for name, rows in page.tables.items() if name.startswith("sheet-")]
-    for table, found in zip(tables, several_sheets(several, all_rows=False), strict=True):
+    for table, found in zip(tables, comparison_sheets(several, all_rows=False), strict=True):
         cells = [[" ".join(cell.replace("\u2212", "-").split()) for cell in row] for row in table]
         assert cells[1:] == [[" ".join(cell.split()) for cell in row] for row in rows(found)], found.title
     assert page.figures["headline-1"].startswith("B --wide: peak +12.00 MiB")
 
 
 def test_a_run_without_a_step_has_dashes_for_its_times(paths: list[Path], tmp_path: Path) -> None:
-    several = SeveralRuns([*paths[:2], run_of(tmp_path / "untimed")])
+    several = Comparison(*[*paths[:2], run_of(tmp_path / "untimed")])
     assert {row[3] for row in rows(sheet(several, "Time of the step"))} == {"-"}
     stream = StringIO()
     render(comparison_report(several), Console(file=stream, width=100))

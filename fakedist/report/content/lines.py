@@ -1,18 +1,28 @@
-"""Memory and time by line of source, as a table and as one object for editors."""
+"""Memory and time by line of source: tables, and the object that editors read."""
 
 from __future__ import annotations
 
 from pathlib import PurePosixPath
 
 import pandas as pd
-from rich.console import Console
 
-from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn
-from fakedist.report.render.terminal import print_facts, print_sheets
-from fakedist.report.text.wording import or_dash, peak_moment, run_facts, short_line, source_word, us_or_dash
+from fakedist.report.content.report_blocks import (
+    KEY,
+    Block,
+    Fact,
+    Facts,
+    Report,
+    Sheet,
+    SheetColumn,
+    bytes_column,
+    us_column,
+)
+from fakedist.report.text.wording import peak_moment, run_facts, source_word
 from fakedist.results.lines import Lines, lines_of
 from fakedist.results.run import Run
+from fakedist.results.verdict import short_line
 from fakedist.rundir.notes import counted
+from fakedist.rundir.step_time import KernelSource
 from fakedist.units import format_bytes, format_us
 
 #: Version of the object; one that reads differently has another.
@@ -21,14 +31,27 @@ _NUM_SHOWN = 20
 _TIMES = ("kernel_us", "backward_us", "num_kernels", "num_unknown", "total_kernel_us", "kernel_share")
 
 
-def lines_object(run: Run) -> dict[str, object]:
-    """Every line of a run, as docs/editors.md describes it.
+def lines_report(run: Run, *, all_rows: bool = False) -> Report:
+    """The lines with the most bytes, and those with the most time.
 
     Raises:
         RunDirectoryError: A table is missing or damaged.
     """
-    lines, summary, cwd = lines_of(run), run.summary, run.manifest.cwd
-    peak_bytes, kernel_us = summary.peak_allocated_bytes, _kernel_us(lines)
+    lines = lines_of(run)
+    blocks: list[Block] = [Facts([Fact(name, text) for name, text in run_facts(run)])]
+    if run.peak_allocated_bytes:
+        blocks.append(_memory_sheet(run, lines, all_rows))
+    if lines.source is not None:
+        blocks.append(_time_sheet(run, lines, lines.source, all_rows))
+    return Report("lines", blocks, lambda: _object(run, lines))
+
+
+def _object(run: Run, lines: Lines) -> dict[str, object]:
+    """Every line of a run, as docs/editors.md describes it."""
+    summary = run.summary
+    cwd = run.manifest.cwd
+    peak_bytes = summary.peak_allocated_bytes
+    kernel_us = _kernel_us(lines)
     rows = []
     for record in lines.table.to_dict("records"):
         row = {str(name): value for name, value in record.items()}
@@ -67,22 +90,6 @@ def _relative(file: str, cwd: str) -> str | None:
     return str(path.relative_to(cwd)) if cwd and path.is_relative_to(cwd) else None
 
 
-def render_lines(run: Run, console: Console, *, all_rows: bool) -> None:
-    """Print the lines with the most bytes, and those with the most time.
-
-    Raises:
-        RunDirectoryError: A table is missing or damaged.
-    """
-    lines = lines_of(run)
-    print_facts(console, run_facts(run))
-    sheets = [_memory_sheet(run, lines, all_rows)] if run.peak_allocated_bytes else []
-    if lines.source is not None:
-        sheets.append(_time_sheet(run, lines, all_rows))
-    elif sheets:
-        sheets[0] = Sheet(sheets[0].title, sheets[0].columns, [*sheets[0].remarks, f"no times: {lines.why_no_time}"])
-    print_sheets(console, sheets)
-
-
 def _memory_sheet(run: Run, lines: Lines, all_rows: bool) -> Sheet:
     table = lines.table.sort_values(["allocated_bytes", "total_allocated_bytes"], ascending=False, kind="stable")
     table = table[table["total_allocated_bytes"] > 0]
@@ -90,32 +97,33 @@ def _memory_sheet(run: Run, lines: Lines, all_rows: bool) -> Sheet:
     peak = run.peak_allocated_bytes
     columns = [
         _label_column(run, shown),
-        SheetColumn("bytes", [or_dash(bytes_) for bytes_ in shown["allocated_bytes"]], rank=KEY),
-        SheetColumn("share", [f"{bytes_ / peak:.1%}" for bytes_ in shown["allocated_bytes"]], rank=1),
-        SheetColumn("in backward", [or_dash(bytes_) for bytes_ in shown["backward_bytes"]], rank=2),
-        SheetColumn("blocks", [f"{num:,}" for num in shown["num_blocks"]], rank=3),
-        SheetColumn("with its calls", [or_dash(bytes_) for bytes_ in shown["total_allocated_bytes"]]),
+        bytes_column("bytes", _or_none(shown["allocated_bytes"]), KEY),
+        SheetColumn("share", rank=1, values=(shown["allocated_bytes"] / peak).tolist(), unit="%"),
+        bytes_column("in backward", _or_none(shown["backward_bytes"]), 2),
+        SheetColumn("blocks", rank=3, values=shown["num_blocks"].tolist()),
+        bytes_column("with its calls", _or_none(shown["total_allocated_bytes"])),
     ]
     remarks = _left_out(len(table) - len(shown))
     if without := int(lines.without_line["allocated_bytes"]):
         remarks.append(f"without a line: {format_bytes(without)}")
+    if lines.source is None:
+        remarks.append(f"no times: {lines.why_no_time}")
     when = f", {peak_moment(run.summary)}" if run.summary.peak_phase else ""
     return Sheet(f"Memory by line at the peak{when}, measured", columns, remarks)
 
 
-def _time_sheet(run: Run, lines: Lines, all_rows: bool) -> Sheet:
-    assert lines.source is not None
+def _time_sheet(run: Run, lines: Lines, source: KernelSource, all_rows: bool) -> Sheet:
     table = lines.table.sort_values(["kernel_us", "total_kernel_us"], ascending=False, kind="stable")
     table = table[(table["total_kernel_us"] > 0) | (table["num_kernels"] > 0)]
     shown = table if all_rows else table.head(_NUM_SHOWN)
     whole = _kernel_us(lines)
     columns = [
         _label_column(run, shown),
-        SheetColumn("time", [us_or_dash(us) for us in shown["kernel_us"]], rank=KEY),
-        SheetColumn("share", [f"{us / whole:.1%}" if whole else "-" for us in shown["kernel_us"]], rank=1),
-        SheetColumn("in backward", [us_or_dash(us) for us in shown["backward_us"]], rank=2),
-        SheetColumn("kernels", [f"{num:,}" for num in shown["num_kernels"]], rank=3),
-        SheetColumn("with its calls", [us_or_dash(us) for us in shown["total_kernel_us"]]),
+        us_column("time", _or_none(shown["kernel_us"]), KEY),
+        SheetColumn("share", rank=1, values=[us / whole if whole else None for us in shown["kernel_us"]], unit="%"),
+        us_column("in backward", _or_none(shown["backward_us"]), 2),
+        SheetColumn("kernels", rank=3, values=shown["num_kernels"].tolist()),
+        us_column("with its calls", _or_none(shown["total_kernel_us"])),
     ]
     remarks = ["sums of kernels, without collectives", *_left_out(len(table) - len(shown))]
     unknown = int(lines.table["num_unknown"].sum() + lines.without_line["num_unknown"])
@@ -123,7 +131,11 @@ def _time_sheet(run: Run, lines: Lines, all_rows: bool) -> Sheet:
         remarks.append(f"{counted(unknown, 'kernel')} of unknown duration left out")
     if without := lines.without_line["kernel_us"]:
         remarks.append(f"without a line: {format_us(without)}")
-    return Sheet(f"Time of kernels by line, step {lines.source.step}, {source_word(lines.source)}", columns, remarks)
+    return Sheet(f"Time of kernels by line, step {source.step}, {source_word(source)}", columns, remarks)
+
+
+def _or_none(figures: pd.Series) -> list[float | None]:
+    return [figure or None for figure in figures.tolist()]
 
 
 def _label_column(run: Run, shown: pd.DataFrame) -> SheetColumn:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from fakedist.cli import main
-from fakedist.report.compare.change_sheets import comparison_sheets
-from fakedist.report.compare.comparison import Comparison
+from fakedist.report.content.change_sheets import comparison_sheets
 from fakedist.report.content.comparison import comparison_report
 from fakedist.report.render.html import report_page
+from fakedist.results.comparison import Comparison
 from tests.unit.analysis.recorded import MIB
 from tests.unit.report.reading import read_page
 from tests.unit.report.two_runs import run_of
