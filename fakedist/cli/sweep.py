@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -80,6 +80,16 @@ _RANKS = (
 )
 
 
+def _removed(flag: str, why: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """An option that is no more, which says what to type instead."""
+
+    def refuse(ctx: click.Context, param: click.Parameter, value: object) -> None:
+        if value:
+            raise click.UsageError(why, ctx)
+
+    return click.option(flag, hidden=True, multiple=True, expose_value=False, callback=refuse)
+
+
 class _SweepCommand(ScriptCommand):
     """Options may also follow a sweep file, which has no arguments of its own."""
 
@@ -107,7 +117,7 @@ class _SweepCommand(ScriptCommand):
 @click.option(
     "--where", "conditions", multiple=True, metavar="EXPR", help="Run only points that meet this condition. Repeatable."
 )
-@_removed("--monotone", "--monotone is no more: every point runs")
+@_removed("--monotone", "--monotone is no more: every point runs; leave it out")
 @click.option(
     "--price",
     "prices",
@@ -121,7 +131,7 @@ class _SweepCommand(ScriptCommand):
 )
 @click.option("--context", metavar="SIZE", help="Memory of the CUDA context.  [default: as published]")
 @click.option("--trials", type=int, metavar="N", help="Run only this many points, drawn from a seed.")
-@_removed("--sampler", NO_SAMPLER)
+@_removed("--sampler", "--sampler is no more: --trials N draws points from a seed; leave it out")
 @executor_options
 @click.option("--memory-limit", metavar="SIZE", help="End a rank whose processes hold more host memory than this.")
 @click.option("--fresh", is_flag=True, help="Run every point again.")

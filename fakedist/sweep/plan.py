@@ -45,15 +45,16 @@ from fakedist.sweep.space import (
     Point,
     Scalar,
     Space,
+    all_points,
     axis_of_text,
     axis_of_toml,
     check_name,
+    drawn_points,
     read_scalar,
     text_of,
 )
 from fakedist.units import parse_bytes, parse_percent
 
-NO_SAMPLER = "there are no samplers any more: --trials draws points from a seed"
 #: How many of the best points run every stage, with ``ranks = "stages"``.
 NUM_BEST = 10
 #: Free memory that the ranking asks for, as a share of the GPU's.
@@ -129,6 +130,16 @@ class SweepPlan:
         if not isinstance(value, int | float) or isinstance(value, bool) or value < 1 or value != int(value):
             raise SweepError(f"{expression.text!r} is {value} at {point.label}, not a whole number", "use // to divide")
         return int(value)
+
+    def points(self) -> list[Point]:
+        """The points that run: all of the space, or as many as are drawn from it.
+
+        Raises:
+            SweepError: No point meets the conditions, or there are too many.
+        """
+        if self.num_trials is None:
+            return all_points(self.space)
+        return drawn_points(self.space, self.num_trials, self.seed)
 
 
 def read_ranks(plain: object) -> RankChoice:
@@ -486,7 +497,7 @@ def _plan(parts: _SweepParts, command_line: CommandLineSettings) -> SweepPlan:
         parts.price[name.replace("-", "_")] = value if any(placeholders_of(value)) else read_scalar(value)
     parts.options |= command_line.options
     if parts.settings.get("sampler") is not None:
-        raise SweepError(NO_SAMPLER, "leave it out")
+        raise SweepError("sampler is no more: trials draws points from a seed", "trials = 60")
     settings = parts.settings | {name: value for name, value in command_line.settings.items() if value is not None}
     space = Space(
         tuple(parts.axes.values()), tuple(parts.derived.items()), tuple(parts.conditions), _constants(parts.options)

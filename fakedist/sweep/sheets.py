@@ -36,7 +36,7 @@ from fakedist.sweep.opened import Sweep
 from fakedist.sweep.plan import RankChoice, SweepPlan
 from fakedist.sweep.point_rows import Row, Status, StepEstimate
 from fakedist.sweep.ranking import AxisEffect, answer, counts_text, memory_text, rate_in, short_label, speed_text
-from fakedist.sweep.space import Point, all_points, text_of
+from fakedist.sweep.space import text_of
 from fakedist.sweep.sweep_directory import PAGE_NAME, TABLE_NAME, reports_of
 from fakedist.units import format_bytes, format_us
 from fakedist.visible import MOST_OF_A_TEXT, visible
@@ -363,7 +363,7 @@ def dry_run(plan: SweepPlan) -> DryRun:
     Raises:
         SweepError: A point is not valid, no point meets the conditions, or there are too many.
     """
-    runs = [plan.command.at(plan.space, point) for point in points_of(plan)]
+    runs = [plan.command.at(plan.space, point) for point in plan.points()]
     return DryRun(plan, runs, len({run.job for run in runs}))
 
 

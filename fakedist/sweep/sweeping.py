@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,6 @@ from fakedist.sweep.opened import Sweep, open_sweep
 from fakedist.sweep.plan import Ground, SweepPlan, find_ground, id_of, key_of
 from fakedist.sweep.point_rows import RankKind, RankResult, Row, Status, StepEstimator, estimate_step, judge, make_row
 from fakedist.sweep.ranking import rank_rows
-from fakedist.sweep.space import Point, all_points, drawn_points
 from fakedist.sweep.sweep_directory import (
     ABOUT_NAME,
     FILES_NAME,
@@ -78,7 +77,7 @@ def run_sweep(
         OSError: The disk is full.
     """
     with closing(executor):
-        runs = [plan.command.at(plan.space, point) for point in points_of(plan)]
+        runs = [plan.command.at(plan.space, point) for point in plan.points()]
         (check or launching.check)(runs[0].job)
         with locked_directory(directory) as locked:
             if fresh:
@@ -109,15 +108,6 @@ def run_sweep(
                 if (locked / ABOUT_NAME).exists():
                     write_results(locked)
             return open_sweep(locked)
-
-
-def points_of(plan: SweepPlan) -> list[Point]:
-    """The points that run: all of the space, or as many as are drawn from it.
-
-    Raises:
-        SweepError: No point meets the conditions, or there are too many.
-    """
-    return all_points(plan.space) if plan.num_trials is None else drawn_points(plan.space, plan.num_trials, plan.seed)
 
 
 def write_results(directory: Path) -> Sweep:

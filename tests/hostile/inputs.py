@@ -42,12 +42,12 @@ script = "train.py"
 arguments = "--tp {tp} --pp {pp}"
 world_size = 8
 gpu = "h100-80g"
-keep = "best:3"
+keep = "none"
 headroom = "8%"
 where = "tp * pp <= 2"
 [axes]
 tp = [1, 2]
-pp = { from = 1, to = 2, factor = 2, monotone = true }
+pp = { from = 1, to = 2, factor = 2 }
 """
 
 

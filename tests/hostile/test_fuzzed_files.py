@@ -256,8 +256,8 @@ TOMLS = {
     'budgets = { peak_allocated = "7 GiB" }\n',
     "gpu.toml": 'like = "h100-80g"\nwatts = 500\nmemory = "90 GiB"\n[peak_tflops]\nbf16 = 900\n',
     "sweep.toml": 'script = "train.py"\narguments = "--tp {tp} --pp {pp}"\nworld_size = 64\nranks = "stages:5"\n'
-    'keep = "best:3"\nheadroom = "8%"\ncontext = "600MiB"\ntokens_per_step = "4096 * pp"\nwhere = "tp * pp <= 8"\n'
-    "[axes]\ntp = [1, 2, 4, 8]\npp = { from = 1, to = 8, factor = 2, monotone = true }\n",
+    'keep = "none"\nheadroom = "8%"\ncontext = "600MiB"\ntokens_per_step = "4096 * pp"\nwhere = "tp * pp <= 8"\n'
+    "[axes]\ntp = [1, 2, 4, 8]\npp = { from = 1, to = 8, factor = 2 }\n",
     "fabric.toml": 'like = "p5-efa"\nnic_gbit_per_s = 100\nachieved = 0.9\n',
 }
 

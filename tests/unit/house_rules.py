@@ -25,7 +25,6 @@ LIBRARY_HOMES = {
     "pytest": ("check/plugin", "check/marked_test"),
     "rich": ("cli/", "report/", "check/", "sweep/"),
     "simpleeval": ("sweep/",),
-    "optuna": ("sweep/sampling",),
     "ray": ("launcher/executors/",),
     "grpc": ("launcher/executors/",),  # what Ray speaks
     "yaml": ("sweep/",),
@@ -54,7 +53,7 @@ SMALL_FOR_A_REASON = {
     **dict.fromkeys(("cli/task_program", "launcher/count_gpus"), "the program of a process"),
     "rank/started/sitecustomize": "Python imports it by this name where a process begins",
     "rank/leaving": "ends the process; it must stay this short",
-    **dict.fromkeys(("cli/compare", "cli/doctor", "cli/lines", "cli/match"), "one module a command"),
+    **dict.fromkeys(("cli/calibrate", "cli/compare", "cli/doctor", "cli/lines", "cli/match"), "one module a command"),
     "report/content/rollout": "one module a subject",
     **dict.fromkeys(
         (

@@ -16,7 +16,7 @@ script = "train.py"
 arguments = "--tp {tp} --pp {pp} {rec}"
 world_size = 64
 ranks = "stages:5"
-keep = "best:3"
+keep = "none"
 headroom = "8%"
 context = "600MiB"
 tokens_per_step = "4096 * pp"
@@ -24,7 +24,7 @@ where = "tp * pp <= 8"
 
 [axes]
 tp = [1, 2, 4, 8]
-pp = { from = 1, to = 8, factor = 2, monotone = true }
+pp = { from = 1, to = 8, factor = 2 }
 rec = { named = { none = [], full = ["--recompute", "full"] } }
 """
 
@@ -40,9 +40,8 @@ def test_a_sweep_file_is_read(tmp_path: Path) -> None:
     assert plan.space.constants == {"world_size": 64}
     assert len(all_points(plan.space)) == 20
     assert plan.ranks == RankChoice("stages", num_best=5)
-    assert (plan.num_kept, plan.headroom, plan.context_bytes) == (3, 0.08, 600 << 20)
+    assert (plan.keeps_runs, plan.headroom, plan.context_bytes) == (False, 0.08, 600 << 20)
     assert plan.tokens is not None
-    assert [axis.is_monotone for axis in plan.space.axes] == [False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -68,17 +67,15 @@ def test_ranks_are_stages_or_numbers_and_are_said_in_words(
 def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
     given = CommandLineSettings(
         axes=["tp=1"],
-        monotone=["tp"],
         conditions=["pp > 1"],
         options={"world_size": Texts(("8",))},
-        settings={"keep": "none", "ranks": None},
+        settings={"keep": "all", "ranks": None},
     )
     plan = read(tmp_path, SWEEP, given)
     assert plan.space.axes[0].values == (1,)
-    assert plan.space.axes[0].is_monotone
     assert len(all_points(plan.space)) == 6
     assert plan.space.constants == {"world_size": 8}
-    assert (plan.num_kept, plan.ranks.num_best) == (0, 5)
+    assert (plan.keeps_runs, plan.ranks.num_best) == (True, 5)
 
 
 def test_values_of_the_command_line_stand_for_the_arguments_of_the_file(tmp_path: Path) -> None:
@@ -110,7 +107,7 @@ def test_a_command_line_alone_is_a_sweep() -> None:
         ('"stages:5"', "[0, true]", "ranks is ends"),
         ('"stages:5"', "[]", "ranks is ends"),
         ("stages:5", "stage", "ranks is ends, stages or a list of ranks"),
-        ("best:3", "best", "keep is all, none or best:10"),
+        ('keep = "none"', 'keep = "best:3"', "keep is all or none"),
         ('"8%"', "8", "headroom is a share"),
         ('"600MiB"', '"600"', "context is the memory"),
         ("4096 * pp", "4096 * x", "uses x, which is not an axis"),
@@ -118,6 +115,8 @@ def test_a_command_line_alone_is_a_sweep() -> None:
         ("--tp {tp}", "--tp '{tp}", "no closing quotation"),
         ("[axes]", "[axes", "is not TOML"),
         ("[axes]", "trials = 0\n[axes]", "trials is a whole number of 1 or more"),
+        ("[axes]", 'sampler = "tpe"\n[axes]', "sampler is no more: trials draws points from a seed"),
+        ("factor = 2", "factor = 2, monotone = true", "monotone is no more: every point runs"),
         ("[axes]", "[files]\nc = 1\n[axes]", "c is a table"),
         ("[axes]", "[price]\nx = 1\n[axes]", "unknown key 'x'"),
         ("[axes]", 'device = "cuda"\n[axes]', "unknown key 'device'"),
@@ -134,7 +133,6 @@ def test_a_file_that_is_not_valid_is_refused(tmp_path: Path, old: str, new: str,
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (CommandLineSettings(["tp=1"], monotone=["pp"]), "--monotone pp: there is no such axis"),
         (CommandLineSettings(["tp=1"], prices=["gpus=4"]), "--price has no gpus"),
         (CommandLineSettings(["tp=1"], derived=["dp"]), "--let"),
         (CommandLineSettings(options={"world_size": Texts(("8",))}, settings={"trials": 3}), "there is no axis"),

@@ -14,6 +14,7 @@ from fakedist.sweep.space import (
     all_points,
     axis_of_text,
     axis_of_toml,
+    drawn_points,
     read_scalar,
     read_values,
 )
@@ -123,14 +124,13 @@ def test_a_text_that_is_no_number_stays_a_text() -> None:
         ("1..4*2", (1, 2, 4)),
         ({"from": 1, "to": 3}, (1, 2, 3)),
         ({"from": 1, "to": 9, "step": 4}, (1, 5, 9)),
-        ({"from": 1, "to": 8, "factor": 2, "monotone": True}, (1, 2, 4, 8)),
+        ({"from": 1, "to": 8, "factor": 2}, (1, 2, 4, 8)),
         ({"values": ["a", "b"]}, ("a", "b")),
     ],
 )
 def test_an_axis_of_a_sweep_file_has_its_values(plain: object, values: tuple[Scalar, ...]) -> None:
     axis = axis_of_toml("x", plain, "sweep.toml")
     assert axis.values == values
-    assert axis.is_monotone is (isinstance(plain, dict) and "monotone" in plain)
 
 
 def test_a_named_value_stands_for_arguments() -> None:
@@ -170,7 +170,7 @@ def test_a_name_that_no_placeholder_could_have_is_refused(name: str) -> None:
 
 
 def test_an_axis_of_the_command_line_has_a_name_and_values() -> None:
-    assert axis_of_text("mbs=1,2", ["mbs"]).is_monotone
+    assert axis_of_text("mbs=1,2").values == (1, 2)
     with pytest.raises(SweepError, match="has no values"):
         axis_of_text("tp")
 
@@ -257,3 +257,15 @@ def test_a_text_that_no_reader_would_follow_is_too_long() -> None:
 def test_an_expression_without_a_value_is_an_error_that_names_it(text: str) -> None:
     with pytest.raises(SweepError, match=r"has no value|gives no number"):
         Expression(text, "where:").value(NAMES)
+
+
+def test_drawn_points_are_different_and_meet_the_conditions_and_the_seed_decides() -> None:
+    wide = Space((Axis("a", tuple(range(50))), Axis("b", (1, 2))), conditions=(Expression("a % 2 == 0", "--where"),))
+    drawn = drawn_points(wide, 10, 0)
+    assert len(set(drawn)) == 10
+    assert all(wide.allows(point) for point in drawn)
+    assert drawn_points(wide, 20, 0)[:10] == drawn
+    assert drawn_points(wide, 10, 1) != drawn
+    assert len(drawn_points(wide, 99, 0)) == 50
+    with pytest.raises(SweepError, match="no draw of 2,000 meets the conditions"):
+        drawn_points(Space(wide.axes, conditions=(Expression("a > 99", "--where"),)), 1, 0)

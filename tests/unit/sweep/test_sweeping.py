@@ -270,42 +270,17 @@ def test_prices_make_rows_and_no_runs(tmp_path: Path) -> None:
     assert len(again.rows) == 3
 
 
-def test_points_beyond_one_that_does_not_fit_are_skipped_and_some_are_checked(tmp_path: Path) -> None:
-    text = SWEEP.replace("mbs = [1, 2]", "mbs = { values = [1, 2, 4, 8], monotone = true }")
-    sweep, executor, told = run(
-        tmp_path / "s", lambda task: OUT_OF_MEMORY if argument(task, "--mbs") >= 2 else RAN, text=text
-    )
-    found = statuses(sweep)
-    assert [found[tp, mbs] for tp in (1, 2) for mbs in (1, 2)] == [Status.FITS, Status.DOES_NOT_FIT] * 2
-    beyond = [found[tp, mbs] for tp in (1, 2) for mbs in (4, 8)]
-    assert sorted(beyond) == [Status.DOES_NOT_FIT] + [Status.SKIPPED] * 3
-    assert [row.is_check for row in sweep.rows].count(True) == 1
-    assert len(executor.tasks) == 2 * 3 + 1
-    assert told.remarks == []
-    assert run(tmp_path / "s", text=text)[1].tasks == []
-
-
-def test_an_axis_that_is_not_monotone_is_found_out(tmp_path: Path) -> None:
-    text = SWEEP.replace("mbs = [1, 2]", "mbs = { values = [1, 2, 4, 8], monotone = true }")
-    sweep, _, told = run(tmp_path / "s", lambda task: OUT_OF_MEMORY if argument(task, "--mbs") == 1 else RAN, text=text)
-    assert Status.SKIPPED not in statuses(sweep).values()
-    assert "mbs not monotone" in told.remarks[0]
-
-
-def test_only_the_best_keep_their_runs(tmp_path: Path) -> None:
-    sweep, _, _ = run(tmp_path / "s", keep="best:2")
-    kept = {folder.name for folder in (tmp_path / "s" / "runs").iterdir()}
-    assert kept == {each.row.key for each in sweep.ranking.ranked[:2]}
-    assert run(tmp_path / "s", keep="best:2")[1].tasks == []
+def test_runs_go_in_the_end_if_none_is_kept(tmp_path: Path) -> None:
+    run(tmp_path / "s", keep="none")
+    assert not (tmp_path / "s" / "runs").exists()
+    assert len(run(tmp_path / "kept", keep="all")[0].rows) == len([*(tmp_path / "kept" / "runs").iterdir()])
 
 
 def test_runs_that_were_kept_are_priced_anew_and_do_not_run_again(tmp_path: Path) -> None:
-    run(tmp_path / "s", keep="best:4", ranks="0")
-    # None is among the best before it has its new row.
-    sweep, executor, _ = run(tmp_path / "s", keep="best:1", ranks="0", micro_batches="4")
+    run(tmp_path / "s", ranks="0")
+    sweep, executor, _ = run(tmp_path / "s", ranks="0", micro_batches="4")
     assert executor.tasks == []
     assert len(sweep.rows) == 4
-    assert [folder.name for folder in (tmp_path / "s" / "runs").iterdir()] == [sweep.ranking.ranked[0].row.key]
 
 
 def test_two_sweeps_do_not_share_a_directory(tmp_path: Path) -> None:
@@ -420,7 +395,7 @@ def test_every_stage_runs_for_the_best_alone(tmp_path: Path) -> None:
 WIDE = SWEEP.replace("tp = [1, 2]", 'tp = "1..64"').replace("mbs = [1, 2]", 'mbs = "1..64"')
 
 
-def test_a_sampler_runs_as_many_points_as_trials(tmp_path: Path) -> None:
+def test_as_many_points_run_as_trials_and_a_larger_number_goes_on(tmp_path: Path) -> None:
     for trials, num_new in ((3, 3), (5, 2)):
         sweep, executor, _ = run(tmp_path / "s", text=WIDE, trials=trials)
         assert (len(executor.tasks), len(sweep.rows)) == (2 * num_new, trials)
