@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 _READ = (
     "import json, sys, array, math; from pathlib import Path\n"
     "import fakedist; from fakedist.analysis.recording import read_recording\n"
-    "from fakedist.report.text.wording import limit_text\n"
+    "from fakedist.results.verdict import limit_text\n"
     "path = Path(sys.argv[1]); clock = read_recording(path).host_clock; run = fakedist.open(path)\n"
     "time, source = run.summary.timed\n"
     "host_us = sum(us for us in array.array('d', clock.dispatch_us) if us == us) * source.host.scale\n"

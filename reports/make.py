@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
-from fakedist.report.compare.comparison import Comparison
-
 from fakedist.report.content.comparison import comparison_report
 from fakedist.report.page.assets import plotly_text
 from fakedist.report.page.run_page import page as run_page
 from fakedist.report.render.html import report_page
+from fakedist.results.comparison import Comparison
 from fakedist.results.opening import open_run
 from reports.tutorials import IMAGES, TUTORIALS, draw_tutorial, terminal_svg
 

@@ -81,7 +81,7 @@ def steps(folder: str = ".") -> None:
 
 
 def test_lines(shown: Shown, snapshot: SnapshotAssertion) -> None:
-    """The first run has a line whose name is no text for a terminal, the second has no times, the third no step."""
+    """The first run has a line whose name a terminal cannot show, the second has no times, the third no step."""
     run_with_lines(Path("run"))
     timed(Path("measured"), "measured")
     snapshot_of(Path("a.pickle"), [(7, 8 * MIB), (0, 4 * MIB)])
