@@ -199,7 +199,7 @@ def compare(folder: Path) -> None:
 def compared_text() -> str:
     """The paragraph of README.md about that page."""
     page = f"{COMPARED[0]}-compared.html"
-    why = re.search(r"<h1>(.+?)</h1>", (HERE / page).read_text())
+    why = re.search(r"<h1[^>]*>(.+?)</h1>", (HERE / page).read_text())
     assert why is not None
     return f"""[The first two side by side]({page}), from
 `fakedist compare {" ".join(COMPARED)} --format html -o FILE`:
