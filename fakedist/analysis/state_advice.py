@@ -26,6 +26,8 @@ from fakedist.units import MIB, format_bytes
 
 #: Layers whose parameters and gradients FSDP has whole at once: gathered ahead, at work, and in buffers still in use.
 _WHOLE_LAYERS = 3
+#: Layers that FSDP2 has whole in backward: one at work, and one gathered ahead.
+_GATHERED_AGAIN = 2
 _COMMUNICATION = "communication"
 _MEGATRON_FSDP = r"/megatron_fsdp/"
 #: Elements that Megatron-FSDP (0.6.1) gathers ahead, and whose gradients it reduces at once, unless units are larger.
@@ -79,10 +81,15 @@ def _shard_over_replicas(evidence: Evidence, group: ReplicaGroup) -> Change:
         f"all {group.size:,} ranks of {group.label} hold the same shards of parameters, gradients and optimizer state, "
         f"{format_bytes(evidence.at_peak(is_shard))} at the peak; with one dimension of the mesh for both, each keeps "
         f"1/{group.size:,} of it, and gathers cross the links between replicas",
-        Saving(gone),
+        Saving(np.where(_works_on_state(evidence), bytes_ * (1 - 1 / group.size), gone)),
         Saving(np.where(is_shard, _surely_gone(bytes_, 1 - 1 / group.size), 0)),
         subjects=frozenset({"shard"}),
     )
+
+
+def _works_on_state(evidence: Evidence) -> Array:
+    """Temporaries of the optimizer. At most, all of them are for the parameters whose state goes."""
+    return evidence.phase("optimizer") & evidence.category("temporary")
 
 
 def _surely_gone(bytes_: Array, share: float) -> Array:
@@ -105,8 +112,9 @@ def _shard_optimizer(
         return
     share = 1 - 1 / group.size
     gone = np.where(state, evidence.blocks["bytes"] * share, 0)
+    most = np.where(_works_on_state(evidence), evidence.blocks["bytes"] * share, gone)
     if megatron is not None:
-        how, least = megatron.optimizer_flags(), None
+        how, least = megatron.optimizer_flags(), Saving(gone)
         title = f"shard the optimizer over {group.label}: {how}"
     else:
         how, title = "ZeroRedundancyOptimizer", f"shard the optimizer over {group.label} (ZeRO-1)"
@@ -116,7 +124,7 @@ def _shard_optimizer(
         title,
         f"all {group.size:,} ranks of {group.label} hold the same optimizer state, {format_bytes(held)} at the peak; "
         f"with {how} each keeps 1/{group.size:,} of it",
-        Saving(gone),
+        Saving(most),
         least,
         line=evidence.main_line(state),
         subjects=frozenset({"shard"}),
@@ -159,7 +167,7 @@ def _fully_shard(evidence: Evidence, group: ReplicaGroup, reduced_us: float) -> 
     who = f"all {group.size:,} ranks of {group.label} hold the same parameters, gradients and optimizer state"
     for stage in (3, 2):
         sharded = (parameter | gradient | state) if stage == 3 else (gradient | state)
-        most = np.where(sharded, bytes_ * share, 0) + np.where(is_bucket, bytes_, 0)
+        most = np.where(sharded | _works_on_state(evidence), bytes_ * share, 0) + np.where(is_bucket, bytes_, 0)
         least = np.where((parameter | gradient) & of_whole, 0, np.where(sharded, _surely_gone(bytes_, share), 0))
         least = least + np.where(is_bucket, bytes_, 0)
         if stage == 2:  # this rank's shards, in addition to whole parameters
@@ -298,7 +306,8 @@ def reshard(evidence: Evidence) -> Iterator[Change]:
             most,
             least,
             subjects=frozenset({f"reshard {fold.name}"}),
-            price=_gather_price(evidence, gathers_us),
+            # At most, the host is the limit, and takes as long for gathers as for all of these layers' forward.
+            price=_gather_price(evidence, max(gathers_us, evidence.host_us("forward", owner >= 0))),
         )
 
 
@@ -306,13 +315,17 @@ def _resharded(evidence: Evidence, passes: Passes, found: Array, owner: Array) -
     """The most and least saving, and which blocks are whole from their layer's forward to its backward.
 
     At least, a layer's parameters leave once the next layer's forward has ended, and are back two layers before its
-    backward: the next layer's are gathered ahead, into a buffer from which they are copied.
+    backward: the next layer's are gathered ahead, into a buffer from which they are copied. The last layer's are
+    gathered as soon as backward begins. Each block that is gathered again may get up to 1 MiB more, as the caching
+    allocator leaves smaller rests whole.
     """
     blocks, num_events = evidence.blocks, len(evidence.allocated)
     made, freed, layer = (blocks[name].to_numpy() for name in ("alloc_event", "free_event", "layer"))
     gone, kept = np.zeros(len(blocks)), np.zeros(len(blocks), bool)
     starts, ends = made.copy(), freed.copy()
     late, early = made.copy(), freed.copy()
+    is_backward = evidence.spans["phase"].astype(str) == "backward"
+    begins = np.append(evidence.spans.loc[is_backward, "first_event"].to_numpy(), num_events)
     by_owner = {number: np.flatnonzero(passes.owner == number) for number in np.unique(passes.owner).tolist()}
     for block in found.tolist():
         own = by_owner.get(int(owner[layer[block]]), np.zeros(0, int))
@@ -324,51 +337,66 @@ def _resharded(evidence: Evidence, passes: Passes, found: Array, owner: Array) -
         kept[block], gone[block] = True, blocks["bytes"].to_numpy()[block]
         starts[block], ends[block] = passes.end_event[first] + 1, passes.back_event[last] - 1
         late[block] = passes.end_event[after[first]] + 1
-        early[block] = min(passes.back_event[after[after[last]]], num_events) - 1
-    return Saving(gone, starts, ends), Saving(gone, late, early), kept
+        backward = begins[np.searchsorted(begins, passes.end_event[last])]
+        early[block] = min(backward if after[last] == last else passes.back_event[after[after[last]]], num_events) - 1
+    is_rounded = (gone > MIB) & np.isin(owner[layer], np.unique(passes.owner)[:_GATHERED_AGAIN])
+    return Saving(gone, starts, ends), Saving(np.where(is_rounded, gone - MIB, gone), late, early), kept
 
 
 def fuse_optimizer(evidence: Evidence) -> Iterator[Change]:
-    """Temporaries for all parameters at once, which an unfused optimizer allocates."""
+    """Temporaries for all parameters at once, which an unfused optimizer allocates.
+
+    At least, a fused one has a counter of steps on the GPU for each parameter: an unfused one has it on the host.
+    """
     chosen = evidence.operation("_foreach_") & evidence.phase("optimizer") & evidence.category("temporary")
     if chosen.any():
         held = format_bytes(evidence.at_peak(chosen))
+        gone = np.where(chosen, evidence.blocks["bytes"], 0)
         yield Change(
             "fuse-optimizer",
             "use the fused optimizer: fused=True",
             f"the optimizer step holds {held} of temporaries at the peak; fused=True needs none, foreach=False those "
             "of one parameter at a time",
-            Saving(np.where(chosen, evidence.blocks["bytes"], 0)),
+            Saving(gone),
+            Saving(np.where(evidence.category("parameter"), -BLOCK_BYTES, gone)),
             line=evidence.main_line(chosen),
             price=Price(0.0, 0.0, ""),
         )
 
 
 def drop_gradients(evidence: Evidence) -> Iterator[Change]:
-    """Gradients of the previous step that are kept through the forward."""
-    gradient = np.flatnonzero(evidence.category("gradient"))
-    made, freed = (evidence.blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
-    bytes_ = evidence.blocks["bytes"].to_numpy()
-    gone = np.zeros(len(evidence.blocks))
-    starts, ends = made.copy(), freed.copy()
-    kept = 0
-    phase = evidence.spans["phase"].astype(str)
-    for step in sorted(set(evidence.spans["step"]) - {0, 1}):
-        of_step = evidence.spans["step"] == step
-        forward = evidence.spans.loc[of_step & (phase == "forward"), "first_event"]
-        backward = evidence.spans.loc[of_step & (phase == "backward"), "first_event"]
-        if not len(forward) or not len(backward):
+    """Gradients of the previous step that are kept until backward adds to them.
+
+    At least, new ones take as much from the first block on that their layer makes in backward. At most, a new one
+    takes the place of the one that is added now, and freed.
+    """
+    blocks, spans = evidence.blocks, evidence.spans.astype({"phase": str})
+    made, freed, layer, bytes_ = (blocks[name].to_numpy() for name in ("alloc_event", "free_event", "layer", "bytes"))
+    gradient, in_backward = np.flatnonzero(evidence.category("gradient")), evidence.phase("backward")
+    gone, kept = np.zeros(len(blocks)), 0
+    starts, least, most = made.copy(), freed.copy(), freed.copy()
+    for step in sorted(set(spans["step"]) - {0, 1}):
+        of_step = spans[spans["step"] == step]
+        begins = [of_step.loc[of_step["phase"] == phase, "first_event"] for phase in ("forward", "backward")]
+        if not all(map(len, begins)):
             continue
-        idle = gradient[(made[gradient] < forward.iloc[0]) & (freed[gradient] > backward.iloc[0])]
-        gone[idle] = bytes_[idle]
-        starts[idle], ends[idle] = forward.iloc[0], backward.iloc[0]
-        kept = max(kept, int(gone[idle].sum()))
+        forward, backward = (int(events.iloc[0]) for events in begins)
+        idle = gradient[(made[gradient] < forward) & (freed[gradient] > backward)]
+        gone[idle], starts[idle] = bytes_[idle], forward
+        kept = max(kept, int(bytes_[idle].sum()))
+        later = np.flatnonzero(in_backward & (blocks["step"].to_numpy() == step))
+        for block in idle.tolist():
+            own = later[layer[later] == layer[block]]
+            added = own[bytes_[own] == bytes_[block]]
+            least[block] = min(made[own].min(initial=freed[block]) if len(own) else backward, freed[block])
+            most[block] = min(max(freed[added].max(initial=0), least[block]), freed[block])
     if kept:
         yield Change(
             "drop-gradients",
             "free the gradients after the step: zero_grad(set_to_none=True)",
             f"gradients of the previous step, {format_bytes(kept)}, stay allocated during forward; "
             "zero_grad(set_to_none=True) after the optimizer step frees them",
-            Saving(gone, starts, ends),
+            Saving(gone, starts, most),
+            Saving(gone, starts, least),
             price=Price(0.0, 0.0, ""),
         )

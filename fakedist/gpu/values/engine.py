@@ -421,7 +421,7 @@ class ValueEngine:
         else:
             target = as_device(kwargs.get("device"))
             source, goes_to_host = tensor_at(args, 0), target is not None and target.type == "cpu"
-        if not source.is_cuda or not goes_to_host:
+        if not source.is_cuda or not goes_to_host or is_sparse(source):  # a sparse tensor's parts are copied one by one
             return self._kernel(operator, args, kwargs)
         if is_small(source):
             is_asynchronous = bool(operator.argument("non_blocking", args, kwargs))

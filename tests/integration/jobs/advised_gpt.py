@@ -1,4 +1,4 @@
-"""A small GPT in bfloat16, replicated or sharded, on which the tests of advice make the changes that it names."""
+"""A small GPT in bfloat16, replicated, sharded or tensor-parallel, on which the tests of advice make changes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-DIM, HEADS, LAYERS, SEQ_LEN, VOCAB = 512, 8, 6, 512, 16_384
+DIM, HEADS, LAYERS, VOCAB = 512, 8, 6, 16_384
 PIECES = 8
+_SHARDED = ("shard-gradients", "shard-parameters")
+_TENSOR_PARALLEL = ("gathered-logits", "loss-parallel")
 KEPT = [
     torch.ops.aten.addmm.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
@@ -35,7 +40,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(DIM, 4 * DIM), nn.Linear(4 * DIM, DIM)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, SEQ_LEN, DIM] to the same."""
+        """[batch, length, DIM] to the same."""
         heads = self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, DIM // HEADS)).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.out(mixed)
@@ -53,7 +58,7 @@ class GPT(nn.Module):
         self.change = change
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The loss of tokens [batch, SEQ_LEN]."""
+        """The loss of tokens [batch, length]."""
         x = self.embedding(tokens)
         options: dict[str, Any] = {"use_reentrant": False}
         if self.change == "selective-checkpoint":
@@ -87,32 +92,47 @@ def of_logits(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), targets, reduction="sum")
 
 
+def on_ranks(gpt: GPT, change: str) -> nn.Module:
+    """The model as the ranks have it: sharded, tensor-parallel or replicated."""
+    if change in _SHARDED:
+        for module in (*gpt.layers, gpt):
+            fully_shard(module, reshard_after_forward=change == "shard-parameters")
+        return gpt
+    if change in _TENSOR_PARALLEL:
+        mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+        is_whole = change == "gathered-logits"
+        head = ColwiseParallel(output_layouts=Replicate() if is_whole else Shard(-1), use_local_output=is_whole)
+        halves = {"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel()}
+        return parallelize_module(gpt, mesh, {**halves, "head": head})
+    return nn.parallel.DistributedDataParallel(gpt)
+
+
 def main() -> None:
     """Train three steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--change", default="")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--seq-len", type=int, default=512)
     args = parser.parse_args()
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     gpt = GPT(args.change).cuda().bfloat16()
-    if args.change in ("shard-gradients", "shard-parameters"):
-        for module in (*gpt.layers, gpt):
-            fully_shard(module, reshard_after_forward=args.change == "shard-parameters")
-        model: nn.Module = gpt
-    else:
-        model = nn.parallel.DistributedDataParallel(gpt)
+    model = on_ranks(gpt, args.change)
     optimizer: torch.optim.Optimizer
     if args.change == "shard-optimizer":
         optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, fused=True)
     else:
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        is_split = args.change in _TENSOR_PARALLEL  # the others take no tensors and DTensors in one list
+        is_fused = None if is_split or args.change == "unfused" else True
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False if is_split else None, fused=is_fused)
     pieces = 2 if args.change == "micro-batch" else 1
     for _ in range(3):
         for _ in range(pieces):
-            tokens = torch.randint(VOCAB, (8 // pieces, SEQ_LEN + 1), device="cuda")
-            model(tokens[:, :-1], tokens[:, 1:]).backward()
+            tokens = torch.randint(VOCAB, (args.batch // pieces, args.seq_len + 1), device="cuda")
+            with loss_parallel() if args.change == "loss-parallel" else nullcontext():
+                model(tokens[:, :-1], tokens[:, 1:]).backward()
         optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=args.change != "kept-gradients")
 
 
 if __name__ == "__main__":

@@ -246,6 +246,25 @@ def test_gradients_kept_through_the_forward_are_told(made: HandMade, tmp_path: P
     assert advice(made, tmp_path)["drop-gradients"]["gives_bytes"] == 20 * MIB
 
 
+def test_dropped_gradients_are_gone_until_the_backward_of_their_layer(made: HandMade, tmp_path: Path) -> None:
+    (layer,) = blocks(made, 1)
+    made.op("forward", 1, layer)
+    made.op("backward", 1, layer)
+    made.alloc(0, 20 * MIB, mark=("gradient", layer, 20 * MIB))
+    made.step(1)
+    made.op("forward", 2, layer)
+    made.alloc(100 * MIB, 60 * MIB)
+    made.op("backward", 2, 0)  # the loss's, where the peak is
+    made.alloc(200 * MIB, 60 * MIB)
+    made.free(200 * MIB, 60 * MIB)
+    made.op("backward", 2, layer)
+    made.alloc(300 * MIB, 20 * MIB)
+    made.free(300 * MIB, 20 * MIB)
+    made.free(100 * MIB, 60 * MIB)
+    made.step(2)
+    assert advice(made, tmp_path)["drop-gradients"]["gives_low_bytes"] == 20 * MIB
+
+
 def test_reserved_memory_that_nothing_used_is_a_limit_and_comes_after_what_was_computed(
     made: HandMade, tmp_path: Path
 ) -> None:

@@ -149,6 +149,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "sparse integers": lambda x: (whole(x).to_sparse() + whole(x).to_sparse()).coalesce().to_dense(),
     "sparse indices": lambda x: x.to_sparse().indices(),
     "sparse rows": lambda x: x.to_sparse_csr() @ torch.ones(3, 2),
+    "copied sparse rows": lambda x: x.to_sparse_csr().cpu().to_dense(),
     "sparse sum": lambda x: torch.sparse.sum(x.to_sparse()),
     "added to dense": lambda x: changed(x, lambda t: t.add_(x.to_sparse())),
     "joined sparse": lambda x: torch.cat((x.to_sparse(), x.to_sparse())).to_dense(),
