@@ -80,7 +80,7 @@ def test_a_trace_of_the_job_replaces_estimates_by_its_times(directory: Path, run
 @pytest.mark.parametrize(
     ("gpu", "said"),
     [
-        ("NVIDIA H200", "fakedist time run --gpu h200 --times h.json   estimates the step with them"),
+        ("NVIDIA H200", "fakedist time run --gpu h200 --times h.json"),
         ("NVIDIA H900", 'a GPU file with product = "NVIDIA H900" makes the table usable'),
     ],
 )
