@@ -18,7 +18,7 @@ from fakedist.check.baselines import (
     write_baselines,
 )
 from fakedist.check.config import CheckConfig, CheckJob
-from fakedist.check.judging import Finding, judge
+from fakedist.check.judging import JudgedFigure, judge
 from fakedist.check.measured import RankFigures, measure
 from fakedist.check.running import RankToRun, run_ranks, see_that_it_can_run
 from fakedist.errors import CheckError, ExitCode, FakedistError, JobError, ScriptError
@@ -29,6 +29,7 @@ from fakedist.report.text.wording import ending
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
 from fakedist.results.verdict import need_text
+from fakedist.rundir.finding import Finding
 from fakedist.rundir.outcome import Outcome
 from fakedist.units import format_bytes
 
@@ -42,42 +43,59 @@ class Mismatch:
     line: str
 
 
+@dataclass(frozen=True)
+class RankFinding:
+    """A finding of one rank of a job."""
+
+    job: str
+    rank: int
+    finding: Finding
+
+    @property
+    def text(self) -> str:
+        """The rank and the finding, one line."""
+        return f"{self.job} rank {self.rank}: {self.finding.code} {self.finding.text}: {self.finding.change}"
+
+
 @dataclass
 class Checked:
     """The result of a check, in the order of the configuration.
 
     Attributes:
-        findings: Every figure that was judged.
+        judged: Every figure that was judged.
         notes: Ranks that left the job and use no GPU memory.
         warnings: Baselines whose settings differ from what ran. Printed before the findings.
         failures: Scripts that failed. Their figures are not judged.
         misfits: Ranks that did not fit the GPU: job and rank, with what was requested.
         mismatches: Jobs whose ranks' calls do not match.
+        findings: Findings that the configuration selects.
     """
 
     config: CheckConfig
-    findings: list[Finding] = field(default_factory=list)
+    judged: list[JudgedFigure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     failures: list[ScriptError] = field(default_factory=list)
     misfits: list[str] = field(default_factory=list)
     mismatches: list[Mismatch] = field(default_factory=list)
+    findings: list[RankFinding] = field(default_factory=list)
     updated: list[Path] = field(default_factory=list)
 
     @property
-    def exceeded(self) -> list[Finding]:
-        """The findings that exceed their budget or their baseline."""
-        return [finding for finding in self.findings if finding.is_exceeded]
+    def exceeded(self) -> list[JudgedFigure]:
+        """The figures that exceed their budget or their baseline."""
+        return [figure for figure in self.judged if figure.is_exceeded]
 
     @property
-    def faults(self) -> list[str]:
-        """Misfits and mismatches."""
-        return [*self.misfits, *(mismatch.text for mismatch in self.mismatches)]
+    def problems(self) -> list[str]:
+        """Misfits, mismatches and findings."""
+        texts = [mismatch.text for mismatch in self.mismatches]
+        return [*self.misfits, *texts, *(found.text for found in self.findings)]
 
     @property
     def exit_code(self) -> ExitCode:
         """1 if a script failed, 4 if a rank does not fit, 5 if calls do not match, 3 if a figure exceeds its budget or
-        baseline, else 0.
+        baseline, or a rule that is selected finds a fault, else 0.
         """
         if self.failures:
             return ExitCode.ERROR
@@ -85,7 +103,7 @@ class Checked:
             return ExitCode.OUT_OF_MEMORY
         if self.mismatches:
             return ExitCode.MISMATCH
-        return ExitCode.EXCEEDED if self.exceeded else ExitCode.DONE
+        return ExitCode.EXCEEDED if self.exceeded or self.findings else ExitCode.DONE
 
 
 @dataclass(frozen=True)
@@ -133,6 +151,12 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
                 rank_job.rank: open_run_directory(ranks[job.name, rank_job.rank].run_directory) for rank_job in job.jobs
             }
             figures = judge_job(checked, job, runs, before[job.name])
+            checked.findings += [
+                RankFinding(job.name, rank, finding)
+                for rank, run in runs.items()
+                for finding in run.findings
+                if job.selection.takes(finding, config.root)
+            ]
             if job.match:
                 checked.mismatches += _mismatches(job, [run.path for run in runs.values()])
             texts[baseline_path(config, job)] = baseline_text(
@@ -212,7 +236,7 @@ def judge_job(
         if unknown:
             message = f"the baseline of {job.name!r} rank {rank} has no {unknown[0]}"
             raise CheckError(message, f"fakedist check --update {job.name}")
-        checked.findings += judge(job, rank, ranks[rank], before)
+        checked.judged += judge(job, rank, ranks[rank], before)
     return ranks
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fakedist.bounded import UnreadableError, read_toml
+from fakedist.check.selection import NOTHING, Selection, read_selection
 from fakedist.errors import CheckError, JobError, did_you_mean
 from fakedist.options import Door, Job, JobProgram, make_jobs
 from fakedist.options.definition import OPTIONS
@@ -156,7 +157,7 @@ _EXAMPLE = '[[{}.jobs]] with name = "...", script = "train.py", world_size = 8'
 class CheckJob:
     """A job and its limits. Each rank may exceed its baseline, a file with the job's name, by the tolerances.
 
-    ``match``: whether the calls of its ranks have to match.
+    ``match``: whether the calls of its ranks have to match. ``selection``: the findings that fail it.
     """
 
     name: str
@@ -164,6 +165,7 @@ class CheckJob:
     budgets: tuple[Limit, ...]
     tolerances: tuple[Limit, ...]
     match: bool = False
+    selection: Selection = NOTHING
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,7 @@ def read_config(path: Path) -> CheckConfig:
     section = Section(f"{path.name} [{table}]", values)
     baselines = section.take("baselines", str) or DEFAULT_BASELINES
     tolerances = read_tolerances(section.take_any("max_increase"), section)
+    selection = read_selection(section, NOTHING)
     entries = section.take_any("jobs")
     section.end()
     if isinstance(entries, dict):
@@ -225,7 +228,11 @@ def read_config(path: Path) -> CheckConfig:
     jobs: list[CheckJob] = []
     taken: set[str] = set()  # in lower case: some file systems ignore case in the baselines' names
     for number, entry in enumerate(entries, start=1):
-        job = _job(Section(f"{path.name} job {entry.get('name', number)!r}", entry), tolerances, path.resolve().parent)
+        job = _job(
+            Section(f"{path.name} job {entry.get('name', number)!r}", entry),
+            (tolerances, selection),
+            path.resolve().parent,
+        )
         if job.name.lower() in taken:
             raise CheckError(f"{path.name}: two jobs are called {job.name!r}", "give each a name of its own")
         jobs.append(job)
@@ -248,7 +255,7 @@ def _inside(values: object, *keys: str) -> dict[str, object] | None:
     return values if isinstance(values, dict) else None
 
 
-def _job(section: Section, default_tolerances: tuple[Limit, ...], directory: Path) -> CheckJob:
+def _job(section: Section, default: tuple[tuple[Limit, ...], Selection], directory: Path) -> CheckJob:
     name = section.take("name", str)
     if not name or not _NAME.fullmatch(name):
         raise CheckError(f"{section.where}: a job has a name of letters, digits, dots, dashes", 'name = "llama-70b"')
@@ -258,6 +265,7 @@ def _job(section: Section, default_tolerances: tuple[Limit, ...], directory: Pat
     budgets = section.take_table("budgets")
     own = section.take_any("max_increase")
     match = section.take("match", bool) or False
+    selection = read_selection(section, default[1])
     section.end()
     try:
         jobs = make_jobs(program, plain, Door.TOML, os.fspath(directory))
@@ -265,8 +273,8 @@ def _job(section: Section, default_tolerances: tuple[Limit, ...], directory: Pat
         raise CheckError(f"{section.where}: {error.message}", error.hint) from None
     if match and len(jobs) < 2:
         raise CheckError(f"{section.where}: match needs two ranks or more, and one is to run", "ranks = [0, 1]")
-    tolerances = default_tolerances if own is None else read_tolerances(own, section)
-    return CheckJob(name, jobs, _with_host_memory(read_budgets(budgets), jobs[0]), tolerances, match)
+    tolerances = default[0] if own is None else read_tolerances(own, section)
+    return CheckJob(name, jobs, _with_host_memory(read_budgets(budgets), jobs[0]), tolerances, match, selection)
 
 
 def _with_host_memory(budgets: tuple[Limit, ...], job: Job) -> tuple[Limit, ...]:

@@ -16,7 +16,7 @@ from fakedist.units import format_bytes, format_relative, format_us
 
 
 @dataclass(frozen=True)
-class Finding:
+class JudgedFigure:
     """One figure of one rank, in bytes or microseconds. A limit or baseline that does not exist is None.
 
     Attributes:
@@ -82,7 +82,7 @@ class Finding:
         return message + (f": {self.blame}" if self.blame else "")
 
 
-def judge(job: CheckJob, rank: int, now: RankFigures, before: RankFigures | None) -> list[Finding]:
+def judge(job: CheckJob, rank: int, now: RankFigures, before: RankFigures | None) -> list[JudgedFigure]:
     """Judge every figure of a rank that has a budget or a tolerance, and always both peaks.
 
     ``before`` is the rank in its baseline; None without a baseline.
@@ -97,7 +97,7 @@ def judge(job: CheckJob, rank: int, now: RankFigures, before: RankFigures | None
             continue
         was = before.value(figure) if before is not None else None
         budget, tolerance = budgets.get(figure), tolerances.get(figure)
-        finding = Finding(
+        finding = JudgedFigure(
             job.name,
             rank,
             figure,
@@ -116,7 +116,7 @@ def _allowed(was: float | None, tolerance: Limit | None) -> float | None:
     return None if was is None or tolerance is None else was + tolerance.of(was)
 
 
-def _blamed(finding: Finding, now: RankFigures, before: RankFigures | None) -> Finding:
+def _blamed(finding: JudgedFigure, now: RankFigures, before: RankFigures | None) -> JudgedFigure:
     figure = finding.figure
     if figure.is_time:
         return replace(finding, blame=_time_blame(figure, now, before))

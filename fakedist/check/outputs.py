@@ -15,9 +15,10 @@ from xml.etree import ElementTree
 
 from fakedist._version import __version__
 from fakedist.check.checking import Checked
-from fakedist.check.judging import Finding
+from fakedist.check.judging import JudgedFigure
 from fakedist.report.content.report_blocks import Block, Items, Remark, Report, Sheet, SheetColumn, Verdict
-from fakedist.rundir.notes import counted
+from fakedist.rundir.notes import counted, listed
+from fakedist.rundir.plain import to_plain
 from fakedist.units import format_relative
 
 _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+) \(.*\)")
@@ -27,6 +28,7 @@ _RULES = {
     "fits": "A rank does not fit its GPU.",
     "match": "Calls of a job's ranks do not match, or the job hangs.",
     "script": "A script failed, so nothing was judged.",
+    "finding": "A rule of docs/findings.md that is selected finds a fault.",
 }
 
 
@@ -80,6 +82,7 @@ def _marks(checked: Checked) -> list[tuple[str, str, str, int]]:
         marks.append((rule, finding.message, *_location(checked, finding.line)))
     marks += [("fits", misfit, *_location(checked, "")) for misfit in checked.misfits]
     marks += [("match", mismatch.text, *_location(checked, mismatch.line)) for mismatch in checked.mismatches]
+    marks += [("finding", found.text, *_location(checked, found.finding.line)) for found in checked.findings]
     return marks + [("script", failure.message, *_location(checked, "")) for failure in checked.failures]
 
 
@@ -106,8 +109,8 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 def junit_text(checked: Checked) -> str:
     """The result of a check as JUnit XML. A script that failed is an error, an exceeded figure is a failure."""
     root = ElementTree.Element("testsuites")
-    by_rank: dict[str, list[Finding]] = {}
-    for finding in checked.findings:
+    by_rank: dict[str, list[JudgedFigure]] = {}
+    for finding in checked.judged:
         by_rank.setdefault(f"{finding.job} rank {finding.rank}", []).append(finding)
     for number, (name, findings) in enumerate(by_rank.items()):
         suite = _suite(root, name, number, len(findings), failures=sum(judged.is_exceeded for judged in findings))
@@ -129,6 +132,11 @@ def junit_text(checked: Checked) -> str:
     for number, mismatch in enumerate(checked.mismatches, start=len(root)):
         suite = _suite(root, f"{mismatch.job} match", number, 1, failures=1)
         _add_message(_case(suite, "calls match", mismatch.job), "failure", "match", mismatch.text)
+        _outputs(suite, "")
+    for number, found in enumerate(checked.findings, start=len(root)):
+        name = f"{found.job} rank {found.rank}"
+        suite = _suite(root, name, number, 1, failures=1)
+        _add_message(_case(suite, found.finding.code, name), "failure", "finding", found.text)
         _outputs(suite, "")
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True).replace("'utf-8'", "'UTF-8'") + "\n"
@@ -176,36 +184,36 @@ def check_report(checked: Checked) -> Report:
     """The result of a check: what came out, what is compared with other settings, every figure, and what fails it."""
     blocks: list[Block] = [Verdict(f"fakedist check: {outcome(checked)}", "outcome")]
     blocks += [Remark(text, is_warning=True) for text in checked.warnings] + [*map(Remark, checked.notes)]
-    if checked.findings:
-        sources = sorted({finding.source for finding in checked.findings if finding.source})
+    if checked.judged:
+        sources = sorted({finding.source for finding in checked.judged if finding.source})
         times = f"; times {' and '.join(sources)}" if sources else ""
         title = f"{checked.config.path.name}: memory, measured{times}"
-        blocks.append(Sheet(title, finding_columns(checked.findings), is_open=True))
-    if fails := [*(finding.message for finding in checked.exceeded), *checked.faults]:
+        blocks.append(Sheet(title, figure_columns(checked.judged), is_open=True))
+    if fails := [*(finding.message for finding in checked.exceeded), *checked.problems]:
         blocks.append(Items("Why it fails", fails))
     blocks += [Items(failure.message, failure.output.splitlines(), is_code=True) for failure in checked.failures]
     blocks += [Remark(f"written: {path}") for path in checked.updated]
     return Report("check", blocks, partial(_checked_object, checked))
 
 
-def finding_columns(findings: list[Finding]) -> list[SheetColumn]:
-    """The columns of the table of findings."""
+def figure_columns(figures: list[JudgedFigure]) -> list[SheetColumn]:
+    """The columns of the table of judged figures."""
     columns = [
-        SheetColumn("job", [finding.job for finding in findings], is_text=True),
-        SheetColumn("rank", [str(finding.rank) for finding in findings]),
-        SheetColumn("figure", [finding.name for finding in findings], is_text=True),
-        SheetColumn("is", [finding.amount(finding.value) for finding in findings]),
-        SheetColumn("budget", [_amount(finding, finding.budget) for finding in findings]),
-        SheetColumn("baseline", [_amount(finding, finding.baseline) for finding in findings]),
-        SheetColumn("change", [_change(finding) for finding in findings]),
-        SheetColumn("allowed", [finding.tolerance and f"+{finding.tolerance}" for finding in findings], rank=1),
-        SheetColumn("", [verdict(finding) for finding in findings], is_text=True),
+        SheetColumn("job", [figure.job for figure in figures], is_text=True),
+        SheetColumn("rank", [str(figure.rank) for figure in figures]),
+        SheetColumn("figure", [figure.name for figure in figures], is_text=True),
+        SheetColumn("is", [figure.amount(figure.value) for figure in figures]),
+        SheetColumn("budget", [_amount(figure, figure.budget) for figure in figures]),
+        SheetColumn("baseline", [_amount(figure, figure.baseline) for figure in figures]),
+        SheetColumn("change", [_change(figure) for figure in figures]),
+        SheetColumn("allowed", [figure.tolerance and f"+{figure.tolerance}" for figure in figures], rank=1),
+        SheetColumn("", [verdict(figure) for figure in figures], is_text=True),
     ]
     # Budgets without baselines, and baselines without budgets, leave empty columns.
     return [column for column in columns if any(column.cells)]
 
 
-def verdict(finding: Finding) -> str:
+def verdict(finding: JudgedFigure) -> str:
     """The verdict on a finding in one word. Empty if it has no limit."""
     if finding.is_over_budget:
         return "EXCEEDED"
@@ -222,6 +230,7 @@ def _checked_object(checked: Checked) -> dict[str, object]:
         "failures": [{"message": failure.message, "output": failure.output} for failure in checked.failures],
         "misfits": checked.misfits,
         "mismatches": [mismatch.text for mismatch in checked.mismatches],
+        "faults": [{"job": found.job, "rank": found.rank, **to_plain(found.finding)} for found in checked.findings],
         "updated": [str(path) for path in checked.updated],
         "findings": [
             {
@@ -234,7 +243,7 @@ def _checked_object(checked: Checked) -> dict[str, object]:
                 "is_exceeded": finding.is_exceeded,
                 "message": finding.message if finding.is_exceeded else "",
             }
-            for finding in checked.findings
+            for finding in checked.judged
         ],
     }
 
@@ -247,16 +256,19 @@ def outcome(checked: Checked) -> str:
         return f"{counted(len(checked.misfits), 'rank')} did not fit the GPU"
     if checked.mismatches:
         return f"the calls of {counted(len(checked.mismatches), 'job')} do not match"
-    if checked.exceeded:
-        return f"{counted(len(checked.exceeded), 'figure')} exceeded"
+    reasons = [f"{counted(len(checked.exceeded), 'figure')} exceeded"] if checked.exceeded else []
+    if checked.findings:
+        reasons.append(counted(len(checked.findings), "finding"))
+    if reasons:
+        return listed(reasons)
     return "all within budget"
 
 
-def _amount(finding: Finding, value: float | None) -> str:
+def _amount(finding: JudgedFigure, value: float | None) -> str:
     return "" if value is None else finding.amount(value)
 
 
-def _change(finding: Finding) -> str:
+def _change(finding: JudgedFigure) -> str:
     if finding.baseline is None:
         return ""
     change = finding.value - finding.baseline

@@ -101,7 +101,7 @@ def check(
     if annotations:
         _annotate(checked)
     if not output.prints_text:  # what failed the build is in its log, wherever the result went
-        for line in (*(finding.message for finding in checked.exceeded), *checked.faults):
+        for line in (*(finding.message for finding in checked.exceeded), *checked.problems):
             say(line, err=True)
         for failure in checked.failures:
             click.echo(f"---- {visible_lines(failure.message)}\n{failure.output}", err=True)

@@ -20,6 +20,7 @@ from fakedist.cli.calibrate import calibrate
 from fakedist.cli.check import check
 from fakedist.cli.compare import compare
 from fakedist.cli.doctor import doctor
+from fakedist.cli.explain import explain
 from fakedist.cli.lines import lines
 from fakedist.cli.match import match
 from fakedist.cli.nsys import nsys
@@ -113,6 +114,7 @@ for _command in (
     time,
     topology,
     match,
+    explain,
     check,
     nsys,
     play,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from types import MappingProxyType
@@ -17,11 +18,17 @@ from fakedist.cost_model.breakdown import fold_times
 from fakedist.cost_model.host_times import host_waits, late_launches
 from fakedist.cost_model.rollout.rollout_time import RolloutTime, time_rollout
 from fakedist.errors import RunDirectoryError
+from fakedist.findings.case import Case
+from fakedist.findings.finding_all import find_faults
+from fakedist.findings.ignoring import is_ignored
 from fakedist.options.pricing import Pricing, PricingOptions
 from fakedist.options.rollout import Rollout
 from fakedist.results.repricing import find_gains_again, models_of, price_again
+from fakedist.results.summing_up import estimate_or_note
 from fakedist.results.verdict import limit_text, step_text, step_word, verdict
+from fakedist.rundir.finding import Finding
 from fakedist.rundir.manifest import Manifest
+from fakedist.rundir.notes import Note
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import MOMENTS, TABLES
 from fakedist.rundir.step_time import GroupTime, KernelSource, PathPart, StepTime
@@ -328,6 +335,23 @@ class Run:
     def fits(self) -> bool:
         """Whether the rank fits its GPU."""
         return self.summary.fits
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Faults of the job that the rules of docs/findings.md see in this run, the gravest first."""
+        return self._found[0]
+
+    @property
+    def finding_notes(self) -> list[Note]:
+        """Rules of findings that failed."""
+        return self._found[1]
+
+    @cached_property
+    def _found(self) -> tuple[list[Finding], list[Note]]:
+        notes: list[Note] = []
+        case = Case(self.keeping_tables().table, self.has, self.summary)
+        faults = find_faults(case, lambda code, find: estimate_or_note(f"finding {code}", find, notes) or [])
+        return [finding for finding in faults if not is_ignored(finding)], notes
 
     def layers(self, *, fold: bool = True) -> pd.DataFrame:
         """The memory of layers at the peak, with children; columns as of ``analysis.layer_table.fold_table``."""

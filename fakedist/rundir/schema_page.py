@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fakedist.docstrings import docstring_of
 from fakedist.options.option import options_of
+from fakedist.rundir.finding import Finding
 from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.schema import SCHEMA_VERSION, TABLES, attributes
 from fakedist.rundir.summary import Summary
@@ -44,9 +45,9 @@ def _records_page() -> str:
         lines += _section(kind, is_titled=kind is not Manifest)
     lines += [
         "## The object of `--json`\n",
-        "The summary, with `run_directory`: the absolute path of the run directory.\n",
+        "The summary; `run_directory`, the absolute path of the run directory; and `findings`, a list of Finding.\n",
     ]
-    for kind in records(Summary):
+    for kind in (*records(Summary), Finding):
         if kind not in kinds:
             lines += _section(kind, is_titled=kind is not Summary)
     return "\n".join(lines).rstrip() + "\n"

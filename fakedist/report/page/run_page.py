@@ -177,6 +177,7 @@ def _context(run: Run, folder: Path | None) -> dict[str, object]:
         "communication": sections.communication_section(run, summary),
         "outside": outside_section(summary),
         "host_memory": host_memory_section(summary.host_memory, run.manifest.cwd),
+        "findings": sections.findings_section(run.findings, run.manifest.cwd),
         "advice": sections.advice_section(summary, run.manifest.cwd),
         "has_switches": False,
         "stacks": False,

@@ -31,6 +31,7 @@ from fakedist.report.text.wording import (
     command_line,
     ending,
     flops_rate,
+    gives_text,
     job_command,
     layer_label,
     note_texts,
@@ -65,6 +66,7 @@ from fakedist.results.verdict import (
     verdict,
 )
 from fakedist.rundir.directory import SNAPSHOT_NAME, TRACE_NAME
+from fakedist.rundir.finding import Finding
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import CATEGORIES, FAMILIES, KINDS, TABLES
 from fakedist.rundir.step_time import KernelSource, KernelTime, LayerTime, StepTime
@@ -663,6 +665,21 @@ def _group(group: ProcessGroup, per_node: int) -> dict[str, str]:
     where = "within one node" if len(nodes) == 1 else f"across {len(nodes):,} nodes"
     text = f"{group.size:,} ranks {where}; this one is {group.group_rank:,}"
     return {"name": group.label, "ranks": group.ranks, "text": text}
+
+
+def findings_section(findings: Sequence[Finding], cwd: str) -> list[dict[str, object]]:
+    """Findings as text."""
+    return [
+        {
+            "code": finding.code,
+            "text": finding.text,
+            "change": finding.change,
+            "gives": gives_text(finding),
+            "line": short_line(finding.line, cwd).partition(" (")[0],
+            "is_certain": finding.is_certain,
+        }
+        for finding in findings
+    ]
 
 
 def advice_section(summary: Summary, cwd: str, switches: Sequence[Switch] = ()) -> list[dict[str, object]]:

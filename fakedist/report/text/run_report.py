@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.text import Text
 
@@ -51,10 +52,12 @@ from fakedist.report.text.time_sheets import (
 )
 from fakedist.report.text.trace_sheets import operation_sheet, process_sheet, step_sheet
 from fakedist.report.text.wording import (
+    FINDINGS_TITLE,
     advice_line,
     advice_text,
     collector_text,
     ending,
+    finding_text,
     gives_alone,
     note_texts,
     peak_moment,
@@ -72,6 +75,7 @@ from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.results.summing_up import layer_memory
 from fakedist.results.verdict import limit_text, refusal_stack, relative_time, step_verdict, timed_step_name, verdict
+from fakedist.rundir.finding import Finding
 from fakedist.rundir.host_memory import HostMemory
 from fakedist.rundir.notes import counted
 from fakedist.rundir.plain import to_plain
@@ -88,13 +92,15 @@ def summary_object(run_directory: Path | Run, *, all_layers: bool = False) -> di
     if all_layers:
         layers = run.table("layers")
         summary = replace(summary, layers=layer_memory(layers, unfolded(layers)))
-    return {**to_plain(summary), "run_directory": str(run.path)}
+    summary = replace(summary, notes=[*summary.notes, *run.finding_notes])
+    return {**to_plain(summary), "findings": to_plain(run.findings), "run_directory": str(run.path)}
 
 
 #: Parts of the report that can be printed alone.
-SECTIONS = ("memory", "time", "advice", "notes")
+SECTIONS = ("memory", "time", "findings", "advice", "notes")
 _NUM_STEPS, _NUM_TRACED = 5, 6
 _NUM_LAYERS, _NUM_LINES, _NUM_GAINS, _NUM_ADVICE = 5, 5, 3, 3
+_NUM_FINDINGS = 5
 
 
 def render(run_directory: Path | Run, *, all_layers: bool, console: Console, section: str = "") -> None:
@@ -114,10 +120,12 @@ def render(run_directory: Path | Run, *, all_layers: bool, console: Console, sec
     if summary.timed and "time" in wanted:
         print_time(console, *summary.timed, timed_step_name(summary, summary.timed[1].step))
         print_sheets(console, time_sheets(run, all_layers=all_layers))
+    if run.findings and "findings" in wanted:
+        _print_findings(console, run)
     if summary.advice and "advice" in wanted:
         _print_advice(console, summary)
     if "notes" in wanted:
-        _notes(console, note_texts(summary.notes, run.manifest.cwd))
+        _notes(console, note_texts([*summary.notes, *run.finding_notes], run.manifest.cwd))
 
 
 def render_short(run_directory: Path | Run, console: Console) -> None:
@@ -135,9 +143,12 @@ def render_short(run_directory: Path | Run, console: Console) -> None:
     if not summary.peak_allocated_bytes:  # the notes say why
         _notes(console, note_texts(summary.notes, cwd))
     warnings = _warnings(summary, cwd) if summary.peak_allocated_bytes else []
-    advice, gains = _advice_lines(summary), _gain_lines(summary)
+    advice, gains = _advice_lines(summary, run.findings), _gain_lines(summary, run.findings)
     least = [*([] if summary.remedy else advice[:1]), *gains[:1]]
     room = left - sum(_num_folded(piece, console) for piece in least) - 2
+    num_rows = _print_findings(console, run, room - 2)
+    left -= num_rows
+    room -= num_rows
     shown = warnings[: min(max(room, 1), _NUM_WARNINGS)]
     _print_outlook(console, advice, gains, least, left - len(shown))
     console.print()
@@ -232,23 +243,31 @@ def _num_folded(piece: str, console: Console) -> int:
     return len(Text(piece).wrap(console, console.width - 2))
 
 
-def _advice_lines(summary: Summary) -> list[str]:
-    """One line for each change that lowers the peak most and that the verdict does not name."""
+def _advice_lines(summary: Summary, findings: list[Finding]) -> list[str]:
+    """One line for each change that lowers the peak most, and that neither the verdict nor a finding names."""
     remedied = summary.remedy.titles if summary.remedy else []
-    kept = [piece for piece in summary.advice if gives_alone(piece) and [piece.title] != remedied]
+    explained = {finding.advice for finding in findings[:_NUM_FINDINGS]}
+    kept = [
+        piece
+        for piece in summary.advice
+        if gives_alone(piece) and [piece.title] != remedied and piece.rule not in explained
+    ]
     return [advice_line(piece, summary) for piece in kept[:_NUM_ADVICE]]
 
 
-def _gain_lines(summary: Summary) -> list[str]:
-    """One line for each change that shortens the step and that the limit does not name, the most first."""
+def _gain_lines(summary: Summary, findings: list[Finding]) -> list[str]:
+    """One line for each change that shortens the step most, and that neither the limit nor a finding names."""
     if not summary.timed:
         return []
     time = summary.timed[0]
     limit = limit_text(time)
+    named = {finding.change for finding in findings[:_NUM_FINDINGS]}
     pieces = [
         (gain.step_us, f"step {relative_time(gain.step_us, time.step_us)}: {gain.title}")
         for gain in time.gains
-        if gain.step_us < time.step_us * (1 - _LEAST_GAIN) and f"; {gain.title}: " not in limit
+        if gain.step_us < time.step_us * (1 - _LEAST_GAIN)
+        and f"; {gain.title}: " not in limit
+        and gain.title not in named
     ]
     if text := collector_text(time):
         pieces.append((time.step_us - time.collector_us, text.partition("; ")[0]))
@@ -308,6 +327,21 @@ def _print_host_memory(console: Console, memory: HostMemory, cwd: str) -> None:
     print_sheets(console, host_memory_sheets.host_memory_sheets(memory, cwd))
 
 
+def _print_findings(console: Console, run: Run, room: int | None = None) -> int:
+    """Print findings, the gravest first: all, or as many of five as a number of rows has room for. Returns the rows."""
+    texts = [finding_text(finding, run.manifest.cwd) for finding in run.findings]
+    if room is not None:
+        rows = np.cumsum([_num_folded(text, console) for text in texts])
+        texts = texts[: max(min(int((rows <= room - 2).sum()), _NUM_FINDINGS), min(len(texts), 1))]
+    if not texts:
+        return 0
+    left = len(run.findings) - len(texts)
+    print_heading(console, FINDINGS_TITLE + (f", {left} more" if left else ""))
+    for text in texts:
+        print_words(console, Text(text), 2)
+    return 2 + sum(_num_folded(text, console) for text in texts)
+
+
 def _print_advice(console: Console, summary: Summary) -> None:
     print_heading(console, "What would help, estimated, each on its own")
     for piece in (advice_text(advice, summary) for advice in summary.advice):
@@ -344,6 +378,9 @@ def run_markdown(run: Run, *, all_layers: bool = False) -> str:
         pieces += ["\n".join(sheet_markdown(sheet)) for sheet in sheets]
     if summary.timed:
         pieces += time_markdown(run, *summary.timed, all_layers=all_layers)
+    if run.findings:
+        rows = [f"- {escaped(finding_text(finding, run.manifest.cwd))}" for finding in run.findings]
+        pieces.append("\n".join([f"**{FINDINGS_TITLE}**", "", *rows]))
     if summary.advice:
         rows = [_advice(piece, summary) for piece in summary.advice]
         pieces.append("\n".join(["**What would help**, estimated, each on its own", "", *rows]))

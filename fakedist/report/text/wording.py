@@ -14,6 +14,7 @@ from fakedist.options import Job
 from fakedist.results.run import Run
 from fakedist.results.verdict import communication_word, short_line, span_text, step_text, verdict
 from fakedist.rundir.directory import PAGE_NAME
+from fakedist.rundir.finding import Finding
 from fakedist.rundir.notes import Note, listed
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.step_time import KernelSource, StepTime
@@ -127,6 +128,28 @@ def advice_line(advice: Advice, summary: Summary) -> str:
     """A piece of advice in short: "7.32 GiB less allocated: checkpoint layers.0-79; the step +24% to 29%"."""
     then = _price(advice, is_short=True) if summary.fits else outcome_text(advice, is_short=True)
     return "; ".join(filter(None, (f"{_gives(advice)} {_OF[advice.of]}: {advice.title}", then)))
+
+
+#: The heading of findings.
+FINDINGS_TITLE = "Findings, gains estimated (fakedist explain CODE)"
+
+
+def finding_text(finding: Finding, cwd: str) -> str:
+    """A finding in short: "FD105 the peak is ...: fused=True, at most 1.20 GiB less (train.py:7)"."""
+    line = short_line(finding.line, cwd).partition(" (")[0]
+    text = "; ".join(filter(None, (f"{finding.code} {finding.text}: {finding.change}", gives_text(finding))))
+    return f"{text} ({line})" if line else text
+
+
+def gives_text(finding: Finding) -> str:
+    """The gains of mending a finding: "1.20 GiB less, the step at most 3.10 ms shorter"; empty if none is known."""
+    gives = []
+    if finding.gives_high_bytes:
+        is_exact = finding.gives_low_bytes == finding.gives_high_bytes
+        gives.append(f"{'' if is_exact else 'at most '}{format_bytes(finding.gives_high_bytes)} less")
+    if finding.gives_high_us:
+        gives.append(f"the step at most {format_us(finding.gives_high_us)} shorter")
+    return ", ".join(gives)
 
 
 def outcome_text(advice: Advice | Remedy, *, is_short: bool = False) -> str:

@@ -102,7 +102,7 @@ def test_a_rank_that_failed_is_named_and_nothing_is_judged(
     found = checked(tmp_path, 'budgets = { peak_allocated = "1 MiB" }', executor)
     (failure,) = found.failures
     assert failure.message == f"net rank 1: {message}"
-    assert (failure.output, found.findings, found.exit_code) == ("printed", [], 1)
+    assert (failure.output, found.judged, found.exit_code) == ("printed", [], 1)
 
 
 def test_a_rank_that_does_not_fit_is_judged_all_the_same(tmp_path: Path, run: Runs) -> None:

@@ -10,9 +10,9 @@ import pytest
 from fakedist.check.baselines import baseline_path, baseline_text, read_baseline, settings_of, stale_settings
 from fakedist.check.checking import Checked, judge_job
 from fakedist.check.config import CheckConfig, CheckJob, Figure, read_config
-from fakedist.check.judging import Finding, judge
+from fakedist.check.judging import JudgedFigure, judge
 from fakedist.check.measured import RankFigures, RankRecord, measure
-from fakedist.check.outputs import check_report, finding_columns
+from fakedist.check.outputs import check_report, figure_columns
 from fakedist.errors import CheckError
 from fakedist.report.render.markdown import report_markdown
 from fakedist.results.opening import open_run
@@ -59,7 +59,7 @@ def checked(folder: Path, text: str, now: Run, before: Run | None = None) -> Che
     return found
 
 
-def only(found: Checked) -> Finding:
+def only(found: Checked) -> JudgedFigure:
     (finding,) = found.exceeded
     return finding
 
@@ -93,7 +93,7 @@ def test_a_budget_that_is_exceeded_says_by_how_much_and_one_that_is_just_met_is_
     assert finding.message.startswith(f"net rank 1: {message}")
     found = checked(tmp_path, f"budgets = {{ {limit.format(within)} }}", run())
     assert found.exceeded == []
-    assert sum(finding.budget is not None for finding in found.findings) == 1
+    assert sum(finding.budget is not None for finding in found.judged) == 1
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_shorter_step_passes_and_over_its_budget_is_blamed_on_what_it_takes_no
 
 def test_every_output_says_where_the_time_is_from(tmp_path: Path, run: Runs) -> None:
     found = checked(tmp_path, 'budgets = { step_time = "1 s" }', run(gemm_us=100))
-    figures = next(column for column in finding_columns(found.findings) if column.name == "figure")
+    figures = next(column for column in figure_columns(found.judged) if column.name == "figure")
     assert "step time (estimated)" in figures.cells
     assert "step time (estimated)" in report_markdown(check_report(found)).replace("\\", "")
     sources = {row["figure"]: row["source"] for row in check_report(found).data()["findings"]}
@@ -314,7 +314,7 @@ def test_the_same_run_twice_gives_the_same_baseline(tmp_path: Path, run: Runs) -
 
 
 def test_times_are_written_as_times() -> None:
-    finding = Finding("net", 0, Figure("step_time"), 950_000.0, budget=900_000.0)
+    finding = JudgedFigure("net", 0, Figure("step_time"), 950_000.0, budget=900_000.0)
     assert finding.message == "net rank 0: step time is 950.0 ms, 50.0 ms over its budget of 900.0 ms"
 
 

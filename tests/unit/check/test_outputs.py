@@ -9,10 +9,10 @@ import pytest
 
 from fakedist.check.checking import Checked, Mismatch
 from fakedist.check.config import Figure, read_config
-from fakedist.check.judging import Finding
+from fakedist.check.judging import JudgedFigure
 from fakedist.check.outputs import (
     check_report,
-    finding_columns,
+    figure_columns,
     github_annotations,
     junit_text,
     outcome,
@@ -31,15 +31,15 @@ def checked(tmp_path: Path) -> Checked:
     (tmp_path / "pyproject.toml").write_text(
         '[[tool.fakedist.check.jobs]]\nname = "net"\nscript = "train.py"\nworld_size = 8\n'
     )
-    grew = Finding("net", 0, Figure("peak_allocated"), 6 * GIB, None, 5 * GIB, 5.05 * GIB, "1%")
-    over = Finding("net", 0, Figure("layers", "h.*.mlp"), 3 * GIB, 2 * GIB)
+    grew = JudgedFigure("net", 0, Figure("peak_allocated"), 6 * GIB, None, 5 * GIB, 5.05 * GIB, "1%")
+    over = JudgedFigure("net", 0, Figure("layers", "h.*.mlp"), 3 * GIB, 2 * GIB)
     return Checked(
         read_config(tmp_path / "pyproject.toml"),
-        findings=[
-            Finding(**{**grew.__dict__, "blame": "activations of h.*", "line": "src/model, 2.py:7 (forward)"}),
-            Finding(**{**over.__dict__, "line": "/elsewhere/lib.py:3 (call)"}),
-            Finding("net", 0, Figure("headroom"), 3 * GIB, 2 * GIB),
-            Finding("net", 1, Figure("peak_reserved"), 5 * GIB),
+        judged=[
+            JudgedFigure(**{**grew.__dict__, "blame": "activations of h.*", "line": "src/model, 2.py:7 (forward)"}),
+            JudgedFigure(**{**over.__dict__, "line": "/elsewhere/lib.py:3 (call)"}),
+            JudgedFigure("net", 0, Figure("headroom"), 3 * GIB, 2 * GIB),
+            JudgedFigure("net", 1, Figure("peak_reserved"), 5 * GIB),
         ],
         warnings=["the baseline of net was made with other settings: torch 1 -> 2"],
         misfits=["net rank 1 does not fit the GPU: CUDA out of memory"],
@@ -48,7 +48,7 @@ def checked(tmp_path: Path) -> Checked:
 
 
 def test_junit_has_what_its_schemas_ask_for(checked: Checked) -> None:
-    checked.findings.append(Finding("net", 1, Figure("groups", "of\x01two"), 1.0, 2.0))
+    checked.judged.append(JudgedFigure("net", 1, Figure("groups", "of\x01two"), 1.0, 2.0))
     checked.failures.append(ScriptError("net rank 2: the script failed: \x00", output="Traceback \x1b[31m <&>"))
     root = ElementTree.fromstring(junit_text(checked))
     assert root.tag == "testsuites"
@@ -106,12 +106,12 @@ def test_annotations_escape_what_ends_them(checked: Checked) -> None:
 
 
 def test_the_table_leaves_out_columns_with_nothing_in_them(checked: Checked) -> None:
-    names = [column.name for column in finding_columns(checked.findings)]
+    names = [column.name for column in figure_columns(checked.judged)]
     assert names == ["job", "rank", "figure", "is", "budget", "baseline", "change", "allowed", ""]
-    assert [column.name for column in finding_columns(checked.findings[2:3])] == [
+    assert [column.name for column in figure_columns(checked.judged[2:3])] == [
         "job", "rank", "figure", "is", "budget", ""
     ]  # fmt: skip
-    verdicts = finding_columns(checked.findings)[-1].cells
+    verdicts = figure_columns(checked.judged)[-1].cells
     assert verdicts == ["GREW", "EXCEEDED", "ok", ""]
 
 
@@ -137,5 +137,5 @@ def test_the_worst_decides_the_exit_code(checked: Checked) -> None:
     checked.failures.append(ScriptError("net rank 2: the script failed"))
     assert (checked.exit_code, outcome(checked)) == (1, "1 script failed, so nothing was judged")
     checked.failures.clear()
-    checked.findings = checked.findings[2:]
+    checked.judged = checked.judged[2:]
     assert (checked.exit_code, outcome(checked)) == (0, "all within budget")

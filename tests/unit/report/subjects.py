@@ -13,7 +13,7 @@ import pandas as pd
 from fakedist.analysis.routed_blocks import Counts
 from fakedist.check.checking import Checked, Mismatch
 from fakedist.check.config import Figure, read_config
-from fakedist.check.judging import Finding
+from fakedist.check.judging import JudgedFigure
 from fakedist.cost_model.kernels.calibration_table import CalibrationOrigin, made_table
 from fakedist.errors import ScriptError
 from fakedist.results.calibration.calibrating import Calibrated, CalibrationResult, StepChange, Unmatched
@@ -132,16 +132,16 @@ def checked(folder: Path) -> Checked:
         '[[tool.fakedist.check.jobs]]\nname = "net"\nscript = "train.py"\nworld_size = 8\n'
     )
     made = {"blame": "activations of h.*", "line": "src/model, 2.py:7 (forward)"}
-    grew = Finding("net", 0, Figure("peak_allocated"), 6.0 * GIB, None, 5.0 * GIB, 5.05 * GIB, "1%", **made)
-    over = Finding("net", 0, Figure("layers", "h.*.mlp"), 3.0 * GIB, 2.0 * GIB, line="/elsewhere/lib.py:3 (call)")
+    grew = JudgedFigure("net", 0, Figure("peak_allocated"), 6.0 * GIB, None, 5.0 * GIB, 5.05 * GIB, "1%", **made)
+    over = JudgedFigure("net", 0, Figure("layers", "h.*.mlp"), 3.0 * GIB, 2.0 * GIB, line="/elsewhere/lib.py:3 (call)")
     return Checked(
         read_config(folder / "pyproject.toml"),
-        findings=[
+        judged=[
             grew,
             over,
-            Finding("net", 0, Figure("headroom"), 3.0 * GIB, 2.0 * GIB),
-            Finding("net", 1, Figure("peak_reserved"), 5.0 * GIB),
-            Finding("net", 1, Figure("step_time"), 21_000.0, 25_000.0, source="estimated"),
+            JudgedFigure("net", 0, Figure("headroom"), 3.0 * GIB, 2.0 * GIB),
+            JudgedFigure("net", 1, Figure("peak_reserved"), 5.0 * GIB),
+            JudgedFigure("net", 1, Figure("step_time"), 21_000.0, 25_000.0, source="estimated"),
         ],
         warnings=["the baseline of net was made with other settings: torch 1 -> 2"],
         misfits=["net rank 1 does not fit the GPU: CUDA out of memory"],

@@ -1,0 +1,51 @@
+"""Finds what is wrong with a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fakedist.findings import distribution, memory, time
+from fakedist.findings.case import Case
+from fakedist.findings.finding import RULES, Fault, Rule
+from fakedist.rundir.finding import Finding
+
+#: The modules that register the rules.
+_MODULES = (memory, time, distribution)
+
+
+def find_faults(case: Case, tried: Callable[[str, Callable[[], list[Fault]]], list[Fault]]) -> list[Finding]:
+    """The findings of a run, certain ones first, then by what they give or take.
+
+    Args:
+        case: The run. A rule whose tables it lacks says nothing.
+        tried: Runs a rule of a code, and returns what it saw.
+    """
+    findings = [
+        _finding(case, rule, fault)
+        for rule in RULES.values()
+        if all(map(case.has, rule.needs))
+        for fault in tried(rule.code, lambda rule=rule: list(rule.find(case)))  # type: ignore[misc]
+    ]
+    return sorted(findings, key=lambda finding: (not finding.is_certain, -finding.share, finding.code))
+
+
+def _finding(case: Case, rule: Rule, fault: Fault) -> Finding:
+    low_bytes, high_bytes = fault.gives_bytes or (None, None)
+    low_us, high_us = fault.gives_us or (None, None)
+    advised = {advice.rule for advice in case.summary.advice}
+    of_peak = max(high_bytes or 0, fault.costs_bytes) / max(case.summary.peak_reserved_bytes, 1)
+    of_step = max(high_us or 0.0, fault.costs_us) / case.time.step_us if case.time and case.time.step_us else 0.0
+    return Finding(
+        rule.code,
+        rule.name,
+        fault.text,
+        fault.change,
+        fault.line,
+        low_bytes,
+        high_bytes,
+        low_us,
+        high_us,
+        is_certain=fault.is_certain,
+        advice=fault.advice if fault.advice in advised else "",
+        share=min(max(of_peak, of_step), 1.0),
+    )

@@ -1,0 +1,632 @@
+"""Rules of memory: what a job holds at its peak without need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from fakedist.analysis.recording import Array
+from fakedist.findings.case import Case
+from fakedist.findings.finding import Fault, rule
+from fakedist.rundir.notes import counted
+from fakedist.units import format_bytes
+
+_LOSS = r"log_softmax|logsumexp|nll_loss|cross_entropy|log_sigmoid"
+_PRODUCT = r"\.(?:mm|addmm|bmm|_scaled_mm|linear)\."
+_COPIES = {"half": 0.5, "same": 1.0, "double": 2.0}
+_NEAR = 0.02  # shifted by a token, or rounded up
+_FEWEST_COPIES = 3
+_MOST_OF_A_CHUNK = 1.02
+_FEWEST_COMMUNICATORS = 4
+#: Two bytes an element in the parameters, and four in the buffer, make a buffer of twice the parameters.
+_BUCKET = 2.05
+#: The optimizer's temporaries as a share of the peak, from which on they make it.
+_OPTIMIZERS_SHARE = 0.1
+_POOLS_SHARE = 1.5
+#: A residual stream in fp32 is usual under autocast; its casts are worth a finding from this share of the peak on.
+_CASTS_SHARE = 0.05
+
+
+@rule("FD101", "chunks of a loss kept until backward", "blocks", "layers", "stacks")
+def loss_chunks(case: Case) -> Iterator[Fault]:
+    """A loss that is computed in chunks, to save memory, keeps what every chunk saves for backward.
+
+    Autograd holds the saved tensors of each chunk, usually its log-probabilities, until backward reaches it. All chunks
+    together then take as much as the loss in one piece.
+
+    The rule sees blocks of equal size that one line of the script saved for backward with a loss's operation, one after
+    the other, with no repeated layer between them, alive together.
+
+    **Mend**: wrap the chunk's function in `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`, or compute the
+    gradient within the chunk, as fused linear cross-entropy kernels do.
+
+    Reported in labs-molt#121, NeMo-RL#2882, prime-rl#1496 and trl#5853.
+    """
+    evidence = case.evidence
+    blocks = evidence.blocks
+    is_loss = evidence.operation(_LOSS) & evidence.phase("forward") & case.is_outside
+    saved = np.flatnonzero(case.is_saved & case.is_outside)
+    sizes, stack = blocks["bytes"].to_numpy(), blocks["stack"].to_numpy()
+    made, freed = blocks["alloc_event"].to_numpy(), blocks["free_event"].to_numpy()
+    inner = np.sort(made[case.is_saved & ~case.is_outside])
+    losses = np.sort(made[is_loss])
+    runs = [
+        chunks
+        for _, rows in pd.Series(saved).groupby([stack[saved], blocks["operation"].astype(str).to_numpy()[saved]])
+        for chunks in _runs(rows.to_numpy(), sizes, made, freed, inner)
+        if len(chunks) > 1 and len(np.unique(np.searchsorted(losses, made[chunks], "left"))) == len(chunks)
+    ]
+    if not runs:
+        return
+    chunks = max(runs, key=lambda run: int(sizes[run].sum()))
+    gives = case.saved(*_but_one_chunk(case, [run for run in runs if stack[run[0]] == stack[chunks[0]]], inner))
+    held, one = int(sizes[chunks].sum()), int(sizes[chunks].max())
+    if case.is_worth(gives):
+        yield Fault(
+            f"{len(chunks)} chunks of the loss keep {format_bytes(held)} ({held:,} bytes) until backward; one takes "
+            f"{format_bytes(one)} ({one:,} bytes)",
+            "checkpoint the function of a chunk, or use a fused linear cross-entropy",
+            case.line(stack[chunks[0]]),
+            gives_bytes=(gives, gives),
+            advice="chunk-loss",
+        )
+
+
+def _runs(rows: Array, sizes: Array, made: Array, freed: Array, inner: Array) -> Iterator[Array]:
+    """Blocks of a line, in runs of equal size but for a smaller last one, alive together, no layer between them."""
+    passed = np.searchsorted(inner, made[rows])
+    start = 0
+    for end in range(1, len(rows) + 1):
+        run = rows[start:end]
+        goes_on = end < len(rows) and (
+            passed[end] == passed[start]
+            and sizes[rows[end]] <= _MOST_OF_A_CHUNK * sizes[rows[start]]
+            and freed[run].min() > made[rows[end]]
+        )
+        if not goes_on:
+            yield run
+            start = end
+
+
+def _but_one_chunk(case: Case, runs: list[Array], inner: Array) -> tuple[Array, Array, Array]:
+    """For each block, what goes if a chunk's saved tensors are made again in backward, and from when until when.
+
+    Args:
+        case: The run.
+        runs: The chunks of each time that the loss is computed.
+        inner: When repeated layers make what they save.
+    """
+    blocks = case.evidence.blocks
+    made, freed = (blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
+    gone, starts, ends = np.zeros(len(blocks)), made.copy(), freed.copy()
+    for chunks in runs:
+        period = made[chunks[1]] - made[chunks[0]]
+        before = inner[inner < made[chunks[0]]]
+        first = max(made[chunks[0]] - period + 1, before[-1] + 1 if len(before) else 0)
+        ours = np.flatnonzero(case.is_saved & case.is_outside & (made >= first) & (made <= made[chunks[-1]]))
+        chunk = np.searchsorted(made[chunks], made[ours])
+        back = np.full(len(chunks), len(case.evidence.allocated))
+        np.minimum.at(back, chunk, freed[ours])
+        gone[ours] = blocks["bytes"].to_numpy()[ours]
+        starts[ours], ends[ours] = made[chunks][chunk] + 1, back[chunk]
+    return gone, starts, ends
+
+
+@rule("FD102", "several copies of the logits", "blocks", "layers", "stacks")
+def logits_copies(case: Case) -> Iterator[Fault]:
+    """The peak holds several copies of the logits: from the product, in fp32, shifted, as log-probabilities.
+
+    A variable, or an output object, that outlives the cast keeps the logits from before it. With a large vocabulary
+    these are the largest tensors of the job.
+
+    The rule sees the result of a product outside of the repeated layers, as large as what the loss saves, and three or
+    more blocks of forward with half, once or twice its size at the peak.
+
+    **Mend**: shift the labels and not the logits, return the loss from the function that casts, so that no name keeps
+    what is cast, or use a fused or chunked cross-entropy.
+
+    Reported in ms-swift#6966 (46.4 GiB where 18.5 are needed).
+    """
+    evidence = case.evidence
+    blocks, sizes = evidence.blocks, evidence.blocks["bytes"].to_numpy()
+    outside = case.is_outside & evidence.phase("forward") & ~evidence.category("workspace")
+    is_loss = outside & evidence.operation(_LOSS)
+    at_peak = blocks["at_peak"].to_numpy(bool) & outside & (sizes > 0)
+    logits = np.flatnonzero(outside & evidence.operation(_PRODUCT))
+    if not len(logits) or not is_loss.any():
+        return
+    largest = int(sizes[is_loss].max())
+    likely = logits[[_is_copy(largest, int(size)) for size in sizes[logits]]]
+    if not len(likely):
+        return
+    one = int(sizes[likely].max())
+    copies = np.flatnonzero(at_peak)
+    copies = copies[[_is_copy(int(size), one) for size in sizes[copies]]]
+    made_by = pd.MultiIndex.from_frame(blocks[["stack", "operation", "bytes"]].astype({"operation": str}))
+    if made_by[copies].nunique() < _FEWEST_COPIES:
+        return
+    needed = int(copies[np.argmax(np.where(is_loss[copies], sizes[copies] + largest, sizes[copies]))])
+    rest = copies[copies != needed]
+    gone = np.where(outside & made_by.isin(made_by[rest]) & (made_by != made_by[needed]), sizes, 0)
+    held, gives = int(sizes[copies].sum()), case.saved(gone)
+    if case.is_worth(int(sizes[rest].sum())):
+        names = ", ".join(dict.fromkeys(_short(str(name)) for name in blocks["operation"].iloc[copies]))
+        yield Fault(
+            f"{len(copies)} copies of the logits ({names}) hold {format_bytes(held)} at the peak; the loss needs "
+            f"{format_bytes(int(sizes[needed]))}",
+            "let no name keep the logits from before the cast, shift the labels instead, or fuse the cross-entropy",
+            case.line(int(blocks["stack"].iloc[rest[np.argmax(sizes[rest])]])),
+            gives_bytes=(0, gives),
+            advice="chunk-loss",
+        )
+
+
+def _is_copy(size: int, of: int) -> bool:
+    return any(abs(size - ratio * of) <= _NEAR * ratio * of for ratio in _COPIES.values())
+
+
+def _short(operation: str) -> str:
+    return operation.split(".")[1] if operation.count(".") > 1 else operation
+
+
+@rule("FD103", "gradients that are not sharded between micro-batches", "blocks", "spans", "calls", "groups")
+def whole_gradients(case: Case) -> Iterator[Fault]:
+    """Between micro-batches, a rank holds whole gradients where each could hold its shard.
+
+    `set_requires_gradient_sync(False)` and `no_sync` leave out the reduce-scatter of all but the last micro-batch, and
+    so leave the gradients whole: as much memory as the whole model's gradients, instead of a share of them.
+
+    The rule sees gradients that stay from one micro-batch's backward into the next one's forward and are more than what
+    the step's reduce-scatters leave.
+
+    **Mend**: reduce-scatter in each micro-batch (leave `set_requires_gradient_sync` True): more communication, and
+    gradients of a shard's size.
+
+    Reported in tnt#1057 (+377,487,360 bytes).
+    """
+    evidence = case.evidence
+    calls = evidence.last_calls
+    scatters = calls[calls["operation"].str.startswith("reduce_scatter") & (calls["phase"] == "backward")]
+    sizes = [evidence.group_size(group) for group in scatters["group"]]
+    if not len(scatters) or max(sizes) < 2:
+        return
+    blocks, step = evidence.blocks, int(scatters["step"].max())
+    recorded = min(step, int(evidence.blocks["step"].max()))
+    spans = evidence.spans[(evidence.spans["step"] == recorded).to_numpy()]
+    begins = spans.loc[case.in_phase(spans, "forward"), "first_event"].to_numpy()
+    made, freed = (blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
+    is_own = evidence.category("gradient") & evidence.phase("backward") & (blocks["step"] == recorded).to_numpy()
+    kept = np.zeros(len(blocks), bool)
+    for begin in begins[1:]:
+        kept |= is_own & (made < begin) & (freed > begin)
+    held, shard = int(blocks["bytes"].to_numpy()[kept].sum()), int(scatters["bytes_out"].sum())
+    if held < 1.5 * shard:
+        return
+    size = int(np.average(sizes, weights=scatters["bytes_in"]))
+    whole = evidence.category("gradient") & evidence.phase("backward") & _outlives_a_forward(case)
+    gives = case.saved(np.where(whole, blocks["bytes"] * (1 - 1 / size), 0))
+    if case.is_worth(held * (1 - 1 / size)):
+        yield Fault(
+            f"whole gradients, {format_bytes(held)} ({held:,} bytes), stay between micro-batches; sharded over "
+            f"{size:,} ranks they would be {format_bytes(held // size)}",
+            "reduce-scatter the gradients of each micro-batch: set_requires_gradient_sync(True), no no_sync()",
+            gives_bytes=(0, gives),
+        )
+
+
+def _outlives_a_forward(case: Case) -> Array:
+    """Mask of the blocks that were there when a forward began after them, in the same step."""
+    evidence = case.evidence
+    blocks, spans = evidence.blocks, evidence.spans
+    of_forward = spans[case.in_phase(spans, "forward")]
+    begins, steps = of_forward["first_event"].to_numpy(), of_forward["step"].to_numpy()
+    following = np.searchsorted(begins, blocks["alloc_event"].to_numpy(), "right")
+    is_there = following < len(begins)
+    following = np.minimum(following, max(len(begins) - 1, 0))
+    if not len(begins):
+        return np.zeros(len(blocks), bool)
+    same_step = steps[following] == blocks["step"].to_numpy()
+    return np.asarray(is_there & same_step & (blocks["free_event"].to_numpy() > begins[following]))
+
+
+@rule("FD104", "parameters that stay gathered", "blocks", "spans", "calls", "layers")
+def gathered_parameters(case: Case) -> Iterator[Fault]:
+    """Parameters that FSDP gathered stay whole after the forward, or even after the step.
+
+    With `reshard_after_forward=False`, or where the parameters of a root or of a shared module are used outside of its
+    forward, whole parameters stay until backward frees them. Those that nothing frees stay for good.
+
+    The rule sees parameters that forward made, alive when backward begins (only repeated layers count: FSDP keeps the
+    root's on purpose) or when the optimizer begins.
+
+    **Mend**: `fully_shard(layer, reshard_after_forward=True)`; call modules by their forward, and reshard by hand
+    (`module.reshard()`) what is used otherwise. A job that keeps layers whole on purpose (ZeRO-2) may ignore this rule.
+
+    Reported in pytorch#147179 and pytorch#149029.
+    """
+    evidence = case.evidence
+    calls, blocks = evidence.last_calls, evidence.blocks
+    if not calls["operation"].str.startswith("all_gather").any():
+        return
+    made, freed = (blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
+    gathered = evidence.category("parameter") & evidence.phase("forward", "backward")
+    for phase, chosen, until in (
+        ("optimizer", gathered, "the optimizer's step"),
+        ("backward", gathered & ~case.is_outside & evidence.phase("forward"), "backward"),
+    ):
+        begins = evidence.spans.loc[case.in_phase(evidence.spans, phase), "first_event"].to_numpy()
+        if not len(begins):
+            continue
+        following = begins[np.minimum(np.searchsorted(begins, made), len(begins) - 1)]
+        kept = chosen & (made < following) & (freed > following)
+        rows, step = kept & blocks["at_peak"].to_numpy(bool), blocks["step"].to_numpy()
+        held = max(
+            (int(blocks["bytes"].to_numpy()[kept & (step == number)].sum()) for number in set(step[kept])), default=0
+        )
+        if phase == "backward" and _num_units(case, kept) < 2:  # backward uses the last one again at once
+            continue
+        if case.is_worth(int(blocks["bytes"].to_numpy()[rows].sum())):
+            yield Fault(
+                f"whole parameters, {format_bytes(held)}, gathered for forward, stay until {until}",
+                "fully_shard(layer, reshard_after_forward=True), or reshard() after use outside of forward",
+                evidence.main_line(kept),
+                gives_bytes=None if phase == "backward" else (0, case.saved(np.where(kept, blocks["bytes"], 0))),
+                costs_bytes=held,
+                is_certain=phase == "optimizer",
+                advice="reshard",
+            )
+            return
+
+
+def _num_units(case: Case, kept: Array) -> int:
+    """How many of FSDP's units parameters are of: each has a gather of its own. At most, of one step."""
+    calls, blocks = case.evidence.calls, case.evidence.blocks
+    gathers = np.sort(calls.loc[calls["operation"].astype(str).str.startswith("all_gather"), "op"].to_numpy())
+    unit = np.searchsorted(gathers, blocks["op"].to_numpy()[kept], "right")
+    return int(pd.Series(unit).groupby(blocks["step"].to_numpy()[kept]).nunique().max()) if kept.any() else 0
+
+
+@rule("FD105", "the optimizer's temporaries make the peak", "blocks", "stacks")
+def optimizer_temporaries(case: Case) -> Iterator[Fault]:
+    """The peak is in the optimizer's step, and temporaries of the size of the parameters make it.
+
+    The `foreach` implementation, torch's default where parameters are on a GPU, computes each intermediate for all
+    parameters at once.
+
+    The rule sees a peak in the optimizer's phase, a tenth or more of it temporaries that this phase made.
+
+    **Mend**: `fused=True`, which needs none, or `foreach=False`, which needs those of one parameter at a time. An
+    optimizer of your own can update one parameter after the other.
+
+    Reported in pytorch/tutorials#2568 (five times the parameters where four are enough).
+    """
+    evidence = case.evidence
+    if case.summary.peak_phase != "optimizer":
+        return
+    chosen = evidence.phase("optimizer") & evidence.category("temporary")
+    held = evidence.at_peak(chosen)
+    if not case.is_worth(held) or held < _OPTIMIZERS_SHARE * case.peak:
+        return
+    parameters = evidence.at_peak(evidence.category("parameter"))
+    times = f", {held / parameters:.1f} times the parameters" if parameters else ""
+    gives = case.saved(np.where(chosen, evidence.blocks["bytes"], 0))
+    yield Fault(
+        f"the peak is in the optimizer's step, and {format_bytes(held)} of it are temporaries{times}",
+        "fused=True, or foreach=False",
+        evidence.main_line(chosen),
+        gives_bytes=(gives, gives),
+        advice="fuse-optimizer",
+    )
+
+
+@rule("FD106", "several communicators for the same ranks", "groups", "calls")
+def repeated_communicators(case: Case) -> Iterator[Fault]:
+    """Several process groups of the same ranks each have a communicator of their own.
+
+    `new_group` and `init_device_mesh` make a group each time that they are called. NCCL takes buffers on the GPU for
+    each one that communicates: hundreds of MiB, outside of PyTorch's allocator.
+
+    The rule sees four or more groups with the same ranks that communicate.
+
+    **Mend**: make a group once and hand it to the modules.
+
+    Reported in pytorch#153302.
+    """
+    outside = case.summary.estimated_outside
+    if outside is None:
+        return
+    groups = case.table("groups")
+    used = groups.iloc[sorted(set(case.table("calls")["group"]) & set(range(len(groups))))]
+    used = used[used["size"] > 1]
+    for ranks, same in used.groupby("ranks", observed=True):
+        if len(same) < _FEWEST_COMMUNICATORS:
+            continue
+        names = {str(row["description"] or row["name"]) for _, row in same.iterrows()}
+        theirs = [piece for piece in outside.communicators if piece.group in names]
+        if not theirs:
+            continue
+        low, high = (sorted(getattr(piece, name) for piece in theirs) for name in ("low_bytes", "high_bytes"))
+        extra = sum(low[:-1]), sum(high[:-1])
+        if case.is_worth(extra[1]):
+            yield Fault(
+                f"{len(same)} groups have the same {int(same['size'].iloc[0]):,} ranks ({ranks}), each with a "
+                f"communicator: {format_bytes(sum(low))} to {format_bytes(sum(high))} outside of PyTorch, where one "
+                f"takes {format_bytes(low[-1])} to {format_bytes(high[-1])}",
+                "make the group once, and share it",
+                costs_bytes=extra[0],
+            )
+
+
+@rule("FD107", "CUDA graphs with a pool each", "segments")
+def graph_pools(case: Case) -> Iterator[Fault]:
+    """CUDA graphs that do not run at the same time each keep a private pool of memory.
+
+    A graph's memory stays its own between replays. Graphs that share a pool use the same memory one after the other.
+
+    The rule sees two or more private pools, which together are half as large again as the largest of them.
+
+    **Mend**: hand the pool of the first graph to the others (`torch.cuda.graph(graph, pool=first.pool())`) if they are
+    replayed one after the other and their outputs are not used later; capture the largest first.
+
+    Reported in rf-detr#1490 (38.2 GiB where 11.4 are enough).
+    """
+    segments = case.table("segments")
+    segments = segments[
+        (segments["moment"] == "peak_reserved").to_numpy() & (segments["private_pool"] != "").to_numpy()
+    ]
+    pools = segments.groupby("private_pool", observed=True)["bytes"].sum()
+    if len(pools) < 2 or pools.sum() < _POOLS_SHARE * pools.max():
+        return
+    extra = int(pools.sum() - pools.max())
+    if case.is_worth(extra):
+        yield Fault(
+            f"{len(pools)} private pools of CUDA graphs reserve {format_bytes(int(pools.sum()))}; the largest takes "
+            f"{format_bytes(int(pools.max()))}",
+            "let the graphs share a pool, the largest captured first",
+            costs_bytes=extra,
+            is_certain=False,
+        )
+
+
+@rule("FD108", "memory of a step that outlives it", "blocks", "steps", "spans", "stacks")
+def outliving_a_step(case: Case) -> Iterator[Fault]:
+    """Tensors of one step's forward are still there at the peak of a later step.
+
+    A list of losses that keep their graph, or a variable such as `outputs` that the next step's forward replaces only
+    when it is done, keeps activations alive.
+
+    The rule sees blocks of a forward alive at the peak of a later step, from a line whose blocks outlive at least two
+    steps. What the first step alone makes, such as a cache, does not count.
+
+    **Mend**: keep `loss.detach()` or `loss.item()`, and `del` outputs at the end of the step.
+
+    Reported in open-instruct#777.
+    """
+    evidence = case.evidence
+    blocks, spans = evidence.blocks, evidence.spans
+    step = blocks["step"].to_numpy()
+    begins = spans.groupby("step")["first_event"].min()
+    ends = pd.Series(begins.to_numpy()[1:], index=begins.index[:-1])
+    end = ends.reindex(step).to_numpy("f8", na_value=np.inf)
+    is_state = evidence.category("parameter") | evidence.category("optimizer_state") | evidence.category("gradient")
+    is_state |= evidence.category("workspace") | evidence.category("communication")
+    made_in = evidence.phase("forward") & (step > 0) & ~is_state
+    outlives = made_in & (blocks["free_event"].to_numpy() > end)
+    stack = blocks["stack"].to_numpy()
+    num_steps = pd.Series(step[outlives]).groupby(stack[outlives]).nunique()
+    is_again = np.isin(stack, num_steps.index[num_steps >= 2])
+    chosen = outlives & is_again & (step < case.summary.peak_step)
+    held = evidence.at_peak(chosen)
+    if not case.is_worth(held):
+        return
+    starts = np.where(np.isfinite(end), end, len(evidence.allocated)).astype("i8")
+    saved = case.saved(np.where(outlives & is_again, blocks["bytes"], 0), starts, blocks["free_event"].to_numpy())
+    at_peak = chosen & blocks["at_peak"].to_numpy(bool)
+    num = len(np.unique(step[at_peak]))
+    yield Fault(
+        f"{format_bytes(held)} at the peak of step {case.summary.peak_step} come from the forward of "
+        f"{'the step before' if num == 1 else counted(num, 'earlier step')}",
+        "detach what is kept, and delete outputs at the end of the step",
+        evidence.main_line(chosen),
+        gives_bytes=(saved, saved),
+    )
+
+
+@rule("FD109", "results of an evaluation kept on the GPU", "blocks", "layers", "stacks")
+def kept_evaluation(case: Case) -> Iterator[Fault]:
+    """The outputs of many forwards without a backward, such as an evaluation's logits, are kept on the GPU together.
+
+    Concatenating predictions at the end needs all of them at once, at the vocabulary's width.
+
+    The rule sees three or more blocks of one line and size at the peak, that nothing saved for backward, each made in a
+    forward of its own: repeated layers ran between them.
+
+    **Mend**: reduce them first (`argmax`, the loss), move them to the host every few batches
+    (`eval_accumulation_steps`), or count as they come.
+
+    Reported in transformers#12878.
+    """
+    evidence = case.evidence
+    blocks = evidence.blocks
+    made, sizes, stack = (blocks[name].to_numpy() for name in ("alloc_event", "bytes", "stack"))
+    chosen = evidence.phase("forward") & evidence.category("temporary") & case.is_outside
+    rows = np.flatnonzero(chosen & blocks["at_peak"].to_numpy(bool))
+    inner = np.sort(made[~case.is_outside & evidence.phase("forward")])
+    for (of_stack, size), same in pd.Series(rows).groupby([stack[rows], sizes[rows]]):
+        kept = same.to_numpy()
+        forwards = len(np.unique(np.searchsorted(inner, made[kept])))
+        if min(len(kept), forwards) < _FEWEST_COPIES or not case.is_worth(size * (len(kept) - 1)):
+            continue
+        every = chosen & (stack == of_stack) & (sizes == size)
+        every[kept[0]] = False
+        gives = case.saved(np.where(every, sizes, 0))
+        yield Fault(
+            f"the outputs of {len(kept)} forwards without a backward, {format_bytes(int(size))} each, hold "
+            f"{format_bytes(int(size) * len(kept))} at the peak",
+            "keep argmax or the loss of each batch, or move outputs to the host as they come",
+            case.line(int(of_stack)),
+            gives_bytes=(gives, gives),
+        )
+
+
+@rule("FD110", "a communication buffer larger than the model", "blocks", "calls", "stacks")
+def large_bucket(case: Case) -> Iterator[Fault]:
+    """A buffer for communication takes more than all parameters, whole and in fp32, would.
+
+    Buckets have fixed sizes (`reduce_bucket_size` and `allgather_bucket_size` of DeepSpeed are 5e8 elements), whatever
+    the model's is.
+
+    The rule sees one block for communication at the peak of more than twice the bytes of the parameters, of a job that
+    does not gather parameters in forward.
+
+    **Mend**: make the bucket as large as the model at most.
+
+    Reported in DeepSpeed#1302.
+    """
+    evidence = case.evidence
+    calls = evidence.last_calls
+    if (calls["operation"].str.startswith("all_gather") & (calls["phase"] == "forward")).any():
+        return
+    blocks = evidence.blocks
+    buffers = blocks[evidence.category("communication") & blocks["at_peak"].to_numpy(bool)]
+    parameters = evidence.at_peak(evidence.category("parameter"))
+    if not len(buffers) or not parameters:
+        return
+    row = buffers["bytes"].idxmax()
+    size = int(buffers["bytes"].loc[row])
+    if size > _BUCKET * parameters and case.is_worth(size - 2 * parameters):
+        gone = np.zeros(len(blocks))
+        gone[(blocks["bytes"] == size) & (blocks["stack"] == buffers["stack"].loc[row])] = size - parameters
+        yield Fault(
+            f"a buffer for communication takes {format_bytes(size)}, and all parameters {format_bytes(parameters)}",
+            "a bucket no larger than the model (DeepSpeed: reduce_bucket_size, allgather_bucket_size)",
+            case.line(int(buffers["stack"].loc[row])),
+            gives_bytes=(0, case.saved(gone)),
+        )
+
+
+@rule("FD111", "no fp32 master weights", "blocks", "layers", "kernels", "launches", "work")
+def no_master_weights(case: Case) -> Iterator[Fault]:
+    """Weights, gradients and Adam's moments are all in 16 bits, so updates much smaller than a weight are rounded away.
+
+    bf16 has eight bits of mantissa: adding less than 1/512 of a weight changes nothing. Mixed precision as usual keeps
+    fp32 weights beside them: 16 bytes a parameter instead of 8.
+
+    The rule divides the bytes of layers by the elements of their products: two a weight, and four for what
+    `torch.optim`'s Adam keeps.
+
+    **Mend**: keep fp32 parameters and use autocast or `MixedPrecisionPolicy`, or an optimizer that rounds
+    stochastically; then this rule may be ignored.
+
+    Reported in accelerate#3979.
+    """
+    kernels, layers = case.kernels, case.table("layers")
+    if not len(kernels) or not case.in_phase(kernels, "optimizer").any():
+        return
+    optimizer = kernels.loc[case.in_phase(kernels, "optimizer"), "operation"].astype(str)
+    if not optimizer.str.contains(r"_fused_adam|_foreach_addcdiv|addcdiv_").any():
+        return
+    forward = kernels[case.in_phase(kernels, "forward") & (kernels["kind"] == "product").to_numpy()]
+    forward = forward[(forward["batch"] <= 1).to_numpy() & (forward["layer"] > 0).to_numpy()]
+    weights = (forward["n"] * forward["k"]).groupby(forward["layer"]).agg(["min", "count"])
+    elements = weights.loc[weights["count"] == 1, "min"].to_numpy()
+    of_layer = layers.loc[weights.index[weights["count"] == 1]]
+    held, state = (of_layer[f"peak_{name}_bytes"].to_numpy() for name in ("parameter", "optimizer_state"))
+    is_half = (2 * elements <= held) & (held <= 2.1 * elements)
+    keeps_two = (2 * held <= state) & (state <= 2.1 * held)
+    if is_half.any() and keeps_two[is_half].all():
+        parameters = case.evidence.at_peak(case.evidence.category("parameter"))
+        yield Fault(
+            f"weights ({format_bytes(parameters)}) and Adam's moments are in 16 bits: with gradients, 8 bytes a "
+            "parameter, where fp32 master weights make 16; small updates are rounded away",
+            "fp32 parameters with autocast or MixedPrecisionPolicy, or stochastic rounding",
+            is_certain=False,
+        )
+
+
+@rule("FD115", "fragmentation", "segments", "blocks")
+def fragmentation(case: Case) -> Iterator[Fault]:
+    """The allocator reserved memory that it cannot use: free blocks have the wrong sizes.
+
+    The rule sees a twentieth or more of the reserved peak that was in no block at any one time.
+
+    **Mend**: `PYTORCH_ALLOC_CONF=expandable_segments:True`, which maps pages where they are needed.
+    """
+    for advice in case.summary.advice:
+        if advice.rule == "expandable-segments":
+            reserved = case.summary.peak_reserved_bytes
+            yield Fault(
+                f"{advice.gives_bytes / reserved:.0%} of the {format_bytes(reserved)} that were reserved held no block",
+                "PYTORCH_ALLOC_CONF=expandable_segments:True",
+                costs_bytes=advice.gives_bytes,
+                advice=advice.rule,
+            )
+
+
+@rule("FD116", "retries of the allocator in a steady step")
+def retries(case: Case) -> Iterator[Fault]:
+    """In the timed step the allocator runs out of memory, gives back what it caches, and asks again.
+
+    Each retry waits for the GPU and calls cudaFree and cudaMalloc; in a steady step this happens in every step.
+
+    **Mend**: less memory (the advice), or expandable segments if memory is fragmented.
+    """
+    allocator = case.summary.kernels.allocator if case.summary.kernels else None
+    if allocator is None or not allocator.num_retries:
+        return
+    yield Fault(
+        f"the timed step has {counted(allocator.num_retries, 'request')} that did not fit at "
+        f"first: the allocator gives back {format_bytes(allocator.given_back_bytes)} and asks again",
+        "lower the peak, or PYTORCH_ALLOC_CONF=expandable_segments:True",
+        gives_us=(allocator.low_us, allocator.high_us + allocator.wait_us),
+        costs_us=allocator.time_us,
+    )
+
+
+@rule("FD117", "dropout or casts that double activations", "blocks", "layers", "stacks")
+def doubled_activations(case: Case) -> Iterator[Fault]:
+    """What a dropout or a cast makes is kept for backward in addition to what it was made from.
+
+    A dropout keeps a mask of a byte an element beside its output. Under autocast, a tensor that was computed in fp32
+    (norms, losses, a residual stream in fp32) is cast for a product, and both are kept.
+
+    The rule sees masks of `native_dropout`, and a twentieth of the peak or more in casts whose sources, twice as large,
+    are kept too.
+
+    **Mend**: pretraining needs no dropout (p=0), and `torch.compile` keeps no mask; keep the residual stream and norms
+    in bf16.
+    """
+    evidence = case.evidence
+    blocks = evidence.blocks
+    sizes, op = blocks["bytes"].to_numpy(), blocks["op"].to_numpy()
+    at_peak = blocks["at_peak"].to_numpy(bool)
+    dropped = np.flatnonzero(case.is_saved & evidence.operation(r"native_dropout"))
+    whole = pd.Series(sizes[dropped]).groupby(op[dropped]).transform("max").to_numpy()
+    is_mask = np.zeros(len(blocks), bool)
+    is_mask[dropped[sizes[dropped] < whole]] = True
+    casts = case.is_saved & evidence.operation(r"_to_copy") & ~_as_large_as_half_a_weight(case)
+    sources = np.isin(sizes, 2 * sizes[casts & at_peak]) & case.is_saved & at_peak & ~casts
+    if sizes[sources].sum() < sizes[casts & at_peak].sum():  # of most casts, the source is not kept
+        casts = np.zeros(len(blocks), bool)
+    for chosen, what, change, is_exact in (
+        (is_mask, "masks of dropout", "p=0, or torch.compile, which keeps no mask", True),
+        (casts, "casts of what is kept, too,", "norms and the residual stream in the products' dtype", False),
+    ):
+        held = evidence.at_peak(chosen)
+        if case.is_worth(held) and (is_exact or held >= _CASTS_SHARE * case.peak):
+            gives = case.saved(np.where(chosen, sizes, 0))
+            yield Fault(
+                f"{what} hold {format_bytes(held)} at the peak",
+                change,
+                evidence.main_line(chosen),
+                gives_bytes=(gives if is_exact else 0, gives),
+            )
+
+
+def _as_large_as_half_a_weight(case: Case) -> Array:
+    """Mask of the blocks as large as half of a parameter: casts of weights that autocast caches."""
+    blocks = case.evidence.blocks
+    of_parameters = blocks.loc[case.evidence.category("parameter"), "bytes"].unique()
+    return np.asarray(np.isin(2 * blocks["bytes"], of_parameters))

@@ -1,0 +1,46 @@
+"""docs/findings.md, and the page of a rule: ``python -m fakedist.findings.rule_pages`` prints the former."""
+
+from __future__ import annotations
+
+import sys
+
+from fakedist.errors import JobError, did_you_mean
+from fakedist.findings import finding_all  # noqa: F401 - registers the rules
+from fakedist.findings.finding import RULES
+
+_INTRODUCTION = """# Findings
+
+A finding is a fault of a job that a rule saw in its run: a code, the fault and its figures, the line, what to change,
+and what that gives. `fakedist report` shows the five gravest, `fakedist report --section findings` all,
+`fakedist report --json` has them as `findings`, and `fakedist explain FD101` prints a section of this page.
+
+FD1 are rules of memory, FD2 of time, FD3 of distribution. Gains in bytes are *estimated*: the run's own history is
+played again without what would go, which gives the least and the most. Gains in time are estimated as the step is. A
+rule that lacks a table says nothing: a memory snapshot of a real GPU has no kernels, so FD2 says nothing of it.
+
+`fakedist check` fails with exit code 3 on the findings that its configuration selects ([ci.md](ci.md#findings)).
+A line's own findings are ignored by a comment at it:
+
+```python
+losses.append(loss)  # fakedist: ignore[FD108]
+```
+
+`python -m fakedist.findings.rule_pages` prints this page, and a test keeps it true.
+"""
+
+
+def page_of(code: str) -> str:
+    """The page of a rule as Markdown; JobError if there is no such code."""
+    rule = RULES.get(code.upper())
+    if rule is None:
+        raise JobError(f"there is no rule {code!r}", did_you_mean(code.upper(), list(RULES)))
+    return f"## {rule.code}: {rule.name}\n\n{rule.page}\n"
+
+
+def markdown() -> str:
+    """The page of all rules."""
+    return "\n".join([_INTRODUCTION, *(page_of(code) for code in RULES)])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

@@ -1,0 +1,239 @@
+"""Rules of time: what makes the timed step longer than it has to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from fakedist.findings.case import Case
+from fakedist.findings.finding import Fault, rule
+from fakedist.rundir.notes import counted
+from fakedist.units import format_bytes, format_us
+
+_FEWEST_SMALL = 16
+_SMALL_BYTES = 1 << 20
+_GAP_SHARE = 0.1
+_LOADING_SHARE = 0.05
+_MOST_LINES = 2
+_FEWER_LAUNCHES = ("--what-if cuda-graphs", "--what-if compile")
+#: What a row of a product's operand has to be a multiple of, so that Tensor Cores load it: 16 bytes.
+_ALIGNED_BYTES = 16
+
+
+@rule("FD201", "gradients all-reduced in each micro-batch", "calls", "spans", "kernels")
+def repeated_reductions(case: Case) -> Iterator[Fault]:
+    """With gradient accumulation, every micro-batch all-reduces all gradients, though only their sum is needed.
+
+    The rule sees the same all-reduces of one group in the backward of each micro-batch of the timed step.
+
+    **Mend**: `with model.no_sync():` around all micro-batches but the last (DDP). With FSDP this costs memory (FD103).
+
+    Reported in cosmos-framework#161 (four times the communication).
+    """
+    evidence = case.evidence
+    calls, replicas, time = evidence.last_calls, evidence.replicas, case.time
+    if replicas is None or time is None:
+        return
+    calls = calls[calls["operation"].str.startswith("all_reduce") & (calls["phase"] == "backward")]
+    calls = calls[calls["group"] == replicas.number]
+    step = min(int(calls["step"].max()), int(evidence.spans["step"].max())) if len(calls) else 0
+    spans = evidence.spans[(evidence.spans["step"] == step).to_numpy()]
+    number = int(case.in_phase(spans, "backward").sum())
+    by_size = calls.groupby("bytes_in")["sequence"].count()
+    if number < 2 or not len(calls) or (by_size % number).any():
+        return
+    parts = np.array_split(calls["bytes_in"].to_numpy(), number)
+    if any((part != parts[0]).any() for part in parts):
+        return
+    group = [row for row in time.by_group if row.group == replicas.label and row.operation.startswith("all_reduce")]
+    takes = evidence.calls_us(calls["sequence"]) * (number - 1) / number
+    exposed = min(takes, sum(row.exposed_us for row in group))
+    repeated = int(calls["bytes_in"].sum() * (number - 1) / number)
+    if case.is_worth_us(exposed):
+        yield Fault(
+            f"each of {number} micro-batches all-reduces all gradients over {replicas.label}: "
+            f"{format_bytes(repeated)} and {format_us(takes)} a step more than once would be, "
+            f"{format_us(exposed)} of it exposed",
+            "no_sync() around all micro-batches but the last",
+            gives_us=(0.0, exposed),
+        )
+
+
+@rule("FD202", "small collectives that could be one", "calls", "kernels", "call_terms")
+def small_collectives(case: Case) -> Iterator[Fault]:
+    """Many small calls of one operation and group follow one another. Each takes a collective's latency.
+
+    The rule sees 16 or more of them in a row, each of at most 1 MiB, which together are a fiftieth of the step.
+
+    **Mend**: flatten the tensors into one, or `torch.distributed._coalescing_manager`.
+    """
+    evidence = case.evidence
+    if case.time is None or evidence.kernels is None:
+        return
+    calls = evidence.last_calls.sort_values("sequence")
+    terms = case.table("call_terms")
+    batch = terms["batch"].iloc[np.minimum(calls.index, len(terms) - 1)].to_numpy() if len(terms) else 0
+    is_small = (
+        (calls["bytes_in"] <= _SMALL_BYTES).to_numpy() & (calls["peer"] < 0).to_numpy() & (np.asarray(batch) == 0)
+    )
+    key = calls["operation"] + calls["group"].astype(str) + calls["phase"]
+    run = ((key != key.shift()) | ~is_small | (np.diff(calls["sequence"], prepend=-2) != 1)).cumsum()
+    taken = evidence.kernels.loc[evidence.kernels["is_call"]].set_index("call")["duration_us"]
+    worst: tuple[float, pd.DataFrame | None, float] = (0.0, None, 0.0)
+    for _, same in calls[is_small].groupby(run[is_small]):
+        if len(same) >= _FEWEST_SMALL:
+            times = taken.reindex(same["sequence"]).to_numpy()
+            more = float(np.nansum(times) - np.nanmax(times)) if np.isfinite(times).any() else 0.0
+            if more > worst[0]:
+                worst = more, same, float(np.nansum(times))
+    more, same, total = worst
+    if same is None or not case.is_worth_us(more):
+        return
+    label = evidence.group_label(int(same["group"].iloc[0]))
+    yield Fault(
+        f"{len(same)} calls of {same['operation'].iloc[0]} on {label} follow one another with "
+        f"{format_bytes(int(same['bytes_in'].max()))} or less each, and take {format_us(total)}; the longest takes "
+        f"{format_us(total - more)}",
+        "one call of a flat tensor",
+        case.lines_of_operations.get(int(same["op"].iloc[0]), ""),
+        gives_us=(0.0, more),
+    )
+
+
+@rule("FD203", "the host waits for the GPU within the step")
+def host_waits(case: Case) -> Iterator[Fault]:
+    """A line reads what the GPU computed, so the host stands still, and the GPU is idle until it launches again.
+
+    `.item()`, `.tolist()`, `nonzero`, indexing by a mask, `print` of a tensor and copies from pageable memory wait.
+
+    The rule sees lines without whose waits the step, placed anew, is a fiftieth shorter: after a wait the host is no
+    longer ahead, so launches behind it come late, too.
+
+    **Mend**: keep the value on the GPU, read it once a step or every so many steps, copy with pinned memory and
+    `non_blocking=True`.
+    """
+    time = case.time
+    if time is None:
+        return
+    without = {gain.option.rpartition("no-sync=")[2]: gain.step_us for gain in time.gains if not gain.is_pair}
+    for wait in time.host_waits[:_MOST_LINES]:
+        shorter_us = time.step_us - without.get(wait.line.partition(" (")[0].rpartition("/")[2], time.step_us)
+        if case.is_worth_us(max(wait.idle_us, shorter_us)):
+            name = wait.operation.split(".")[1] if wait.operation.count(".") > 1 else wait.operation
+            yield Fault(
+                f"the host waits {counted(wait.num_waits, 'time')} for the GPU ({name or wait.kind}), which is idle "
+                f"then for {format_us(wait.idle_us)}",
+                "leave the value on the GPU, or read it less often",
+                wait.line,
+                gives_us=(min(wait.idle_us, shorter_us), max(wait.idle_us, shorter_us)),
+            )
+
+
+@rule("FD204", "launches that the host cannot keep up with")
+def late_launches(case: Case) -> Iterator[Fault]:
+    """The GPU waits for the host: kernels are shorter than what launching them takes.
+
+    The rule sees a tenth or more of the step in which the GPU is idle until a launch comes, waits of the host for the
+    GPU (FD203) apart.
+
+    **Mend**: `torch.compile`, CUDA graphs, larger micro-batches, fused optimizers and fewer small operations.
+    """
+    time = case.time
+    if time is None or not time.late_launches:
+        return
+    late = time.launch_gap_us - sum(wait.idle_us for wait in time.host_waits)
+    if late < _GAP_SHARE * time.step_us:
+        return
+    worst = max(time.late_launches, key=lambda row: row.late_us)
+    better = [gain for gain in time.gains if not gain.is_pair and gain.option.partition("=")[0] in _FEWER_LAUNCHES]
+    best = min((gain.step_us for gain in better), default=time.step_us - late)
+    yield Fault(
+        f"the GPU waits {format_us(late)} of {format_us(time.step_us)} for launches of the host",
+        better[0].title if better else "torch.compile, CUDA graphs or larger micro-batches",
+        worst.line,
+        gives_us=(0.0, max(time.step_us - best, late)),
+        is_certain=False,
+    )
+
+
+@rule("FD205", "products in fp32", "kernels", "launches", "work")
+def plain_products(case: Case) -> Iterator[Fault]:
+    """Products run in fp32, without Tensor Cores.
+
+    torch computes fp32 products in full precision unless TF32 is allowed.
+
+    The rule sees products of fp32 whose time is a fiftieth of the step. At least, they would take their FLOPs at the
+    GPU's TF32 peak.
+
+    **Mend**: `torch.set_float32_matmul_precision("high")`, or autocast to bf16.
+    """
+    kernels, time = case.kernels, case.time
+    if not len(kernels) or time is None or time.peaks is None or "tf32" not in time.peaks.flops:
+        return
+    plain = kernels[kernels["kind"].isin(["product"]).to_numpy() & (kernels["dtype"] == "fp32").to_numpy()]
+    takes = float(plain["duration_us"].sum())
+    could = float(plain["flops"].sum()) / time.peaks.flops["tf32"] * 1e6
+    if case.is_worth_us(takes - could):
+        yield Fault(
+            f"{counted(len(plain), 'product')} in fp32 take {format_us(takes)}; at the TF32 peak they would take "
+            f"{format_us(could)}",
+            'torch.set_float32_matmul_precision("high"), or autocast to bf16',
+            case.main_line(plain),
+            gives_us=(0.0, takes - could),
+        )
+
+
+@rule("FD206", "products whose sizes are not aligned", "kernels", "launches", "work")
+def odd_sizes(case: Case) -> Iterator[Fault]:
+    """A dimension of a product is not a multiple of 16 bytes, so Tensor Cores cannot load its rows at full width.
+
+    Usually it is a vocabulary such as 50,257. cuBLAS then takes kernels with narrower loads, or pads.
+
+    The rule sees products in 8 or 16 bits, a fiftieth of the step, whose columns or sums are no such multiple. How much
+    slower they are is not in fakedist's tables, so it gives their time and no gain.
+
+    **Mend**: pad the vocabulary, or the width, to a multiple of 64.
+    """
+    kernels = case.kernels
+    if not len(kernels):
+        return
+    products = kernels[kernels["kind"].isin(["product"]).to_numpy() & (kernels["a_bytes"].between(1, 2)).to_numpy()]
+    multiple = (_ALIGNED_BYTES // products["a_bytes"].clip(lower=1)).astype(int)
+    odd = pd.DataFrame({name: products[name] % multiple != 0 for name in ("m", "n", "k")})
+    # The rows of activations are tokens, which only products for weights sum over.
+    is_forward = case.in_phase(products, "forward")
+    sizes = products.loc[is_forward & (odd["n"] | odd["k"]), ["n", "k"]]
+    wrong = {int(size) for size in sizes.to_numpy().ravel() if size > 1 and size % 8}
+    chosen = products[products[["m", "n", "k"]].isin(wrong).any(axis=1) & odd.any(axis=1)]
+    takes = float(chosen["duration_us"].sum())
+    if wrong and case.is_worth_us(takes):
+        size = max(wrong)
+        yield Fault(
+            f"{counted(len(chosen), 'product')} with a dimension of {size:,}, which is no multiple of "
+            f"{int(multiple.max())}, take {format_us(takes)}",
+            f"pad {size:,} to {-(-size // 64) * 64:,}",
+            case.main_line(chosen),
+            costs_us=takes,
+        )
+
+
+@rule("FD208", "data loading in the step")
+def loading(case: Case) -> Iterator[Fault]:
+    """The step's main thread is in a DataLoader's iterator: it loads the batch itself, or waits for a worker.
+
+    The rule sees a twentieth or more of the step. The loading's time is measured where the run was recorded.
+
+    **Mend**: `num_workers` above 0, `prefetch_factor`, `persistent_workers=True`, `pin_memory=True`, less work in
+    `__getitem__`.
+    """
+    time = case.time
+    if time is None or time.loading_us < _LOADING_SHARE * time.step_us:
+        return
+    yield Fault(
+        f"the main thread is in a DataLoader's iterator for {format_us(time.loading_us)} of {format_us(time.step_us)}",
+        "worker processes that prefetch: num_workers, prefetch_factor, persistent_workers",
+        gives_us=(0.0, time.loading_us),
+        is_certain=False,
+    )

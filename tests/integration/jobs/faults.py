@@ -1,0 +1,398 @@
+"""Small jobs, each with a fault that a finding names, and their twins without it: ``faults.py FD101 [mended]``."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset
+
+WIDTH, TOKENS, VOCABULARY, NUM_LAYERS = 256, 2048, 8192, 3
+NUM_STEPS = 12
+Step = Callable[[], None]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = WIDTH, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.dropout(F.relu(self.up(self.norm(x)))))
+
+
+class Model(nn.Module):
+    def __init__(self, vocabulary: int = VOCABULARY, dropout: float = 0.0, width: int = WIDTH) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.layers = nn.ModuleList(Block(width, dropout) for _ in range(NUM_LAYERS))
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def features(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(tokens))
+
+
+def make_tokens(vocabulary: int = VOCABULARY, number: int = TOKENS) -> torch.Tensor:
+    return torch.randint(0, vocabulary, (number,), device="cuda")
+
+
+def train(
+    model: nn.Module, loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer | None = None
+) -> Step:
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step() -> None:
+        loss_of().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def logits_loss(model: Model) -> Callable[[], torch.Tensor]:
+    tokens = make_tokens(model.embed.num_embeddings)
+    return lambda: F.cross_entropy(model(tokens), tokens)
+
+
+def chunked_loss(mended: bool) -> Step:
+    model = Model().to("cuda", torch.bfloat16)
+    tokens = make_tokens(number=4 * TOKENS)
+
+    def of_chunk(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model.head(x).float(), y, reduction="sum")
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, y: torch.Tensor) -> torch.Tensor:
+            x, total = self.model.features(y), torch.zeros((), device="cuda")
+            for part, labels in zip(x.chunk(8), y.chunk(8), strict=True):
+                total = total + (
+                    checkpoint(of_chunk, part, labels, use_reentrant=False) if mended else of_chunk(part, labels)
+                )
+            return total / len(y)
+
+    whole = Whole()
+    return train(whole, lambda: whole(tokens))
+
+
+def copied_logits(mended: bool) -> Step:
+    model, tokens = Model().to("cuda", torch.bfloat16), make_tokens()
+    kept: list[torch.Tensor] = []
+
+    def loss() -> torch.Tensor:
+        kept.clear()
+        if mended:
+            return F.cross_entropy(model(tokens), tokens)
+        logits = model(tokens)
+        wide = logits.float()
+        shifted = wide[:-1].contiguous()
+        kept.extend((logits, wide, shifted))
+        return F.cross_entropy(shifted, tokens[1:])
+
+    return train(model, loss)
+
+
+def whole_gradients(mended: bool) -> Step:
+    model, tokens = Model().to("cuda"), make_tokens(number=64)
+    for layer in model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step() -> None:
+        for number in range(2):
+            model.set_requires_gradient_sync(mended or number == 1)
+            F.cross_entropy(model(tokens), tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def gathered_parameters(mended: bool) -> Step:
+    model, tokens = Model(width=512).to("cuda"), make_tokens(number=64)
+    for layer in model.layers:
+        fully_shard(layer, reshard_after_forward=mended)
+    fully_shard(model)
+    return train(model, lambda: F.cross_entropy(model(tokens), tokens))
+
+
+def unfused_optimizer(mended: bool) -> Step:
+    model, tokens = Model(width=1024).to("cuda"), make_tokens(number=64)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=mended, foreach=not mended)
+    return train(model, lambda: F.cross_entropy(model(tokens), tokens), optimizer)
+
+
+def many_communicators(mended: bool) -> Step:
+    model, tokens = Model().to("cuda"), make_tokens(number=64)
+    everyone = list(range(dist.get_world_size()))
+    shared = dist.new_group(everyone)
+    groups = [shared if mended else dist.new_group(everyone) for _ in range(12)]
+
+    def loss() -> torch.Tensor:
+        value = F.cross_entropy(model(tokens), tokens)
+        for group in groups:
+            dist.all_reduce(value.detach().clone(), group=group)
+        return value
+
+    return train(model, loss)
+
+
+def graph_pools(mended: bool) -> Step:
+    model = Model().to("cuda")
+    graphs, inputs = [], []
+    pool = torch.cuda.graph_pool_handle() if mended else None
+    with torch.no_grad():
+        for number in (TOKENS, TOKENS // 2, TOKENS // 4, TOKENS // 8):
+            tokens = make_tokens(number=number)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                model(tokens)
+            graphs.append(graph)
+            inputs.append(tokens)
+    small = make_tokens(number=64)
+
+    def loss() -> torch.Tensor:
+        graphs[0].replay()
+        return F.cross_entropy(model(small), small)
+
+    return train(model, loss)
+
+
+def kept_losses(mended: bool) -> Step:
+    model, tokens = Model().to("cuda"), make_tokens()
+    losses: list[torch.Tensor] = []
+
+    def loss() -> torch.Tensor:
+        value = model(tokens).square().mean()
+        outputs = model.features(tokens)
+        losses.append(outputs.detach().sum() if mended else outputs)
+        return value
+
+    return train(model, loss)
+
+
+def large_bucket(mended: bool) -> Step:
+    model, tokens = Model().to("cuda"), make_tokens(number=64)
+    size = sum(parameter.numel() for parameter in model.parameters())
+
+    def reduce() -> None:
+        bucket = torch.empty(size if mended else 4 * size, device="cuda")
+        dist.all_reduce(bucket)
+
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step() -> None:
+        F.cross_entropy(model(tokens), tokens).backward()
+        reduce()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def dropped_activations(mended: bool) -> Step:
+    model = Model(vocabulary=512, dropout=0.0 if mended else 0.1).to("cuda")
+    return train(model, logits_loss(model))
+
+
+def reduced_each_micro_batch(mended: bool) -> Step:
+    model, tokens = DistributedDataParallel(Model().to("cuda")), make_tokens(number=256)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step() -> None:
+        for number in range(4):
+            with model.no_sync() if mended and number < 3 else nullcontext():
+                F.cross_entropy(model(tokens), tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def small_collectives(mended: bool) -> Step:
+    model, tokens = Model().to("cuda"), make_tokens(number=256)
+    parts = [torch.zeros(1024, device="cuda") for _ in range(200)]
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step() -> None:
+        F.cross_entropy(model(tokens), tokens).backward()
+        for part in [torch.cat(parts)] if mended else parts:
+            dist.all_reduce(part)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def host_waits(mended: bool) -> Step:
+    model = Model(vocabulary=512, width=1024).to("cuda", torch.bfloat16)
+    tokens = make_tokens(512)
+
+    class Waits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, y: torch.Tensor) -> torch.Tensor:
+            x = self.model.embed(y)
+            for layer in self.model.layers:
+                x = layer(x)
+                for _ in range(0 if mended else 20):
+                    x.max().item()
+            return self.model.head(x)
+
+    waits = Waits()
+    return train(waits, lambda: F.cross_entropy(waits(tokens), tokens))
+
+
+def late_launches(mended: bool) -> Step:
+    model = Model().to("cuda")
+    tokens = make_tokens(number=16 * TOKENS if mended else 64)
+
+    def loss() -> torch.Tensor:
+        value = F.cross_entropy(model(tokens), tokens)
+        for _ in range(0 if mended else 400):
+            value = value * 1.001
+        return value
+
+    return train(model, loss)
+
+
+def plain_products(mended: bool) -> Step:
+    torch.backends.cuda.matmul.allow_tf32 = mended
+    model = Model(width=1024).to("cuda")
+    return train(model, logits_loss(model))
+
+
+def odd_vocabulary(mended: bool) -> Step:
+    model = Model(vocabulary=8192 if mended else 8191, width=1024).to("cuda", torch.bfloat16)
+    return train(model, logits_loss(model))
+
+
+class Slow(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        until = time.perf_counter() + 0.01
+        while time.perf_counter() < until:  # decodes
+            pass
+        return torch.full((64,), index % 512)
+
+
+def slow_loading(mended: bool) -> Step:
+    model = Model(vocabulary=512).to("cuda")
+    batches: Iterator[torch.Tensor] = iter(DataLoader(Slow(), batch_size=8))
+    ready = itertools.repeat(next(batches)) if mended else batches
+
+    def loss() -> torch.Tensor:
+        tokens = next(ready).flatten().to("cuda", non_blocking=True)
+        return F.cross_entropy(model(tokens), tokens)
+
+    return train(model, loss)
+
+
+def replicated_state(mended: bool) -> Step:
+    model, tokens = Model(vocabulary=65536, width=1024).to("cuda"), make_tokens(number=64)
+    if mended:
+        fully_shard(model)
+        return train(model, lambda: F.cross_entropy(model(tokens), tokens))
+    replica = DistributedDataParallel(model)
+    return train(replica, lambda: F.cross_entropy(replica(tokens), tokens))
+
+
+def half_state(mended: bool) -> Step:
+    model, tokens = Model().to("cuda", torch.float32 if mended else torch.bfloat16), make_tokens(number=64)
+    cast = torch.autocast("cuda", torch.bfloat16) if mended else nullcontext()
+
+    def loss() -> torch.Tensor:
+        with cast:
+            return F.cross_entropy(model(tokens), tokens)
+
+    return train(model, loss)
+
+
+def cast_activations(mended: bool) -> Step:
+    model = Model(vocabulary=512).to("cuda", torch.bfloat16 if mended else torch.float32)
+    tokens = make_tokens(512, 8 * TOKENS)
+
+    def loss() -> torch.Tensor:
+        with nullcontext() if mended else torch.autocast("cuda", torch.bfloat16):
+            return F.cross_entropy(model(tokens).float(), tokens)
+
+    return train(model, loss)
+
+
+def kept_evaluation(mended: bool) -> Step:
+    model, tokens = Model().to("cuda"), make_tokens(number=512)
+    step = train(model, lambda: F.cross_entropy(model(tokens), tokens))
+    kept: list[torch.Tensor] = []
+
+    def evaluated() -> None:
+        step()
+        model.eval()
+        with torch.no_grad():
+            kept.clear()
+            for _ in range(8):
+                logits = model(tokens)
+                kept.append(logits.argmax(-1) if mended else logits)
+        model.train()
+
+    return evaluated
+
+
+FAULTS: dict[str, Callable[[bool], Step]] = {
+    "FD101": chunked_loss,
+    "FD102": copied_logits,
+    "FD103": whole_gradients,
+    "FD104": gathered_parameters,
+    "FD105": unfused_optimizer,
+    "FD106": many_communicators,
+    "FD107": graph_pools,
+    "FD108": kept_losses,
+    "FD109": kept_evaluation,
+    "FD110": large_bucket,
+    "FD111": half_state,
+    "FD117": dropped_activations,
+    "casts": cast_activations,
+    "FD201": reduced_each_micro_batch,
+    "FD202": small_collectives,
+    "FD203": host_waits,
+    "FD204": late_launches,
+    "FD205": plain_products,
+    "FD206": odd_vocabulary,
+    "FD208": slow_loading,
+    "FD304": replicated_state,
+}
+
+if __name__ == "__main__":
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl")
+    run_step = FAULTS[sys.argv[1]](sys.argv[2:] == ["mended"])
+    for _ in range(NUM_STEPS):
+        run_step()
+    torch.cuda.synchronize()
+    dist.destroy_process_group()

@@ -1,0 +1,50 @@
+"""Each finding is found in a small job that has its fault, and not in the twin that has it mended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import RunFakedist
+
+JOB = Path(__file__).parent / "jobs" / "faults.py"
+MIB = 1 << 20
+#: Of some jobs, more options: memory of which replicas take a quarter.
+_OPTIONS = {"FD304": ("--gpu-memory", "4GiB")}
+_CODES = (
+    *("FD101", "FD102", "FD103", "FD104", "FD105", "FD106", "FD107", "FD108", "FD109", "FD110", "FD111", "FD117"),
+    *("FD201", "FD202", "FD203", "FD204", "FD205", "FD206", "FD208", "FD304"),
+)
+#: Faults of one kind with another form in the same rule.
+_CASTS = "casts"
+
+pytestmark = [pytest.mark.integration, pytest.mark.long]
+
+
+def findings(run_fakedist: RunFakedist, job: str, *more: str) -> dict[str, dict[str, Any]]:
+    """The findings of a job by their codes; what only the host's speed decides is constant."""
+    place = ("--world-size", "8", "--rank", "0", "--device", "virtual", "--gpu", "h100-sxm", "--host", "dgx-h100")
+    options = (*place, *_OPTIONS.get(job, ()), "--no-page", "--json")
+    report = run_fakedist("profile", *options, JOB, job, *more).json()
+    assert not [note for note in report["notes"] if note["code"] == "estimate_failed"]
+    return {finding["code"]: finding for finding in report["findings"]}
+
+
+@pytest.mark.parametrize("code", _CODES)
+def test_a_fault_is_found_and_its_twin_has_none(run_fakedist: RunFakedist, code: str) -> None:
+    assert code in findings(run_fakedist, code)
+    assert code not in findings(run_fakedist, code, "mended")
+
+
+def test_what_mending_gives_is_what_the_mended_job_saves(run_fakedist: RunFakedist) -> None:
+    """Whole gradients between micro-batches: 22.01 MiB where a shard of eight is an eighth."""
+    found = findings(run_fakedist, "FD103")["FD103"]
+    assert "whole gradients, 22.0" in found["text"]
+    assert found["gives_high_bytes"] == pytest.approx(22.01 * MIB * 7 / 8, rel=0.01)
+
+
+def test_casts_of_activations_that_are_kept_too_are_found(run_fakedist: RunFakedist) -> None:
+    assert "casts" in findings(run_fakedist, _CASTS)["FD117"]["text"]
+    assert "FD117" not in findings(run_fakedist, _CASTS, "mended")
