@@ -8,8 +8,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from fakedist.errors import CheckError, did_you_mean
-from fakedist.findings.finding_all import RULES
+from fakedist.findings import finding_all  # noqa: F401 - registers the rules
 from fakedist.findings.ignoring import path_of
+from fakedist.findings.registry import RULES
 from fakedist.rundir.finding import Finding
 from fakedist.section import Section
 

@@ -83,12 +83,7 @@ class Case:
         """Mask of the blocks that forwards saved for backward."""
         evidence = self.evidence
         is_again = evidence.blocks["recompute"].to_numpy(bool)
-        return evidence.category("activation") & evidence.phase("forward") & ~is_again
-
-    @cached_property
-    def peak_event(self) -> int:
-        """The event of the peak."""
-        return int(self.evidence.allocated.argmax()) if len(self.evidence.allocated) else 0
+        return np.asarray(evidence.category("activation") & evidence.phase("forward") & ~is_again)
 
     def line(self, stack: int) -> str:
         """The script's line of a stack; empty without one."""
@@ -106,11 +101,10 @@ class Case:
         """
         if not (self.has("kernels") and self.has("launches") and self.has("work")):
             return pd.DataFrame()
-        kernels, work = self.table("kernels"), self.table("work")
-        kernels = kernels[kernels["launch"] >= 0]
+        work, kernels = self.table("work"), self.table("kernels").query("launch >= 0")
         row = self.table("launches")["work"].to_numpy()[kernels["launch"].to_numpy()]
         columns = ["kind", "dtype", "batch", "m", "n", "k", "groups", "a_bytes", "attention"]
-        done = work.iloc[row][columns].reset_index(drop=True)
+        done = pd.DataFrame(work.iloc[row][columns].reset_index(drop=True))
         return pd.concat([kernels.reset_index(drop=True), done], axis=1)
 
     @cached_property

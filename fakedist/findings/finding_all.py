@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fakedist.findings import distribution, memory, time
+from fakedist.findings import distribution_rules, memory_rules, time_rules
 from fakedist.findings.case import Case
-from fakedist.findings.finding import RULES, Fault, Rule
+from fakedist.findings.registry import RULES, Fault, FaultRule
 from fakedist.rundir.finding import Finding
 
 #: The modules that register the rules.
-_MODULES = (memory, time, distribution)
+_MODULES = (memory_rules, time_rules, distribution_rules)
 
 
 def find_faults(case: Case, tried: Callable[[str, Callable[[], list[Fault]]], list[Fault]]) -> list[Finding]:
@@ -29,7 +29,7 @@ def find_faults(case: Case, tried: Callable[[str, Callable[[], list[Fault]]], li
     return sorted(findings, key=lambda finding: (not finding.is_certain, -finding.share, finding.code))
 
 
-def _finding(case: Case, rule: Rule, fault: Fault) -> Finding:
+def _finding(case: Case, rule: FaultRule, fault: Fault) -> Finding:
     low_bytes, high_bytes = fault.gives_bytes or (None, None)
     low_us, high_us = fault.gives_us or (None, None)
     advised = {advice.rule for advice in case.summary.advice}

@@ -6,7 +6,7 @@ import sys
 
 from fakedist.errors import JobError, did_you_mean
 from fakedist.findings import finding_all  # noqa: F401 - registers the rules
-from fakedist.findings.finding import RULES
+from fakedist.findings.registry import RULES
 
 _INTRODUCTION = """# Findings
 

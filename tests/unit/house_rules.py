@@ -15,7 +15,7 @@ LIBRARY_HOMES = {
         "extras/confirm/jobs/",
         "extras/confirm/scripts/",
     ),
-    "pandas": ("cost_model/", "analysis/", "results/", "report/", "extras/chakra/", "check/", "sweep/"),
+    "pandas": ("cost_model/", "analysis/", "findings/", "results/", "report/", "extras/chakra/", "check/", "sweep/"),
     "pyarrow": ("rundir/tables",),
     "plotly": ("report/", "sweep/charts"),
     "jinja2": ("report/",),
@@ -53,8 +53,13 @@ SMALL_FOR_A_REASON = {
     **dict.fromkeys(("cli/task_program", "launcher/count_gpus"), "the program of a process"),
     "rank/started/sitecustomize": "Python imports it by this name where a process begins",
     "rank/leaving": "ends the process; it must stay this short",
-    **dict.fromkeys(("cli/calibrate", "cli/compare", "cli/doctor", "cli/lines", "cli/match"), "one module a command"),
+    **dict.fromkeys(
+        ("cli/calibrate", "cli/compare", "cli/doctor", "cli/explain", "cli/lines", "cli/match"), "one module a command"
+    ),
     "report/content/rollout": "one module a subject",
+    "findings/distribution_rules": "one module a kind of rules",
+    "findings/rule_pages": "makes a page of the docs",
+    "check/selection": "which findings fail a check: a subject of its own",
     **dict.fromkeys(
         (
             "rank/frameworks/dynamo",

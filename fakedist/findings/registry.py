@@ -38,7 +38,7 @@ Find: TypeAlias = "Callable[[Case], Iterator[Fault]]"
 
 
 @dataclass(frozen=True)
-class Rule:
+class FaultRule:
     """A rule. Its page is the docstring of the function that finds the fault."""
 
     code: str
@@ -55,7 +55,7 @@ class Rule:
 
 
 #: Every rule by its code.
-RULES: dict[str, Rule] = {}
+RULES: dict[str, FaultRule] = {}
 
 
 def rule(code: str, name: str, *needs: str) -> Callable[[Find], Find]:
@@ -63,7 +63,7 @@ def rule(code: str, name: str, *needs: str) -> Callable[[Find], Find]:
 
     def register(find: Find) -> Find:
         assert code not in RULES, code
-        RULES[code] = Rule(code, name, needs, find)
+        RULES[code] = FaultRule(code, name, needs, find)
         return find
 
     return register

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fakedist.findings.case import Case
-from fakedist.findings.finding import Fault, rule
+from fakedist.findings.registry import Fault, rule
 from fakedist.units import format_bytes
 
 _REPLICAS_SHARE = 0.25
@@ -16,7 +16,7 @@ def replicated_state(case: Case) -> Iterator[Fault]:
     """All ranks of a group hold the same parameters, gradients and optimizer state, and these fill the GPU.
 
     The rule sees a group that all-reduces all gradients, and a quarter or more of the GPU's memory in what its ranks
-    all hold. A small model's replicas are no fault.
+    all hold. Replicas of a small model are usual.
 
     **Mend**: `fully_shard` (FSDP2), a distributed optimizer, or `ZeroRedundancyOptimizer`.
     """

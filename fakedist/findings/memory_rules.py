@@ -9,7 +9,7 @@ import pandas as pd
 
 from fakedist.analysis.recording import Array
 from fakedist.findings.case import Case
-from fakedist.findings.finding import Fault, rule
+from fakedist.findings.registry import Fault, rule
 from fakedist.rundir.notes import counted
 from fakedist.units import format_bytes
 
@@ -91,7 +91,7 @@ def _runs(rows: Array, sizes: Array, made: Array, freed: Array, inner: Array) ->
 
 
 def _but_one_chunk(case: Case, runs: list[Array], inner: Array) -> tuple[Array, Array, Array]:
-    """For each block, what goes if a chunk's saved tensors are made again in backward, and from when until when.
+    """For each block, what goes if a chunk's saved tensors are recomputed in backward, and from when until when.
 
     Args:
         case: The run.
@@ -107,10 +107,14 @@ def _but_one_chunk(case: Case, runs: list[Array], inner: Array) -> tuple[Array, 
         first = max(made[chunks[0]] - period + 1, before[-1] + 1 if len(before) else 0)
         ours = np.flatnonzero(case.is_saved & case.is_outside & (made >= first) & (made <= made[chunks[-1]]))
         chunk = np.searchsorted(made[chunks], made[ours])
-        back = np.full(len(chunks), len(case.evidence.allocated))
-        np.minimum.at(back, chunk, freed[ours])
+        # Backward makes a chunk's tensors again once it has freed those of the chunk before.
+        first_made = made[chunks] + 1
+        back = np.full(len(chunks), first_made.max())
+        in_backward = np.argsort(freed[chunks], kind="stable")
+        back[in_backward[1:]] = freed[chunks][in_backward[:-1]]
         gone[ours] = blocks["bytes"].to_numpy()[ours]
-        starts[ours], ends[ours] = made[chunks][chunk] + 1, back[chunk]
+        starts[ours] = first_made[chunk]
+        ends[ours] = back[chunk]
     return gone, starts, ends
 
 
@@ -454,8 +458,9 @@ def kept_evaluation(case: Case) -> Iterator[Fault]:
     chosen = evidence.phase("forward") & evidence.category("temporary") & case.is_outside
     rows = np.flatnonzero(chosen & blocks["at_peak"].to_numpy(bool))
     inner = np.sort(made[~case.is_outside & evidence.phase("forward")])
-    for (of_stack, size), same in pd.Series(rows).groupby([stack[rows], sizes[rows]]):
+    for _, same in pd.Series(rows).groupby([stack[rows], sizes[rows]]):
         kept = same.to_numpy()
+        of_stack, size = int(stack[kept[0]]), int(sizes[kept[0]])
         forwards = len(np.unique(np.searchsorted(inner, made[kept])))
         if min(len(kept), forwards) < _FEWEST_COPIES or not case.is_worth(size * (len(kept) - 1)):
             continue
@@ -463,10 +468,10 @@ def kept_evaluation(case: Case) -> Iterator[Fault]:
         every[kept[0]] = False
         gives = case.saved(np.where(every, sizes, 0))
         yield Fault(
-            f"the outputs of {len(kept)} forwards without a backward, {format_bytes(int(size))} each, hold "
-            f"{format_bytes(int(size) * len(kept))} at the peak",
+            f"the outputs of {len(kept)} forwards without a backward, {format_bytes(size)} each, hold "
+            f"{format_bytes(size * len(kept))} at the peak",
             "keep argmax or the loss of each batch, or move outputs to the host as they come",
-            case.line(int(of_stack)),
+            case.line(of_stack),
             gives_bytes=(gives, gives),
         )
 
@@ -512,7 +517,7 @@ def no_master_weights(case: Case) -> Iterator[Fault]:
     """Weights, gradients and Adam's moments are all in 16 bits, so updates much smaller than a weight are rounded away.
 
     bf16 has eight bits of mantissa: adding less than 1/512 of a weight changes nothing. Mixed precision as usual keeps
-    fp32 weights beside them: 16 bytes a parameter instead of 8.
+    fp32 weights in addition: 16 bytes a parameter instead of 8.
 
     The rule divides the bytes of layers by the elements of their products: two a weight, and four for what
     `torch.optim`'s Adam keeps.
@@ -587,10 +592,10 @@ def retries(case: Case) -> Iterator[Fault]:
 
 @rule("FD117", "dropout or casts that double activations", "blocks", "layers", "stacks")
 def doubled_activations(case: Case) -> Iterator[Fault]:
-    """What a dropout or a cast makes is kept for backward in addition to what it was made from.
+    """A dropout or a cast keeps its result for backward, in addition to what it was made from.
 
-    A dropout keeps a mask of a byte an element beside its output. Under autocast, a tensor that was computed in fp32
-    (norms, losses, a residual stream in fp32) is cast for a product, and both are kept.
+    A dropout keeps a mask of a byte an element in addition to its output. Under autocast, a tensor that was computed in
+    fp32 (norms, losses, a residual stream in fp32) is cast for a product, and both are kept.
 
     The rule sees masks of `native_dropout`, and a twentieth of the peak or more in casts whose sources, twice as large,
     are kept too.

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fakedist.findings.case import Case
-from fakedist.findings.finding import Fault, rule
+from fakedist.findings.registry import Fault, rule
 from fakedist.rundir.notes import counted
 from fakedist.units import format_bytes, format_us
 
@@ -191,8 +191,8 @@ def odd_sizes(case: Case) -> Iterator[Fault]:
 
     Usually it is a vocabulary such as 50,257. cuBLAS then takes kernels with narrower loads, or pads.
 
-    The rule sees products in 8 or 16 bits, a fiftieth of the step, whose columns or sums are no such multiple. How much
-    slower they are is not in fakedist's tables, so it gives their time and no gain.
+    The rule sees products in 8 or 16 bits, a fiftieth of the step, whose columns or sums are not such a multiple. How
+    much slower they are is not in fakedist's tables, so it gives their time and no gain.
 
     **Mend**: pad the vocabulary, or the width, to a multiple of 64.
     """
@@ -211,7 +211,7 @@ def odd_sizes(case: Case) -> Iterator[Fault]:
     if wrong and case.is_worth_us(takes):
         size = max(wrong)
         yield Fault(
-            f"{counted(len(chosen), 'product')} with a dimension of {size:,}, which is no multiple of "
+            f"{counted(len(chosen), 'product')} with a dimension of {size:,}, not a multiple of "
             f"{int(multiple.max())}, take {format_us(takes)}",
             f"pad {size:,} to {-(-size // 64) * 64:,}",
             case.main_line(chosen),

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fakedist.cli import main
-from fakedist.findings.finding import RULES
 from fakedist.findings.ignoring import is_ignored
+from fakedist.findings.registry import RULES
 from fakedist.findings.rule_pages import markdown, page_of
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
@@ -33,10 +33,10 @@ def test_a_rules_page_says_what_it_sees_and_what_mends_it(code: str) -> None:
 
 
 def test_explain_prints_a_page_and_names_a_code_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "fd105"]) == 0
-    assert capsys.readouterr().out == page_of("FD105")
-    assert main(["explain", "FD1O5"]) == 2
-    assert "there is no rule 'FD1O5'\n  did you mean 'FD105'?" in capsys.readouterr().err
+    assert main(["explain", "fd304"]) == 0
+    assert capsys.readouterr().out == page_of("FD304")
+    assert main(["explain", "FD30"]) == 2
+    assert "there is no rule 'FD30'\n  did you mean 'FD304'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def codes(run: Run) -> list[str]:
 @pytest.mark.parametrize("num_chunks", [2, 3, 9])
 def test_chunks_of_a_loss_that_are_kept_are_found_with_their_bytes(tmp_path: Path, num_chunks: int) -> None:
     run = open_run(built(chunked(num_chunks=num_chunks, kept=True), tmp_path))
-    assert codes(run) == ["FD101"]
-    (finding,) = run.findings
+    assert "FD101" in codes(run)
+    finding = next(finding for finding in run.findings if finding.code == "FD101")
     assert finding.text.startswith(f"{num_chunks} chunks of the loss keep {8 * num_chunks}.00 MiB ")
     assert finding.line == "/job/train.py:7 (chunk_loss)"
     # One chunk stays; its own tensors, and the smallest of what else the peak holds.
