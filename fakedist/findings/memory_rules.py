@@ -563,7 +563,7 @@ def fragmentation(case: Case) -> Iterator[Fault]:
         if advice.rule == "expandable-segments":
             reserved = case.summary.peak_reserved_bytes
             yield Fault(
-                f"{advice.gives_bytes / reserved:.0%} of the {format_bytes(reserved)} that were reserved held no block",
+                f"up to {format_bytes(advice.gives_bytes)} of the {format_bytes(reserved)} reserved held no block",
                 "PYTORCH_ALLOC_CONF=expandable_segments:True",
                 costs_bytes=advice.gives_bytes,
                 advice=advice.rule,

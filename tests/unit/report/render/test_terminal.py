@@ -206,7 +206,7 @@ def test_the_short_report_has_the_verdict_and_the_largest_lines(tmp_path: Path, 
     verdict = next(line for line in full.splitlines() if line.lstrip().startswith(("fits", "does not fit")))
     assert verdict in shown
     assert "\nline at the peak " in shown
-    assert "every table: fakedist report run --full; a part: --section memory|time|advice|notes\n" in shown
+    assert "every table: fakedist report run --full; a part: --section memory|time|findings|advice|notes\n" in shown
 
 
 def test_a_section_is_printed_alone_and_in_full(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_section_is_printed_alone_and_in_full(tmp_path: Path) -> None:
 def test_the_short_report_leaves_out_a_change_that_gives_nothing_by_itself(tmp_path: Path) -> None:
     summary = open_run(out_of_memory(tmp_path / "run")).summary
     pieces = [Advice("checkpoint", f"change {number}", "", number * MIB, gives_low_bytes=0) for number in range(6)]
-    shown = "\n".join(_advice_lines(replace(summary, advice=pieces)))
+    shown = "\n".join(_advice_lines(replace(summary, advice=pieces), []))
     assert re.findall(r"change \d", shown) == [f"change {number}" for number in range(1, 4)]
 
 

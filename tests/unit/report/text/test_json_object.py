@@ -22,7 +22,7 @@ def fields(kind: type) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
 
 
-KEYS = [*fields(summary.Summary), "run_directory"]
+KEYS = [*fields(summary.Summary), "findings", "run_directory"]
 
 
 @pytest.mark.parametrize("make", [ended_well, out_of_memory])
