@@ -17,7 +17,6 @@ from fakedist.rundir.host_memory import HostLine
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import CATEGORIES
 from fakedist.rundir.summary import CollectiveTotal, Summary
-from fakedist.rundir.tables import read_table
 
 #: Columns of :attr:`RankFigures.blocks` that tell blocks apart.
 _SITE = ["path", "category", "phase", "operation", "line"]
@@ -223,8 +222,8 @@ def _times(summary: Summary, times: pd.DataFrame) -> RankTimes | None:
 def _peak_blocks(run: Run) -> pd.DataFrame:
     layers = run.table("layers")
     paths, _ = layer_paths(layers, layers, match_layers(layers, layers))
-    blocks = read_table(run.path, "blocks", BLOCK_COLUMNS).to_pandas()
-    stacks = read_table(run.path, "stacks", ("line",)).to_pandas()
+    blocks = run.table("blocks", BLOCK_COLUMNS)
+    stacks = run.table("stacks", ("line",))
     held = peak_blocks(blocks, stacks, paths, cwd=run.manifest.cwd)
     has_line = held["line"] != ""
     held = held.assign(**{name: held[name].mask(has_line, "") for name in ("operation", "phase")})

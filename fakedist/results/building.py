@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -193,14 +193,25 @@ def build_tables(
     check_tables(run_directory)
     if computed is None or computed.so_far != recorded_so_far(run_directory):
         computed = compute_tables(run_directory, may_be_empty=may_be_empty)
-    recording, job = computed.recording, manifest.job
-    tables, times = computed.tables, computed.times
     with new_tables(run_directory) as directory:
-        for name, table in tables.items():
+        for name, table in computed.tables.items():
             write_table(directory, name, {column: table[column] for column in table.columns})
     with no_collector():
-        build_snapshot(run_directory, recording, computed.blocks)
-        left_out = write_trace(run_directory, tables, times.source, job)
+        build_snapshot(run_directory, computed.recording, computed.blocks)
+        left_out = write_trace(run_directory, computed.tables, computed.times.source, manifest.job)
+    write_manifest(run_directory, summarized(manifest, computed, left_out))
+
+
+def summarized(manifest: Manifest, computed: Computed, left_out: Sequence[Note] = ()) -> Manifest:
+    """The manifest of a run that has ended, with its summary.
+
+    Args:
+        manifest: As it was while the rank ran.
+        computed: The run's tables.
+        left_out: Notes on what its trace leaves out.
+    """
+    recording, job = computed.recording, manifest.job
+    tables, times = computed.tables, computed.times
     ending = run_ending(recording, manifest.exit)
     left = left_during_init(recording, ending)
     dropped = dropped_notes(recording)
@@ -211,7 +222,7 @@ def build_tables(
     )
     gpu = recording.gpu or GpuRecord()
     timed = {"time": where_from(times.source)} if times.source and times.summary else {}
-    finished = replace(
+    return replace(
         manifest,
         provenance={**manifest.provenance, **timed},
         exit=ending,
@@ -221,7 +232,6 @@ def build_tables(
         notes=summary.notes,
         summary=with_engine(summary, recording, tables),
     )
-    write_manifest(run_directory, finished)
 
 
 def make_tables(recording: Recording, blocks: Blocks, positions: pd.DataFrame) -> dict[str, pd.DataFrame]:

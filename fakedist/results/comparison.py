@@ -17,7 +17,6 @@ from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.results.verdict import communication_word, step_word
 from fakedist.rundir.step_time import StepTime
-from fakedist.rundir.tables import read_table
 from fakedist.units import (
     format_bytes,
     format_change,
@@ -325,8 +324,8 @@ class Comparison:
         paths = layer_matching.layer_paths(*self._pair("layers"), self.matches)
         sides = []
         for run, of_layers in zip(self.runs.values(), paths, strict=True):
-            table = read_table(run.path, "blocks", changed_memory.BLOCK_COLUMNS).to_pandas()
-            stacks = read_table(run.path, "stacks", ("line",)).to_pandas()
+            table = run.table("blocks", changed_memory.BLOCK_COLUMNS)
+            stacks = run.table("stacks", ("line",))
             sides.append(changed_memory.peak_blocks(table, stacks, of_layers, cwd=run.manifest.cwd))
         return changed_memory.block_changes(*sides)
 

@@ -74,7 +74,7 @@ def _in_place(path: Path, run: Path) -> str:
 
 
 def open_run_directory(path: Path) -> Run:
-    """Open a run directory. Its tables are made first if fakedist was killed before it could make them.
+    """Open a run directory. Its tables are computed in memory if fakedist was killed before it could write them.
 
     Raises:
         RunDirectoryError: It is not a run directory, it is damaged, or the run has not ended.
@@ -83,11 +83,12 @@ def open_run_directory(path: Path) -> Run:
     if manifest.summary is None:
         if is_in_use(path):
             raise RunDirectoryError(f"{path} is still being written", "wait for the run to end")
-        from fakedist.results.building import build_tables  # slow to import, and needed only after a kill
+        from fakedist.results.building import compute_tables, summarized  # slow to import, and rarely needed
 
-        build_tables(path, may_be_empty=False)
-        manifest = load_manifest(path)
+        computed = compute_tables(path, may_be_empty=False)
+        manifest = summarized(manifest, computed)
         assert manifest.summary is not None
+        return Run(path.resolve(), manifest, manifest.summary, RunTables(None, computed.tables))
     path = path.resolve()
     return Run(path, manifest, manifest.summary, RunTables(path))
 

@@ -372,3 +372,14 @@ def test_an_estimate_that_fails_is_a_note_and_ends_nothing(tmp_path: Path, monke
     assert manifest["summary"]["notes"] == manifest["notes"]
     assert manifest["summary"]["peak_allocated_bytes"] == 4 * MIB
     assert run_facts(open_run(tmp_path))
+
+
+def test_a_run_whose_tables_were_never_written_is_opened_and_nothing_is_written(tmp_path: Path) -> None:
+    """Its directory may be read-only, or on a machine that only reads."""
+    run = one_step().write(new_run(tmp_path, "running"))
+    before = {path: path.stat().st_mtime_ns for path in sorted(run.rglob("*"))}
+    opened = open_run_directory(run)
+    assert opened.peak_allocated_bytes == 4 * MIB
+    assert opened.summary.exit.outcome == "killed"
+    assert set(TABLES) >= {name for name in TABLES if opened.has(name)} >= {"blocks", "layers", "events"}
+    assert {path: path.stat().st_mtime_ns for path in sorted(run.rglob("*"))} == before
