@@ -25,6 +25,10 @@ A line's own findings are ignored by a comment at it:
 losses.append(loss)  # fakedist: ignore[FD108]
 ```
 
+Patterns without a rule so far: LoRA that keeps what full training does not, swapped axes of a mesh, checkpoints that
+`torch.compile` undoes, sequences unpacked to dense ones, and the default stream between communication and compute.
+Calls of several ranks that do not match are `fakedist match`'s ([match.md](match.md)).
+
 `python -m fakedist.findings.rule_pages` prints this page, and a test keeps it true.
 """
 
@@ -39,7 +43,7 @@ def page_of(code: str) -> str:
 
 def markdown() -> str:
     """The page of all rules."""
-    return "\n".join([_INTRODUCTION, *(page_of(code) for code in RULES)])
+    return "\n".join([_INTRODUCTION, *(page_of(code) for code in sorted(RULES))])
 
 
 if __name__ == "__main__":
