@@ -231,9 +231,10 @@ def loading(case: Case) -> Iterator[Fault]:
     time = case.time
     if time is None or time.loading_us < _LOADING_SHARE * time.step_us:
         return
+    loading_us = min(time.loading_us, time.step_us)
     yield Fault(
-        f"the main thread is in a DataLoader's iterator for {format_us(time.loading_us)} of {format_us(time.step_us)}",
+        f"the main thread is in a DataLoader's iterator for {format_us(loading_us)} of {format_us(time.step_us)}",
         "worker processes that prefetch: num_workers, prefetch_factor, persistent_workers",
-        gives_us=(0.0, time.loading_us),
+        gives_us=(0.0, loading_us),
         is_certain=False,
     )
