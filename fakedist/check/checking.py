@@ -26,6 +26,7 @@ from fakedist.launcher.executors.local import LocalExecutor
 from fakedist.launcher.executors.task import Executor
 from fakedist.options import Job
 from fakedist.report.text.wording import ending
+from fakedist.results.job_time import JobRuns
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
 from fakedist.results.verdict import need_text
@@ -45,16 +46,17 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class RankFinding:
-    """A finding of one rank of a job."""
+    """A finding of one rank of a job; without a rank of several together."""
 
     job: str
-    rank: int
+    rank: int | None
     finding: Finding
 
     @property
     def text(self) -> str:
         """The rank and the finding, one line."""
-        return f"{self.job} rank {self.rank}: {self.finding.code} {self.finding.text}: {self.finding.change}"
+        whose = self.job if self.rank is None else f"{self.job} rank {self.rank}"
+        return f"{whose}: {self.finding.code} {self.finding.text}: {self.finding.change}"
 
 
 @dataclass
@@ -151,10 +153,11 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
                 rank_job.rank: open_run_directory(ranks[job.name, rank_job.rank].run_directory) for rank_job in job.jobs
             }
             figures = judge_job(checked, job, runs, before[job.name])
+            found = [(rank, finding) for rank, run in runs.items() for finding in run.findings]
+            found += [(None, finding) for finding in JobRuns(None, list(runs.values())).findings]
             checked.findings += [
                 RankFinding(job.name, rank, finding)
-                for rank, run in runs.items()
-                for finding in run.findings
+                for rank, finding in found
                 if job.selection.takes(finding, config.root)
             ]
             if job.match:

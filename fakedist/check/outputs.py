@@ -134,7 +134,7 @@ def junit_text(checked: Checked) -> str:
         _add_message(_case(suite, "calls match", mismatch.job), "failure", "match", mismatch.text)
         _outputs(suite, "")
     for number, found in enumerate(checked.findings, start=len(root)):
-        name = f"{found.job} rank {found.rank}"
+        name = found.text.partition(":")[0]
         suite = _suite(root, name, number, 1, failures=1)
         _add_message(_case(suite, found.finding.code, name), "failure", "finding", found.text)
         _outputs(suite, "")

@@ -2,13 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+import pandas as pd
 
 from fakedist.findings.case import Case
 from fakedist.findings.registry import Fault, rule
-from fakedist.units import format_bytes
+from fakedist.rank_list import format_rank_list
+from fakedist.units import format_bytes, format_us
 
 _REPLICAS_SHARE = 0.25
+_UNEVEN = 0.05
+
+
+@rule("FD302", "work that only some ranks do", "kernels", "calls", of_job=True)
+def uneven_work(cases: Mapping[int, Case]) -> Iterator[Fault]:
+    """Ranks that make the same calls compute for different times, so the others wait in the next collective.
+
+    Rank 0 evaluates, logs norms or draws samples within the step, or a dataset gives some ranks longer sequences.
+
+    The rule sees ranks that make the same collectives, in groups of the same sizes, in the timed step. The kernels of one
+    of them take a twentieth of the step longer than those of another.
+
+    **Mend**: share the work, do it on all ranks, or do it outside of the step.
+
+    Reported in VeOmni#164.
+    """
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for rank, case in cases.items():
+        if case.time is not None and len(case.kernels):
+            calls = case.evidence.last_calls
+            sizes = [case.evidence.group_size(group) for group in calls["group"]]
+            alike.setdefault((*calls["operation"], *sizes, *calls["phase"]), []).append(rank)
+    for ranks in alike.values():
+        taken = {rank: _by_line(cases[rank]) for rank in ranks}
+        slow, fast = (choose(ranks, key=lambda rank: taken[rank].sum()) for choose in (max, min))
+        more_us = float(taken[slow].sum() - taken[fast].sum())
+        time = cases[slow].time
+        if time is None or more_us < _UNEVEN * time.step_us:
+            continue
+        by_line = taken[slow].sub(taken[fast], fill_value=0.0).drop("", errors="ignore")
+        yield Fault(
+            f"kernels of rank {slow:,} take {format_us(more_us)} of {format_us(time.step_us)} longer than those of "
+            f"rank {fast:,}, which makes the same calls and waits",
+            "share the work, or do it outside of the step",
+            str(by_line.idxmax()) if len(by_line) else "",
+            gives_us=(0.0, more_us),
+        )
+
+
+def _by_line(case: Case) -> pd.Series:
+    """Time of the timed step's kernels by the script's line, collectives left out."""
+    kernels = case.kernels
+    computes = kernels[(kernels["call"] < 0).to_numpy() & (kernels["family"] != "communication").to_numpy()]
+    lines = computes["op"].map(case.lines_of_operations).fillna("")
+    return computes["duration_us"].groupby(lines).sum()
+
+
+@rule("FD303", "shares of the global batch that differ", "steps", of_job=True)
+def uneven_batches(cases: Mapping[int, Case]) -> Iterator[Fault]:
+    """Ranks read different numbers of samples in a step, though gradients are averaged as if all read the same.
+
+    A sampler without `drop_last`, or one that does not know of all data-parallel ranks, divides the batch unevenly: the
+    ranks with fewer samples wait, and each of their samples counts for more.
+
+    The rule sees ranks whose models get inputs of one shape but for their first dimension, which differs.
+
+    **Mend**: `DistributedSampler(..., drop_last=True)`, or weight each rank's loss by its samples.
+    """
+    read: dict[str, dict[int, int]] = {}
+    for rank, case in cases.items():
+        steps = case.table("steps")
+        steps = steps[(steps["samples"] > 0).to_numpy() & (steps["name"] == "").to_numpy()]
+        if len(steps):
+            last = steps.iloc[-1]
+            read.setdefault(str(last["sample_shape"]), {})[rank] = int(last["samples"])
+    for samples in read.values():
+        most, least = max(samples.values()), min(samples.values())
+        if most > least:
+            fewer = [rank for rank, number in samples.items() if number == least]
+            others = [rank for rank, number in samples.items() if number == most]
+            yield Fault(
+                f"ranks {format_rank_list(others)} read {most:,} samples a step, and ranks {format_rank_list(fewer)} "
+                f"{least:,}",
+                "a sampler with drop_last=True, or losses weighted by samples",
+            )
 
 
 @rule("FD304", "a model replicated in a group that shards nothing", "blocks", "calls", "groups", "spans")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeAlias
 
 from fakedist.findings import distribution_rules, memory_rules, time_rules
 from fakedist.findings.case import Case
@@ -13,20 +15,39 @@ from fakedist.rundir.finding import Finding
 _MODULES = (memory_rules, time_rules, distribution_rules)
 
 
-def find_faults(case: Case, tried: Callable[[str, Callable[[], list[Fault]]], list[Fault]]) -> list[Finding]:
+#: Runs a rule of a code, and returns what it saw; nothing if it failed.
+Tried: TypeAlias = Callable[[str, Callable[[], list[Fault]]], list[Fault]]
+
+
+def find_faults(case: Case, tried: Tried) -> list[Finding]:
     """The findings of a run, certain ones first, then by what they give or take.
 
     Args:
         case: The run. A rule whose tables it lacks says nothing.
-        tried: Runs a rule of a code, and returns what it saw.
+        tried: Runs its rules.
     """
     findings = [
         _finding(case, rule, fault)
         for rule in RULES.values()
-        if all(map(case.has, rule.needs))
-        for fault in tried(rule.code, lambda rule=rule: list(rule.find(case)))  # type: ignore[misc]
+        if not rule.of_job and all(map(case.has, rule.needs))
+        for fault in tried(rule.code, partial(_all, rule, case))
     ]
     return sorted(findings, key=lambda finding: (not finding.is_certain, -finding.share, finding.code))
+
+
+def find_job_faults(cases: Mapping[int, Case], tried: Tried) -> list[Finding]:
+    """The findings of several ranks of a job, by the ranks' numbers."""
+    first = next(iter(cases.values()))
+    return [
+        _finding(first, rule, fault)
+        for rule in RULES.values()
+        if rule.of_job and all(case.has(name) for case in cases.values() for name in rule.needs)
+        for fault in tried(rule.code, partial(_all, rule, cases))
+    ]
+
+
+def _all(rule: FaultRule, of: Case | Mapping[int, Case]) -> list[Fault]:
+    return list(rule.find(of))  # type: ignore[arg-type]
 
 
 def _finding(case: Case, rule: FaultRule, fault: Fault) -> Finding:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from fakedist.docstrings import docstring_of
 
@@ -35,6 +35,8 @@ class Fault:
 
 
 Find: TypeAlias = "Callable[[Case], Iterator[Fault]]"
+FindInJob: TypeAlias = "Callable[[Mapping[int, Case]], Iterator[Fault]]"
+_Find = TypeVar("_Find", bound="Find | FindInJob")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class FaultRule:
     name: str
     #: Tables without which it cannot say anything.
     needs: tuple[str, ...]
-    find: Find
+    find: Find | FindInJob
+    #: Whether it reads several ranks of a job, by their numbers, and not one.
+    of_job: bool = False
 
     @property
     def page(self) -> str:
@@ -58,12 +62,12 @@ class FaultRule:
 RULES: dict[str, FaultRule] = {}
 
 
-def rule(code: str, name: str, *needs: str) -> Callable[[Find], Find]:
+def rule(code: str, name: str, *needs: str, of_job: bool = False) -> Callable[[_Find], _Find]:
     """Register a function as the rule of a code."""
 
-    def register(find: Find) -> Find:
+    def register(find: _Find) -> _Find:
         assert code not in RULES, code
-        RULES[code] = FaultRule(code, name, needs, find)
+        RULES[code] = FaultRule(code, name, needs, find, of_job)
         return find
 
     return register

@@ -14,7 +14,8 @@ A finding is a fault of a job that a rule saw in its run: a code, the fault and 
 and what that gives. `fakedist report` shows the five gravest, `fakedist report --section findings` all,
 `fakedist report --json` has them as `findings`, and `fakedist explain FD101` prints a section of this page.
 
-FD1 are rules of memory, FD2 of time, FD3 of distribution. Gains in bytes are *estimated*: the run's own history is
+FD1 are rules of memory, FD2 of time, FD3 of distribution; FD302 and FD303 compare the ranks of a job that ran
+(`fakedist profile --rank 0,1`). Gains in bytes are *estimated*: the run's own history is
 played again without what would go, which gives the least and the most. Gains in time are estimated as the step is. A
 rule that lacks a table says nothing: a memory snapshot of a real GPU has no kernels, so FD2 says nothing of it.
 

@@ -347,9 +347,14 @@ class Run:
         return self._found[1]
 
     @cached_property
+    def case(self) -> Case:
+        """The run as the rules of findings read it."""
+        return Case(self.keeping_tables().table, self.has, self.summary)
+
+    @cached_property
     def _found(self) -> tuple[list[Finding], list[Note]]:
         notes: list[Note] = []
-        case = Case(self.keeping_tables().table, self.has, self.summary)
+        case = self.case
         faults = find_faults(case, lambda code, find: estimate_or_note(f"finding {code}", find, notes) or [])
         return [finding for finding in faults if not is_ignored(finding)], notes
 

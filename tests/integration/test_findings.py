@@ -38,6 +38,16 @@ def test_a_fault_is_found_and_its_twin_has_none(run_fakedist: RunFakedist, code:
     assert code not in findings(run_fakedist, code, "mended")
 
 
+@pytest.mark.parametrize("code", ["FD302", "FD303"])
+def test_a_fault_between_ranks_is_found_and_its_twin_has_none(
+    run_fakedist: RunFakedist, tmp_path: Path, code: str
+) -> None:
+    for mended in ((), ("mended",)):
+        options = ("--world-size", "8", "--rank", "0,1", "--device", "virtual", "--host", "dgx-h100", "--no-page")
+        report = run_fakedist("profile", *options, "--json", "-o", tmp_path / f"runs{len(mended)}", JOB, code, *mended)
+        assert [finding["code"] for finding in report.json()["findings"]] == ([] if mended else [code])
+
+
 def test_what_mending_gives_is_what_the_mended_job_saves(run_fakedist: RunFakedist) -> None:
     """Whole gradients between micro-batches: 22.01 MiB where a shard of eight is an eighth."""
     found = findings(run_fakedist, "FD103")["FD103"]

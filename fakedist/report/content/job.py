@@ -32,7 +32,15 @@ from fakedist.report.page.assets import figure_object
 from fakedist.report.page.bars import BarChart, memory_bars, time_bars
 from fakedist.report.text import host_memory_sheets
 from fakedist.report.text.run_report import summary_object
-from fakedist.report.text.wording import MFU_BASIS, command_line, ending, job_command, note_texts
+from fakedist.report.text.wording import (
+    FINDINGS_TITLE,
+    MFU_BASIS,
+    command_line,
+    ending,
+    finding_text,
+    job_command,
+    note_texts,
+)
 from fakedist.results.job_time import JobRuns, JobTime
 from fakedist.results.rank_kinds import JobKinds
 from fakedist.results.run import Run
@@ -89,6 +97,9 @@ def job_report(
     blocks: list[Block] = [ranks] if found is None else [*_about(found), *_memory(found), *_step(job, changed), ranks]
     if found is not None and found.kinds is not None:
         blocks += [_kinds_sheet(found.kinds, found.runs), _groups_sheet(found.kinds)]
+    if found is not None and found.findings:
+        texts = [finding_text(finding, found.runs[0].manifest.cwd) for finding in found.findings]
+        blocks.append(Items(FINDINGS_TITLE, texts, label="Findings"))
     if notes := list(_notes(found, rows)):
         blocks.append(Items("Notes on these figures", notes, label="Notes"))
     blocks += [] if found is None else [_job_facts(found)]
@@ -97,6 +108,7 @@ def job_report(
         exit_code = next((row.exit.code for row in rows if row.exit.code), 0)
         whole = {"world_size": world_size, "exit_code": exit_code, "ranks": [_rank_object(row) for row in rows]}
         whole["job"] = None if job is None else _job_object(job, changed)
+        whole["findings"] = [] if found is None else to_plain(found.findings)
         kinds = None if found is None or not has_kinds else found.kinds
         return whole if kinds is None else whole | {"kinds": _kind_objects(kinds)}
 
@@ -450,6 +462,7 @@ def _notes(runs: JobRuns | None, rows: Sequence[RankRow]) -> Iterator[str]:
     yield from (f"Rank {row.rank} did not start: {row.exit.message}" for row in rows if row.run_directory is None)
     if runs is None:
         return
+    yield from (note.text for note in runs.finding_notes)
     if runs.job is not None:
         yield from (note.text for note in runs.job.summary.notes)
     elif runs.why_no_step:

@@ -364,6 +364,27 @@ def kept_evaluation(mended: bool) -> Step:
     return evaluated
 
 
+def evaluation_of_rank_0(mended: bool) -> Step:
+    model, tokens = Model(width=1024).to("cuda"), make_tokens()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step() -> None:
+        F.cross_entropy(model(tokens), tokens).backward()
+        if mended or dist.get_rank() == 0:
+            with torch.no_grad():
+                model(tokens)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def uneven_batches(mended: bool) -> Step:
+    model = Model().to("cuda")
+    tokens = make_tokens(number=512 if mended or dist.get_rank() else 384)
+    return train(model, lambda: F.cross_entropy(model(tokens), tokens))
+
+
 FAULTS: dict[str, Callable[[bool], Step]] = {
     "FD101": chunked_loss,
     "FD102": copied_logits,
@@ -385,6 +406,8 @@ FAULTS: dict[str, Callable[[bool], Step]] = {
     "FD205": plain_products,
     "FD206": odd_vocabulary,
     "FD208": slow_loading,
+    "FD302": evaluation_of_rank_0,
+    "FD303": uneven_batches,
     "FD304": replicated_state,
 }
 
