@@ -21,8 +21,8 @@ def uneven_work(cases: Mapping[int, Case]) -> Iterator[Fault]:
 
     Rank 0 evaluates, logs norms or draws samples within the step, or a dataset gives some ranks longer sequences.
 
-    The rule sees ranks that make the same collectives, in groups of the same sizes, in the timed step. The kernels of one
-    of them take a twentieth of the step longer than those of another.
+    The rule sees ranks that make the same collectives, in groups of the same sizes, in the timed step. The kernels of
+    one of them take a twentieth of the step longer than those of another.
 
     **Mend**: share the work, do it on all ranks, or do it outside of the step.
 
