@@ -153,13 +153,9 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
                 rank_job.rank: open_run_directory(ranks[job.name, rank_job.rank].run_directory) for rank_job in job.jobs
             }
             figures = judge_job(checked, job, runs, before[job.name])
-            found = [(rank, finding) for rank, run in runs.items() for finding in run.findings]
-            found += [(None, finding) for finding in JobRuns(None, list(runs.values())).findings]
-            checked.findings += [
-                RankFinding(job.name, rank, finding)
-                for rank, finding in found
-                if job.selection.takes(finding, config.root)
-            ]
+            found = [RankFinding(job.name, rank, finding) for rank, run in runs.items() for finding in run.findings]
+            found += [RankFinding(job.name, None, finding) for finding in JobRuns(None, list(runs.values())).findings]
+            checked.findings += [each for each in found if job.selection.takes(each.finding, config.root)]
             if job.match:
                 checked.mismatches += _mismatches(job, [run.path for run in runs.values()])
             texts[baseline_path(config, job)] = baseline_text(
