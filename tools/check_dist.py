@@ -2,7 +2,7 @@
 
 - The wheel made from the sdist holds the same files as the wheel.
 - Without torch, the reading half works, and what needs torch says what to install.
-- A torch of NVIDIA's containers, 2.8.0a0+...nv, is kept.
+- A torch of NVIDIA's containers, 2.10.0a0+...nv, is kept.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import venv
 import zipfile
 from pathlib import Path
 
-#: The version of torch in NVIDIA's container 25.05.
-CONTAINERS_TORCH = "2.8.0a0+5228986c39.nv25.5"
+#: The version of torch in NVIDIA's container 25.11.
+CONTAINERS_TORCH = "2.10.0a0+b558c986e8.nv25.11"
 
 
 def main(dist: Path, scratch: Path) -> None:

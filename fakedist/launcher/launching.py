@@ -18,7 +18,7 @@ from typing import TextIO
 
 from fakedist.errors import ExitCode, RecordingError, SetupError
 from fakedist.gpu.driver.build import ensure_driver, torch_build
-from fakedist.gpu.fast_path.build import ensure_fast_path
+from fakedist.gpu.fast_path.build import FAST_PATH
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.smi.offer import ensure_smi, smi_environment
 from fakedist.launcher.ahead import Ahead
@@ -106,7 +106,7 @@ def check(job: Job) -> None:
         ensure_driver()
         ensure_smi()
         with suppress(SetupError):  # the rank runs without it, too
-            ensure_fast_path()
+            FAST_PATH.ensure()
         return
     version, cuda = torch_build()
     if not cuda:

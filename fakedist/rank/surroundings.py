@@ -22,7 +22,6 @@ import torch
 from fakedist.gpu.bare_steps import BareGpu, TimedLaunches
 from fakedist.gpu.driver_clock import DriverClock
 from fakedist.gpu.fast_path.compiled import CompiledFastPath, make_fast_path
-from fakedist.gpu.fast_path.event_tracker import EventTracker
 from fakedist.gpu.models.catalogue import find_gpu, gpu_of_product
 from fakedist.gpu.models.spec import LAUNCH_QUEUES
 from fakedist.gpu.native import cache_directory
@@ -40,7 +39,6 @@ from fakedist.record.device_memory import (
     StreamUses,
     allocator_settings,
     check_allocator,
-    keeps_metadata,
     kept_by_kind,
     nccl_record,
     outside_record,
@@ -331,7 +329,6 @@ class Surroundings:
             tracer,
             later_tracer=_later_tracer(job),
             until=job.until,
-            make_tracker=None if keeps_metadata() else EventTracker,
             fast_path=fast_path,
             integers=None if self._values is None else self._values.graphs,
             capacity=self._gpu if job.oom == "continue" else None,

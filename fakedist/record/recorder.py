@@ -17,7 +17,7 @@ from fakedist.options import Until
 from fakedist.record.beyond_capacity import Capacity, beyond_capacity
 from fakedist.record.compiled_graphs import is_tracing
 from fakedist.record.cuda_graphs import Graphs
-from fakedist.record.device_memory import Beginning, EventNumbers
+from fakedist.record.device_memory import Beginning
 from fakedist.record.engines import watched_engines
 from fakedist.record.graph_layers import is_dynamos
 from fakedist.record.hooks import backward_hook, made_optimizers, module_hooks, optimizer_hooks
@@ -74,7 +74,6 @@ class Recorder(StepListener):
         own_bytes: What the recording itself has written to files.
         capacity: The virtual GPUs whose memory the run may exceed. None lets torch raise its error.
         device: What is in use of the virtual GPU.
-        make_tracker: Numbers the allocator's events if :func:`~fakedist.record.device_memory.keeps_metadata` is false.
     """
 
     def __init__(
@@ -87,7 +86,6 @@ class Recorder(StepListener):
         *,
         later_tracer: Tracer | None = None,
         until: int | Until | None = None,
-        make_tracker: Callable[[], EventNumbers] | None = None,
         fast_path: FastPath | None = None,
         integers: GraphIntegers | None = None,
         capacity: Capacity | None = None,
@@ -107,7 +105,6 @@ class Recorder(StepListener):
             self._layers,
             execute,
             progress,
-            make_tracker=make_tracker,
             fast_path=fast_path,
             integers=integers,
         )

@@ -568,10 +568,7 @@ def lag_not_estimated() -> str:
 @note
 def host_memory_not_recorded() -> str:
     """Nothing watches the CPU allocator."""
-    return (
-        "the host's memory was not recorded: that needs torch 2.10 or newer, a C++ compiler, and torch's own CPU "
-        "allocator"
-    )
+    return "the host's memory was not recorded: that needs a C++ compiler and torch's own CPU allocator"
 
 
 def _kept_by_streams(lines: Sequence[tuple[str, int, int]]) -> str:
