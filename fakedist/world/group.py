@@ -185,7 +185,10 @@ class BareGroup(ProcessGroup):  # type: ignore[misc]
         options: object,
         store: Store | None = None,
     ) -> None:
-        super().__init__(*(() if store is None else (store,)), rank, num_ranks)
+        try:
+            super().__init__(*(() if store is None else (store,)), rank, num_ranks)
+        except TypeError:  # torch 2.10 makes no Python group with a store, and asks none for it
+            super().__init__(rank, num_ranks)
         self._own_rank = rank
         self._num_ranks = num_ranks
         self._asked = backend

@@ -58,6 +58,7 @@ SMALL_FOR_A_REASON = {
     **dict.fromkeys(
         (
             "rank/frameworks/dynamo",
+            "rank/frameworks/pipelining",
             "rank/frameworks/safetensors",
             "rank/frameworks/uneven_inputs",
             "rank/frameworks/vllm",

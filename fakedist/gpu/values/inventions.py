@@ -42,6 +42,9 @@ _KEEPING_ROOMS = ("/torch/distributed/fsdp/", "/torch/distributed/checkpoint/")
 #: The most lines that the note names.
 _NAMED = 4
 
+#: Torch 2.10 cannot assign to chosen elements of these, but to the same bits as a signed integer.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
 #: Bytes of a value whose type is not known.
 _USUAL_BYTES = 4
 
@@ -250,6 +253,8 @@ def _put(host: torch.Tensor, missing: torch.Tensor | None, values: torch.Tensor)
     if missing is None:
         host.copy_(values.view(host.shape))
         return
+    if (signed := _SIGNED.get(host.dtype)) is not None:
+        host, values = host.view(signed), values.view(signed)
     host[missing] = values
 
 
