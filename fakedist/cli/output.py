@@ -169,3 +169,13 @@ def length_options(command: _Command) -> _Command:
     names = click.Choice(("memory", "time", "advice", "notes"))
     section = click.option("--section", type=names, help="Print one part of the report, in full.")
     return full(section(command))
+
+
+def removed_option(flag: str, why: str, *, is_flag: bool = False) -> Callable[[_Command], _Command]:
+    """An option that was removed: it is refused, with what to type instead."""
+
+    def refuse(ctx: click.Context, param: click.Parameter, value: object) -> None:
+        if value:
+            raise click.UsageError(why, ctx)
+
+    return click.option(flag, hidden=True, multiple=not is_flag, is_flag=is_flag, expose_value=False, callback=refuse)

@@ -73,7 +73,7 @@ class Input:
         return f"{self.command.split()[0]}-{self.name.replace('/', '-')}"
 
 
-_CHECK = "check --config {}/check/fakedist.toml --annotations --junit {}/out/j --sarif {}/out/s -o {}/out/c --format"
+_CHECK = "check --config {}/check/fakedist.toml --annotations --junit {}/out/j -o {}/out/c --format"
 _CALIBRATE = "calibrate {}/rank0 --force -o {}/out/times.json --from-trace"
 INPUTS = [
     Input("check/fakedist.toml", f"{_CHECK} text"),
