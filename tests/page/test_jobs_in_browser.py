@@ -15,8 +15,9 @@ from fakedist.report.content.comparison import comparison_report
 from fakedist.report.content.job import runs_report
 from fakedist.report.render.html import report_page
 from fakedist.results.comparison import Comparison
-from fakedist.sweep.page import write_sweep_page
 from fakedist.sweep.point_rows import Status
+from fakedist.sweep.sheets import sweep_report
+from fakedist.sweep.sweep_directory import PAGE_NAME
 from tests.page.browser import Reader, drawn, serious_faults
 from tests.unit.report.content.test_job import placed
 from tests.unit.report.two_runs import run_of
@@ -46,7 +47,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     points = [row(1000 + 10 * at, 50 + at, tp=2**at, pp=2 ** (at % 3)) for at in range(6)]
     points[5] = replace(points[5], command=WINNER, world_size=64)
     points.append(row(100, 90, tp=64, pp=1, status=Status.DOES_NOT_FIT))
-    write_sweep_page(sweep(*points, path=folder / "sweep"))
+    swept = sweep(*points, path=folder / "sweep")
+    (swept.path / PAGE_NAME).write_text(report_page(sweep_report(swept, folder=swept.path)))
     return pages
 
 
@@ -101,7 +103,7 @@ def test_long_and_turned_values_of_an_axis_stay_within_the_page(reader: Reader, 
     points = [
         row(1000 + at, 50, kind=kind) for at, kind in enumerate(("L" * 300, "\u202egnp.exe", "</script><img src=x>"))
     ]
-    write_sweep_page(sweep(*points, path=tmp_path))
+    (tmp_path / PAGE_NAME).write_text(report_page(sweep_report(sweep(*points, path=tmp_path), folder=tmp_path)))
     assert reader.width_on(tmp_path / "report.html", width) <= width
     text = reader.page.locator("main").inner_text()
     assert "\\u202egnp.exe" in text

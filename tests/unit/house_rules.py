@@ -53,7 +53,9 @@ SMALL_FOR_A_REASON = {
     **dict.fromkeys(("cli/task_program", "launcher/count_gpus"), "the program of a process"),
     "rank/started/sitecustomize": "Python imports it by this name where a process begins",
     "rank/leaving": "ends the process; it must stay this short",
-    **dict.fromkeys(("cli/calibrate", "cli/compare", "cli/doctor", "cli/lines", "cli/match"), "one module a command"),
+    **dict.fromkeys(
+        ("cli/calibrate", "cli/compare", "cli/doctor", "cli/lines", "cli/match", "cli/view"), "one module a command"
+    ),
     "report/content/rollout": "one module a subject",
     **dict.fromkeys(
         (

@@ -10,6 +10,7 @@ from fakedist.cli.program import main
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
+        (["view", "--live", "RUN"], "--live is no more: fakedist report says whether a run is still being written"),
         (["check", "--sarif", "out.sarif"], "--sarif is no more: --junit FILE and --annotations"),
     ],
 )
