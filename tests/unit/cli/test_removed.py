@@ -11,6 +11,7 @@ from fakedist.cli.program import main
     ("arguments", "why"),
     [
         (["view", "--live", "RUN"], "--live is no more: fakedist report says whether a run is still being written"),
+        (["play", "RUN", "--format", "html"], "'html' is not one of 'text', 'json', 'markdown', 'csv'"),
         (["check", "--sarif", "out.sarif"], "--sarif is no more: --junit FILE and --annotations"),
     ],
 )

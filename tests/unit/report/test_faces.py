@@ -175,7 +175,7 @@ def faces(report: Report, *forms: str) -> Iterator[tuple[str, str]]:
 
 def test_played_loads(snapshot: SnapshotAssertion) -> None:
     for has_steps in (True, False):
-        for form, text in faces(play_report(subjects.played(has_steps=has_steps))):
+        for form, text in faces(play_report(subjects.played(has_steps=has_steps)), *FORMATS, CSV):
             assert text == snapshot(name=f"{has_steps}-{form}")
 
 
@@ -187,7 +187,7 @@ def test_a_load_played_on_each_rank(snapshot: SnapshotAssertion) -> None:
 
 def test_played_steps(snapshot: SnapshotAssertion) -> None:
     for fails in (True, False):
-        for form, text in faces(long_run_report(subjects.played_steps(fails=fails))):
+        for form, text in faces(long_run_report(subjects.played_steps(fails=fails)), *FORMATS, CSV):
             assert text == snapshot(name=f"{fails}-{form}")
 
 
