@@ -28,7 +28,7 @@ def main(dist: Path, scratch: Path) -> None:
     fakedist = python.parent / "fakedist"
     run(fakedist, "--version")
     run(python, "-c", "import fakedist, sys; fakedist.open; assert 'torch' not in sys.modules")
-    for command in ("report", "view", "compare", "topology", "time", "nsys", "calibrate", "export"):
+    for command in ("report", "view", "compare", "time", "nsys", "calibrate", "export"):
         run(fakedist, command, "--help")
     refused = run(fakedist, "profile", "--world-size", "2", "--rank", "0", Path(__file__).resolve(), code=1)
     check("pip install 'fakedist[torch]'" in refused, f"profile without torch says: {refused}")

@@ -166,7 +166,7 @@ def chosen_output(form: str | None, as_json: bool, file: Path | None = None) -> 
 def length_options(command: _Command) -> _Command:
     """Give a command ``--full`` and ``--section``, for more than its short report."""
     full = click.option("--full", is_flag=True, help="Print every table.")
-    names = click.Choice(("memory", "time", "advice", "notes"))
+    names = click.Choice(("memory", "time", "communication", "advice", "notes"))
     section = click.option("--section", type=names, help="Print one part of the report, in full.")
     return full(section(command))
 

@@ -38,7 +38,7 @@ SAME_THING = {
     **dict.fromkeys(("match", "play"), "a subject: its report, and its command"),
     "comparison": "runs: the engine that compares them, and its report",
     "rollout": "an engine's rollout: its options, and its report",
-    "topology": "the ranks' groups: their analysis, their report, and their command",
+    "topology": "the ranks' groups: their analysis, and their report",
     "command": "the command of an extra",
     "class Verdict": "the verdict on a rank, and what a report says first",
     "class Advice": "a change that would help: the record, and its block of a report",

@@ -91,7 +91,7 @@ def summary_object(run_directory: Path | Run, *, all_layers: bool = False) -> di
     return {**to_plain(summary), "run_directory": str(run.path)}
 
 
-#: Parts of the report that can be printed alone.
+#: Parts of the report that can be printed alone, as can the communication, which has a report of its own.
 SECTIONS = ("memory", "time", "advice", "notes")
 _NUM_STEPS, _NUM_TRACED = 5, 6
 _NUM_LAYERS, _NUM_LINES, _NUM_GAINS, _NUM_ADVICE = 5, 5, 3, 3

@@ -12,6 +12,10 @@ from fakedist.cli.program import main
     [
         (["view", "--live", "RUN"], "--live is no more: fakedist report says whether a run is still being written"),
         (["play", "RUN", "--format", "html"], "'html' is not one of 'text', 'json', 'markdown', 'csv'"),
+        (
+            ["topology", "--world-size", "8", "train.py"],
+            "topology is no more: fakedist report RUN --section communication",
+        ),
         (["check", "--sarif", "out.sarif"], "--sarif is no more: --junit FILE and --annotations"),
     ],
 )

@@ -84,5 +84,5 @@ def test_without_torch_it_says_what_works_all_the_same(
     machine.setattr(doctor, "check_driver", lambda: doctor.MachineCheck("virtual GPU", "missing", "no torch"))
     assert main(["doctor"]) == 1
     *_, works, lacks = capsys.readouterr().out.splitlines()
-    assert works.startswith("report, view, compare, topology RUN, time, nsys, calibrate and export work here")
+    assert works.startswith("report, view, compare, time, nsys, calibrate and export work here")
     assert lacks.startswith("profile and check do not yet")

@@ -147,9 +147,8 @@ def test_three_runs(shown: Shown, snapshot: SnapshotAssertion) -> None:
 
 def test_topology(shown: Shown, snapshot: SnapshotAssertion) -> None:
     steps()
-    for form in (*FORMATS, HTML):
-        assert shown(form, "topology", "rank0") == snapshot(name=form)
-        assert shown(form, "topology", "rank0", "rank4") == snapshot(name=f"two-{form}")
+    for form in FORMATS:
+        assert shown(form, "report", "rank0", "--section", "communication") == snapshot(name=form)
 
 
 def test_rollout(shown: Shown, snapshot: SnapshotAssertion) -> None:
