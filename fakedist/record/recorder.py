@@ -92,7 +92,6 @@ class Recorder(StepListener):
         clocked: ClockedGpu | None = None,
         go_bare: Callable[[], None] = lambda: None,
         why_not_bare: Callable[[], str] = lambda: "",
-        all_collectives: bool = False,
         own_bytes: Callable[[], int] = lambda: 0,
         device: DeviceInUse | None = None,
     ) -> None:
@@ -128,7 +127,6 @@ class Recorder(StepListener):
             self._position,
             operations=self._memory.operations,
             ledger=self._memory.ledger,
-            all_collectives=all_collectives,
         )
         self._exit = self._until_bare = ExitStack()
         self._named_phases = NamedPhases(append, self._position, device, tracer)

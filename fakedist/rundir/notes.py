@@ -515,7 +515,7 @@ def streams_keep_least(lines: Sequence[tuple[str, int, int]]) -> str:
     """The allocator kept blocks for streams (``lines``: with blocks and bytes of a step, most first): not for long."""
     return (
         f"{_kept_by_streams(lines)}. Here streams are done at once, so what is reserved is a lower bound for a real "
-        "GPU (--gpu-lag full gives an upper one, estimated a figure in between)"
+        "GPU (--gpu-lag full gives an upper one)"
     )
 
 
@@ -531,19 +531,6 @@ def streams_keep_most(lines: Sequence[tuple[str, int, int]]) -> str:
     )
 
 
-@warning(150)
-def streams_keep_estimated(lines: Sequence[tuple[str, int, int]], num_timed: int, num_untimed: int) -> str:
-    """The same, by ``--gpu-lag estimated``, which had the times of some launches and not of others."""
-    untimed = ""
-    if num_untimed:
-        part = num_untimed / (num_timed + num_untimed)
-        untimed = f". {part:.1%} of the launches are none of the timed step's, and count as taking no time"
-    return (
-        f"{_kept_by_streams(lines)}. Here streams are done when the estimated times of a first run have them done, so "
-        f"what is reserved is estimated, between --gpu-lag none and full{untimed}"
-    )
-
-
 @warning(170)
 def node_memory_short(node: NodeMemory) -> str:
     """The node's host has less memory than its ranks need."""
@@ -553,15 +540,6 @@ def node_memory_short(node: NodeMemory) -> str:
     return (
         f"a node of {counted(node.num_ranks, 'rank')} needs {at_least} {format_bytes(needs)} of host memory in step "
         f"{step}, {phase}, and has {format_bytes(node.limit_bytes or 0)} (--host-memory): the host would kill the job"
-    )
-
-
-@note
-def lag_not_estimated() -> str:
-    """``--gpu-lag estimated`` in a run that has no times."""
-    return (
-        "--gpu-lag estimated needs a run that ends well and has a step with times: in this one streams are done at "
-        "once, as with --gpu-lag none"
     )
 
 

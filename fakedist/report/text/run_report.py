@@ -262,6 +262,7 @@ _LEAST_GAIN = 0.001
 #: What some notes say of the reserved peak.
 _BOUNDS = {
     "streams_keep_least": ", at least (--gpu-lag full: at most)",
+    # Of runs of earlier versions.
     "streams_keep_estimated": ", estimated (--gpu-lag none: at least; full: at most)",
     "streams_keep_most": ", at most (--gpu-lag none: at least)",
 }
