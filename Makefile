@@ -15,7 +15,7 @@ OLDEST_TESTS := $(foreach room,gpu rank record world,tests/unit/$(room)) tests/u
 TORCH_TESTS := $(OLDEST_TESTS) $(foreach name,compiled recording_changes_nothing replay_exact values values_agree values_in_training, \
 	tests/integration/test_$(name).py)
 # PyPI's releases from the oldest supported to the newest; 2.13.0 has no CUDA build on some indexes.
-TORCHES := 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.14.1 2.15.0
+TORCHES := 2.10.0 2.11.0 2.12.1 2.14.1 2.15.0
 TORCH_ENV := .venv-torch-$(TORCH)
 # What is supported besides 3.12: the oldest Python and the newest.
 PYTHONS := 3.11 3.13
@@ -191,8 +191,8 @@ oldest: .venv-oldest/.installed ## the tests that touch torch, on the oldest sup
 	$(OLDEST)/python $(PIP_INSTALL) --constraint constraints-oldest.txt --no-build-isolation --editable '.[test]'
 	touch $@
 
-torch: ## tests and our own jobs on another torch, in .venv-torch-... (6 GB): make torch TORCH=2.9.1
-	@test -n '$(TORCH)' || { echo 'which torch? make torch TORCH=2.9.1   ($(TORCHES))'; exit 2; }
+torch: ## tests and our own jobs on another torch, in .venv-torch-... (6 GB): make torch TORCH=2.12.1
+	@test -n '$(TORCH)' || { echo 'which torch? make torch TORCH=2.12.1   ($(TORCHES))'; exit 2; }
 	$(MAKE) --no-print-directory $(TORCH_ENV)/.installed
 	$(call note_python,$(TORCH_ENV))
 	$(TORCH_ENV)/bin/fakedist doctor

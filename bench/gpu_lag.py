@@ -1,10 +1,10 @@
-"""Reserved memory of jobs with `record_stream`: on a virtual GPU with no, estimated and full lag, and on a real one.
+"""Reserved memory of jobs with `record_stream`: on a virtual GPU with no and with full lag, and on a real one.
 
     python bench/gpu_lag.py [JOB ...]
 
 The real GPU, if the machine has one, runs each job bare, with the other ranks faked. What it reserves has to lie
-between no and full lag, and so has the estimate. Kernels take milliseconds, so that it lags behind its host. Jobs whose
-streams wait for each other instead reserve the same in each case. Exit code 1 if any of this is not so.
+between no and full lag. Kernels take milliseconds, so that it lags behind its host. Jobs whose streams wait for each
+other instead reserve the same in each case. Exit code 1 if any of this is not so.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def run_bare(name: str) -> None:
 def measure(command: list[str]) -> dict[str, int]:
     """Run a job and read what it printed. A failed one ends the benchmark."""
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    for line in reversed(done.stdout.splitlines()):  # an estimated lag takes two runs
+    for line in done.stdout.splitlines():
         if line.startswith("FOUND "):
             found: dict[str, int] = json.loads(line.removeprefix("FOUND "))
             return found
@@ -188,7 +188,7 @@ def virtual(name: str, lag: str, gpu: list[str]) -> dict[str, int]:
     """Run a job under `fakedist profile`."""
     with tempfile.TemporaryDirectory(prefix="gpu-lag-") as directory:
         options = ["--device=virtual", f"--gpu-lag={lag}", f"--world-size={WORLD_SIZE}", "--rank=0", "--until=end"]
-        options += ["--no-page", *([] if lag == "estimated" else ["--no-kernels"]), "-o", f"{directory}/run", *gpu]
+        options += ["--no-page", "--no-kernels", "-o", f"{directory}/run", *gpu]
         return measure([sys.executable, "-m", "fakedist", "profile", *options, __file__, "--in-world", name])
 
 
@@ -196,15 +196,14 @@ def compare(name: str, gpu: list[str], *, is_real: bool) -> bool:
     """Print a job's row; whether each reserves what it may."""
     with ThreadPoolExecutor(4 if (os.cpu_count() or 1) > 4 else 1) as pool:
         bare = pool.submit(measure, [sys.executable, __file__, "--bare", name]) if is_real else None
-        none, estimated, full = pool.map(lambda lag: virtual(name, lag, gpu), ("none", "estimated", "full"))
+        none, full = pool.map(lambda lag: virtual(name, lag, gpu), ("none", "full"))
         real = bare.result() if bare else None
-    between = [found["reserved"] for found in (estimated, real) if found]
-    is_right = all(none["reserved"] <= reserved <= full["reserved"] for reserved in between)
+    is_right = none["reserved"] <= (real or none)["reserved"] <= full["reserved"]
     is_right &= (none["reserved"] == full["reserved"]) == (name in WAITING)
     columns = [
         f"{found[what] / MIB:,.0f}" if found else "-"
         for what in ("reserved", "allocated")
-        for found in (none, estimated, real, full)
+        for found in (none, real, full)
     ]
     print(f"{name:<16}{''.join(f'{text:>10}' for text in columns)}", "" if is_right else "WRONG", flush=True)
     return is_right
@@ -231,8 +230,8 @@ def main() -> int:
         model, capacity_bytes = like(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory)
         gpu = [f"--gpu={model}", f"--gpu-memory={capacity_bytes} B"]
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    print(f"{'':<16}{'reserved, MiB':>40}{'allocated, MiB':>40}")
-    print(f"{'':<16}{''.join(f'{text:>10}' for text in ('no lag', 'estimated', 'real', 'full lag') * 2)}", flush=True)
+    print(f"{'':<16}{'reserved, MiB':>30}{'allocated, MiB':>30}")
+    print(f"{'':<16}{''.join(f'{text:>10}' for text in ('no lag', 'real', 'full lag') * 2)}", flush=True)
     has_deepspeed = importlib.util.find_spec("deepspeed") is not None
     names = args.job or [name for name in JOBS if has_deepspeed or name != "zero3"]
     results = [compare(name, gpu, is_real=is_real) for name in names]

@@ -148,13 +148,11 @@ def nothing_leaks() -> Iterator[None]:
 def _process_state() -> dict[str, object]:
     # torch.compile leaves the places of its caches in the environment.
     own = ("PYTEST_", "TORCHINDUCTOR_", "TRITON_")
-    # torch 2.8 appends a directory when this module is imported, which its profiler does at first use.
-    torchs = getattr(sys.modules.get("torch.distributed.nn.jit.instantiator"), "INSTANTIATED_TEMPLATE_DIR_PATH", None)
     return {
         **{f"${name}": value for name, value in os.environ.items() if not name.startswith(own)},
         "working directory": Path.cwd(),
         "sys.argv": list(sys.argv),
-        "sys.path": [path for path in sys.path if path != torchs],
+        "sys.path": list(sys.path),
         "exception hook": sys.excepthook,
         "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
     } | _patch_targets()

@@ -2,7 +2,7 @@
 
 - The wheel made from the sdist holds the same files as the wheel.
 - Without torch, the reading half works, and what needs torch says what to install.
-- A torch of NVIDIA's containers, 2.8.0a0+...nv, is kept.
+- A torch of NVIDIA's containers, 2.10.0a0+...nv, is kept.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import venv
 import zipfile
 from pathlib import Path
 
-#: The version of torch in NVIDIA's container 25.05.
-CONTAINERS_TORCH = "2.8.0a0+5228986c39.nv25.5"
+#: The version of torch in NVIDIA's container 25.11.
+CONTAINERS_TORCH = "2.10.0a0+b558c986e8.nv25.11"
 
 
 def main(dist: Path, scratch: Path) -> None:
@@ -28,7 +28,7 @@ def main(dist: Path, scratch: Path) -> None:
     fakedist = python.parent / "fakedist"
     run(fakedist, "--version")
     run(python, "-c", "import fakedist, sys; fakedist.open; assert 'torch' not in sys.modules")
-    for command in ("report", "view", "compare", "topology", "time", "nsys", "calibrate", "export"):
+    for command in ("report", "view", "compare", "time", "nsys", "calibrate", "export"):
         run(fakedist, command, "--help")
     refused = run(fakedist, "profile", "--world-size", "2", "--rank", "0", Path(__file__).resolve(), code=1)
     check("pip install 'fakedist[torch]'" in refused, f"profile without torch says: {refused}")

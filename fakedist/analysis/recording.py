@@ -17,7 +17,7 @@ from fakedist.rundir.collector import no_collector
 from fakedist.rundir.directory import JOURNAL_NAME, KERNELS_NAME, SMI_NAME
 from fakedist.rundir.encoding import Record, columns_of
 from fakedist.rundir.journal import damaged, read_journal
-from fakedist.rundir.launch_records import HostClockRecord, LaunchesRecord, LaunchKeysRecord, MachineScoreRecord
+from fakedist.rundir.launch_records import HostClockRecord, LaunchesRecord, MachineScoreRecord
 from fakedist.rundir.memory_records import (
     AllocatorSettingsRecord,
     BeyondCapacityRecord,
@@ -132,7 +132,6 @@ class Recording:
         operation_stacks: Columns of ``OperationStacksRecord``: those of operations of timed steps.
         kernels: Columns of ``KernelsRecord``: the timed step's kernels as a tool saw them.
         launches: The timed step's launches on the virtual GPU; None on a real one, or if none was timed.
-        launch_keys: What they are to the driver; None unless their times are for ``--gpu-lag estimated``.
         machine: How fast the machine that recorded the run is; None if that was not measured.
         profiled: torch.profiler's trace of the timed step; None if it did not run.
         host: The host in a timed step that a tool traced; None if none was, or the trace was imported.
@@ -188,7 +187,6 @@ class Recording:
     kernel_texts: list[str] = field(default_factory=list)
     kernel_source: KernelSource | None = None
     launches: LaunchesRecord | None = None
-    launch_keys: LaunchKeysRecord | None = None
     host_clock: HostClockRecord | None = None
     machine: MachineScoreRecord | None = None
     profiled: ProfilerRecord | None = None
@@ -286,7 +284,6 @@ _KEPT: dict[type[Record], str] = {
     ProfilerRecord: "profiled",
     HostRecord: "host",
     LaunchesRecord: "launches",
-    LaunchKeysRecord: "launch_keys",
     HostClockRecord: "host_clock",
     MachineScoreRecord: "machine",
     RouterLoadRecord: "routers",

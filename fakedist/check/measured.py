@@ -198,7 +198,7 @@ def measure(run: Run, figures: set[Figure], where: str) -> RankFigures:
     lines = [] if host is None else host.lines
     rank_figures = RankFigures(record, parts, blocks, times, next(iter(lines), None))
     if any(figure.is_of_host for figure in figures) and host is None:
-        raise CheckError(f"{where}: the host's memory was not recorded", "remove the limit, or use torch 2.10 or newer")
+        raise CheckError(f"{where}: the host's memory was not recorded", "remove the limit, or install a C++ compiler")
     unknown = sorted(figure.kind for figure in figures if figure.is_time and rank_figures.value(figure) is None)
     if unknown:
         message = f"{where}: no step was timed, so there is no {unknown[-1]}"

@@ -1,4 +1,4 @@
-"""The result of a check: as text, as annotations at lines (GitHub, SARIF 2.1.0), and as JUnit XML.
+"""The result of a check: as text, as GitHub annotations at lines, and as JUnit XML.
 
 It is valid against both schemas in use: Jenkins' (xunit plugin) and Apache Ant's (windyroad/JUnit-Schema).
 """
@@ -6,14 +6,11 @@ It is valid against both schemas in use: Jenkins' (xunit plugin) and Apache Ant'
 from __future__ import annotations
 
 import datetime
-import json
 import re
 import socket
 from functools import partial
-from urllib.parse import quote
 from xml.etree import ElementTree
 
-from fakedist._version import __version__
 from fakedist.check.checking import Checked
 from fakedist.check.judging import JudgedFigure
 from fakedist.report.content.report_blocks import Block, Items, Remark, Report, Sheet, SheetColumn, Verdict
@@ -22,14 +19,6 @@ from fakedist.rundir.plain import to_plain
 from fakedist.units import format_relative
 
 _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+) \(.*\)")
-_RULES = {
-    "budget": "A figure of a rank is above its budget.",
-    "baseline": "A figure of a rank grew more than its baseline allows.",
-    "fits": "A rank does not fit its GPU.",
-    "match": "Calls of a job's ranks do not match, or the job hangs.",
-    "script": "A script failed, so nothing was judged.",
-    "finding": "A rule of docs/findings.md that is selected finds a fault.",
-}
 
 
 def github_annotations(checked: Checked) -> list[str]:
@@ -42,37 +31,6 @@ def github_annotations(checked: Checked) -> list[str]:
         position = f"file={_escaped(file, is_property=True)},line={line},"
         lines.append(f"::error {position}title=fakedist {rule}::{_escaped(message)}")
     return lines
-
-
-def sarif_text(checked: Checked) -> str:
-    """The findings as SARIF 2.1.0. Paths are relative to the configuration's directory."""
-    results = [
-        {
-            "ruleId": rule,
-            "ruleIndex": list(_RULES).index(rule),
-            "level": "error",
-            "message": {"text": message},
-            "locations": [
-                {
-                    "physicalLocation": {
-                        "artifactLocation": {"uri": quote(file), "uriBaseId": "%SRCROOT%"},
-                        "region": {"startLine": line},
-                    }
-                }
-            ],
-            # The figure, not its value, identifies a result.
-            "partialFingerprints": {"fakedist/v1": message.partition(" is ")[0]},
-        }
-        for rule, message, file, line in _marks(checked)
-    ]
-    rules = [{"id": name, "shortDescription": {"text": text}} for name, text in _RULES.items()]
-    driver = {"name": "fakedist", "semanticVersion": __version__, "rules": rules}
-    log = {
-        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
-        "version": "2.1.0",
-        "runs": [{"tool": {"driver": driver}, "results": results, "columnKind": "unicodeCodePoints"}],
-    }
-    return json.dumps(log, indent=2) + "\n"
 
 
 def _marks(checked: Checked) -> list[tuple[str, str, str, int]]:

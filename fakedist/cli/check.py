@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import click
 
 from fakedist.cli.job_options import GroupedCommand, executor_options
-from fakedist.cli.output import HTML, JSON, MARKDOWN, TEXT, chosen_output, file_option, format_options
+from fakedist.cli.output import HTML, JSON, MARKDOWN, TEXT, chosen_output, file_option, format_options, removed_option
 from fakedist.cli.say import last_line, remark, say
 from fakedist.errors import ExitCode, ScriptError
 from fakedist.temporary import scratch_directory
@@ -42,7 +42,7 @@ class _CheckCommand(GroupedCommand):
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, HTML)
 @click.option("--junit", type=_FILE, metavar="FILE", help="Also write JUnit XML.")
-@click.option("--sarif", type=_FILE, metavar="FILE", help="Also write SARIF 2.1.0, for code scanning.")
+@removed_option("--sarif", "--sarif is no more: --junit FILE and --annotations have the same lines; leave it out")
 @click.option(
     "--annotations/--no-annotations",
     default=None,
@@ -58,7 +58,6 @@ def check(
     form: str | None,
     as_json: bool,
     junit: Path | None,
-    sarif: Path | None,
     annotations: bool | None,
     runs: Path | None,
     on: str,
@@ -73,17 +72,17 @@ def check(
     from fakedist.check.checking import Running
     from fakedist.check.checking import check as run_check
     from fakedist.check.config import find_config, read_config
-    from fakedist.check.outputs import check_report
+    from fakedist.check.outputs import check_report, junit_text
     from fakedist.launcher.executors.choosing import make_executor
-    from fakedist.report.writing import see_that_it_can_be_written
+    from fakedist.report.writing import replace_text, see_that_it_can_be_written
 
     output = chosen_output(form, as_json, file)
     is_printed = output.format != TEXT and file is None
     if annotations and is_printed:
         raise click.UsageError(f"--annotations and --format {output.format} are both printed: give -o FILE")
     configured = read_config(config or find_config(Path.cwd())).chosen(names)
-    for path in filter(None, (junit, sarif)):
-        see_that_it_can_be_written(path)
+    if junit is not None:
+        see_that_it_can_be_written(junit)
     if runs is not None:
         see_that_it_can_be_written(runs, is_directory=True)
     with scratch_directory("check") as scratch:
@@ -95,7 +94,9 @@ def check(
             click.echo(error.output, err=True)
             return last_line(ExitCode.ERROR, error.message)
     output.write(check_report(checked))
-    _write_files(checked, junit, sarif)
+    if junit is not None:
+        junit.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(junit, junit_text(checked))
     if annotations is None:
         annotations = os.environ.get("GITHUB_ACTIONS") == "true" and not is_printed
     if annotations:
@@ -118,16 +119,6 @@ def _annotate(checked: Checked) -> None:
     sys.stdout.flush()
     for line in github_annotations(checked):
         say(line)
-
-
-def _write_files(checked: Checked, junit: Path | None, sarif: Path | None) -> None:
-    from fakedist.check.outputs import junit_text, sarif_text
-    from fakedist.report.writing import replace_text
-
-    texts = [(path, make(checked)) for path, make in ((junit, junit_text), (sarif, sarif_text)) if path is not None]
-    for path, text in texts:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path, text)
 
 
 def _say_outcome(checked: Checked, update: bool) -> int:

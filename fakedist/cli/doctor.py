@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: What needs neither torch nor a device.
 _ONLY_READS = (
-    "report, view, compare, topology RUN, time, nsys, calibrate and export work here: they read runs that were made "
+    "report, view, compare, time, nsys, calibrate and export work here: they read runs that were made "
     "elsewhere.\nprofile and check do not yet: they need what is missing above"
 )
 

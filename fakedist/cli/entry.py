@@ -30,7 +30,6 @@ from fakedist.cli.report import report
 from fakedist.cli.say import MORE_MEMORY, TOO_LITTLE_MEMORY, last_line, print_error, say
 from fakedist.cli.sweep import sweep
 from fakedist.cli.time import time
-from fakedist.cli.topology import topology
 from fakedist.cli.view import view
 from fakedist.docstrings import docstring_of
 from fakedist.errors import ExitCode, FakedistError
@@ -95,7 +94,21 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+#: Commands that were removed -> what to type instead.
+_REMOVED = {"topology": "fakedist report RUN --section communication"}
+
+
+class _Program(click.Group):
+    """The program. Commands that were removed are refused by name."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """As click does."""
+        if cmd_name in _REMOVED:
+            raise click.UsageError(f"{cmd_name} is no more: {_REMOVED[cmd_name]}", ctx)
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, message="fakedist %(version)s")
 def cli() -> None:
     """Run one rank of a thousand-GPU PyTorch job, unmodified, on one GPU or none.
@@ -112,7 +125,6 @@ for _command in (
     lines,
     compare,
     time,
-    topology,
     match,
     explain,
     check,

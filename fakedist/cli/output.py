@@ -166,6 +166,16 @@ def chosen_output(form: str | None, as_json: bool, file: Path | None = None) -> 
 def length_options(command: _Command) -> _Command:
     """Give a command ``--full`` and ``--section``, for more than its short report."""
     full = click.option("--full", is_flag=True, help="Print every table.")
-    names = click.Choice(("memory", "time", "findings", "advice", "notes"))
+    names = click.Choice(("memory", "time", "communication", "findings", "advice", "notes"))
     section = click.option("--section", type=names, help="Print one part of the report, in full.")
     return full(section(command))
+
+
+def removed_option(flag: str, why: str, *, is_flag: bool = False) -> Callable[[_Command], _Command]:
+    """An option that was removed: it is refused, with what to type instead."""
+
+    def refuse(ctx: click.Context, param: click.Parameter, value: object) -> None:
+        if value:
+            raise click.UsageError(why, ctx)
+
+    return click.option(flag, hidden=True, multiple=not is_flag, is_flag=is_flag, expose_value=False, callback=refuse)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, TEXT, Output, chosen_output, file_option, format_options
+from fakedist.cli.output import CSV, JSON, MARKDOWN, TEXT, Output, chosen_output, file_option, format_options
 from fakedist.cli.say import reading
 from fakedist.options.expert_loads import parse_router_load
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     help="With --steps: random sequences of lengths.  [default: 20]",
 )
 @file_option
-@format_options(TEXT, JSON, MARKDOWN, CSV, HTML)
+@format_options(TEXT, JSON, MARKDOWN, CSV)
 def play(
     run: Path,
     *,
@@ -94,8 +94,8 @@ def play(
         playable = open_playable(run)
         load = playable.facts.load if load is None else parse_router_load(load)
         if ranks:
-            if changes or output.format == HTML:
-                raise click.UsageError("--ranks takes no --change, and --format text, json, markdown or csv")
+            if changes:
+                raise click.UsageError("--ranks takes no --change")
             seed = playable.job.seed if seed is None else seed
             output.write(_ranks_report(playable, load, seed))
             return 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, Output
+from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, TEXT, Output
 from fakedist.errors import TRACEBACK, ExitCode, FakedistError, RunDirectoryError, described
 from fakedist.options import Job, options_among, profile_command
 from fakedist.options.definition import OPTIONS
@@ -147,7 +147,12 @@ def print_report(
     section: str | None = None,
 ) -> None:
     """Print or write the result of a run: on a terminal the short report, unless more of it is asked for."""
-    if output.format == JSON:
+    if section == "communication" and output.format in (TEXT, JSON, MARKDOWN):
+        from fakedist.report.content.topology import topology_report
+        from fakedist.results.opening import open_run
+
+        output.write(topology_report(open_run(run_directory)))
+    elif output.format == JSON:
         from fakedist.report.text.run_report import summary_object
 
         output.write_object(summary_object(run_directory, all_layers=all_layers))

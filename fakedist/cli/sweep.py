@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import click
 
 from fakedist.cli.job_options import ScriptCommand, count_options, executor_options, job_options, program_of
-from fakedist.cli.output import JSON, TEXT, Output, chosen_output, format_options, output_option
+from fakedist.cli.output import JSON, TEXT, Output, chosen_output, format_options, output_option, removed_option
 from fakedist.cli.profile import say_ignored
 from fakedist.cli.say import last_line, remark
 from fakedist.errors import ExitCode
@@ -80,16 +80,6 @@ _RANKS = (
 )
 
 
-def _removed(flag: str, why: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """An option that is no more, which says what to type instead."""
-
-    def refuse(ctx: click.Context, param: click.Parameter, value: object) -> None:
-        if value:
-            raise click.UsageError(why, ctx)
-
-    return click.option(flag, hidden=True, multiple=True, expose_value=False, callback=refuse)
-
-
 class _SweepCommand(ScriptCommand):
     """Options may also follow a sweep file, which has no arguments of its own."""
 
@@ -117,7 +107,7 @@ class _SweepCommand(ScriptCommand):
 @click.option(
     "--where", "conditions", multiple=True, metavar="EXPR", help="Run only points that meet this condition. Repeatable."
 )
-@_removed("--monotone", "--monotone is no more: every point runs; leave it out")
+@removed_option("--monotone", "--monotone is no more: every point runs; leave it out")
 @click.option(
     "--price",
     "prices",
@@ -131,7 +121,7 @@ class _SweepCommand(ScriptCommand):
 )
 @click.option("--context", metavar="SIZE", help="Memory of the CUDA context.  [default: as published]")
 @click.option("--trials", type=int, metavar="N", help="Run only this many points, drawn from a seed.")
-@_removed("--sampler", "--sampler is no more: --trials N draws points from a seed; leave it out")
+@removed_option("--sampler", "--sampler is no more: --trials N draws points from a seed; leave it out")
 @executor_options
 @click.option("--memory-limit", metavar="SIZE", help="End a rank whose processes hold more host memory than this.")
 @click.option("--fresh", is_flag=True, help="Run every point again.")

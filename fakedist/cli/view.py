@@ -7,15 +7,12 @@ import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from fakedist.cli.output import removed_option
 from fakedist.cli.say import linked_page, page_of, reading, run_or_last
 from fakedist.temporary import kept_directory
-
-if TYPE_CHECKING:
-    from fakedist.report.page.serve import PageServer
 
 #: How long a page in a temporary directory is kept, in seconds: a browser may read it after this process has ended.
 _KEPT_S = 86_400
@@ -26,16 +23,14 @@ _KEPT_S = 86_400
 @click.option(
     "--port", type=int, metavar="N", help="Serve the page on 127.0.0.1 instead, until Ctrl-C. 0 takes a free port."
 )
-@click.option("--live", is_flag=True, help="Follow a run or a sweep while it goes, served as with --port.")
-def view(run: Path | None, port: int | None, live: bool) -> int:
+@removed_option("--live", "--live is no more: fakedist report says whether a run is still being written", is_flag=True)
+def view(run: Path | None, port: int | None) -> int:
     """Open the page of a run in the browser.
 
     RUN is a run directory, a memory snapshot of torch, a directory of several ranks' runs or a sweep's directory.
     Without RUN, the last of these in the current directory is taken. It also prints the page's address, for
-    machines that have no browser. With --live, RUN need not exist yet.
+    machines that have no browser.
     """
-    if live:
-        return _follow(run or run_or_last(None), port or 0)
     run = run_or_last(run)
     if port is None:
         from fakedist.report.writing import replace_text
@@ -50,26 +45,9 @@ def view(run: Path | None, port: int | None, live: bool) -> int:
     with reading(run):
         html = page_of(run, run, is_served=True)
     with PageServer(html, port, partial(linked_page, run)) as server:
-        return _serve(server)
-
-
-def _follow(path: Path, port: int) -> int:
-    """Serve the page of a run or a sweep that goes on. It need not exist yet."""
-    from fakedist.report.page.live import Follower, LiveServer, follower_of
-    from fakedist.sweep.page import SweepFollower
-    from fakedist.sweep.sweep_directory import is_sweep
-
-    def find() -> Follower | None:
-        return SweepFollower(path) if is_sweep(path) else follower_of(path)
-
-    with LiveServer(find, str(path), port, partial(linked_page, path)) as server:
-        return _serve(server)
-
-
-def _serve(server: PageServer) -> int:
-    _open(server.url)
-    with suppress(KeyboardInterrupt):
-        server.serve_forever()
+        _open(server.url)
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 
 from fakedist.gpu.driver.build import ensure_driver
@@ -102,12 +102,6 @@ class LaunchLog:
     def collective(self, stream: int) -> None:
         """The collective of :attr:`tag_call` begins on a stream."""
         self._library.fakedist_log_collective(stream)
-
-    def keys(self, launches: Sequence[Launch]) -> list[int]:
-        """A key of each launch, the same in each process; 0 for a read by the host."""
-        array, keys = (Launch * len(launches))(*launches), (ctypes.c_uint64 * len(launches))()
-        self._library.fakedist_launch_keys(array, ctypes.c_size_t(len(launches)), keys)
-        return [0 if launch.kind == LaunchKind.HOST_READS else key for launch, key in zip(launches, keys, strict=True)]
 
     def read(self, num_bytes: int, stream: int) -> None:
         """The host reads ``num_bytes`` of what a stream computed, and waits for them."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -28,7 +27,6 @@ from fakedist.gpu.values.tensors import Arguments, Keywords
 from fakedist.patch import patched, present
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.encoding import Record
-from fakedist.rundir.launch_records import LaunchKeysRecord
 from fakedist.rundir.rows import Location
 
 #: The classes that launch Triton's kernels and hold their arguments: Inductor's and Triton's own.
@@ -55,7 +53,7 @@ class ModelTracer:
     Implements protocol ``record.timed_step.tracer.OperationTracer``. ``known`` returns a tensor's values, or None if no
     kernel computed them; ``numbers`` gives tags, the fast path's also to what it runs. ``inside`` returns the
     location of what a compiled graph launches in this thread, ``known_in_graph`` its buffers' values; None otherwise.
-    ``log`` is the driver's; with ``keeps_keys`` the keys of its launches are recorded, too. ``clock`` is the host's,
+    ``log`` is the driver's. ``clock`` is the host's,
     which runs in a step; None leaves it off. ``timed`` is what the log
     had of the step whose records were made last; ``keep_reads`` gets a tape for what the host reads in a step, and
     None when it ends.
@@ -68,9 +66,8 @@ class ModelTracer:
         log: LaunchLog | None = None,
         *,
         clock: DriverClock | None = None,
-        keeps_keys: bool = False,
     ) -> None:
-        self._clock, self._keeps_keys = clock, keeps_keys
+        self._clock = clock
         self._paces: list[PaceRow] = []
         self.inside: Callable[[], Location | None] = lambda: None
         self.location_of: Callable[[int], Location] = lambda scope: _Outside.location
@@ -164,10 +161,7 @@ class ModelTracer:
         record = rows.record()
         timed.rows = rows.positions
         self.timed = timed
-        if not self._keeps_keys:
-            return (record,)
-        keys = self._log.keys(timed.launches)
-        return record, LaunchKeysRecord(timed.step, array("Q", [keys[number] for number, _ in timed.rows]).tobytes())
+        return (record,)
 
     def capture_begins(self) -> None:
         """The capture of a CUDA graph begins. Its kernels run when the graph is launched, perhaps in the timed step."""

@@ -14,7 +14,6 @@ from fakedist.errors import RecordingError
 from fakedist.gpu.driver.build import ensure_driver, find_cuda, further_libraries
 from fakedist.gpu.models.spec import queue_depth
 from fakedist.rundir import notes
-from fakedist.rundir.launch_records import LAG_ROW
 from fakedist.rundir.notes import Note
 from fakedist.rundir.rows import DeviceUseRow
 
@@ -144,22 +143,9 @@ class VirtualGpu:
         """Let a device's memory end at so many bytes; 0 for the GPU model's own."""
         self._library.fakedist_limit(device, ctypes.c_uint64(bytes_))
 
-    def lag(self, launch_queues: str, rows: bytes = b"") -> None:
-        """Lag behind the host from here on: as far as launch queues allow, or less if ``rows`` have times of launches.
-
-        Args:
-            launch_queues: As for ``queue_depth``.
-            rows: As ``results.building.lag_rows`` makes them.
-        """
-        if rows:
-            self._library.fakedist_lag_rows(rows, ctypes.c_size_t(len(rows) // LAG_ROW.size))
+    def lag(self, launch_queues: str) -> None:
+        """Lag behind the host from here on, as far as launch queues allow; ``launch_queues`` as for ``queue_depth``."""
         self._library.fakedist_lag(queue_depth(launch_queues))
-
-    def lag_counts(self) -> tuple[int, int]:
-        """Launches that had a time so far, and those that had none."""
-        counts = (ctypes.c_uint64 * 2)()
-        self._library.fakedist_lag_counts(counts)
-        return int(counts[0]), int(counts[1])
 
     def as_one(self, more: int) -> None:
         """From now on (1), or no longer (-1), what this thread launches takes one place in a launch queue."""

@@ -11,7 +11,7 @@ from typing import Literal
 
 from fakedist.errors import SetupError
 from fakedist.gpu.driver.build import driver_path, ensure_driver, torch_build
-from fakedist.gpu.fast_path.build import ensure_fast_path
+from fakedist.gpu.fast_path.build import FAST_PATH
 from fakedist.gpu.native import find_c_compiler
 from fakedist.launcher.machine import count_real_gpus, host_memory_bytes
 from fakedist.launcher.nsight import find_nsys
@@ -112,7 +112,7 @@ def check_driver() -> MachineCheck:
 def check_fast_path() -> MachineCheck:
     """Check the compiled part of the recorder, and build it if it is not in the cache."""
     try:
-        return MachineCheck("fast path", "ok", f"built: {ensure_fast_path()}")
+        return MachineCheck("fast path", "ok", f"built: {FAST_PATH.ensure()}")
     except SetupError as error:
         text = f"not built, so recorded steps are slower, with the same results: {error.message.splitlines()[0]}"
         return MachineCheck("fast path", "optional", text, error.hint)

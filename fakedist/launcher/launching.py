@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from typing import TextIO
 
 from fakedist.errors import ExitCode, RecordingError, SetupError
 from fakedist.gpu.driver.build import ensure_driver, torch_build
-from fakedist.gpu.fast_path.build import ensure_fast_path
+from fakedist.gpu.fast_path.build import FAST_PATH
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.smi.offer import ensure_smi, smi_environment
 from fakedist.launcher.ahead import Ahead
@@ -30,10 +29,9 @@ from fakedist.launcher.progress import Listener, ProgressLine
 from fakedist.options import Job
 from fakedist.rank.preloading import restarted_rank
 from fakedist.rank.reporter import PIPE_VARIABLE
-from fakedist.rundir.directory import LAG_NAME, MANIFEST_NAME, SMI_NAME, clear
+from fakedist.rundir.directory import MANIFEST_NAME, SMI_NAME, clear
 from fakedist.rundir.environment import check_variable, refusal
 from fakedist.rundir.outcome import BY_ITSELF, Ending, Outcome
-from fakedist.temporary import FRESH_PREFIX
 from fakedist.units import format_bytes
 from fakedist.world.environ import rank_environment
 
@@ -106,7 +104,7 @@ def check(job: Job) -> None:
         ensure_driver()
         ensure_smi()
         with suppress(SetupError):  # the rank runs without it, too
-            ensure_fast_path()
+            FAST_PATH.ensure()
         return
     version, cuda = torch_build()
     if not cuda:
@@ -130,7 +128,7 @@ def run_child(job: Job, run_directory: Path, streams: Streams, recorded: Callabl
     try:
         return _Running(job, run_directory, streams).run(environment, recorded)
     except _DiffersError as error:
-        clear(run_directory, but={MANIFEST_NAME, LAG_NAME})
+        clear(run_directory, but={MANIFEST_NAME})
         environment |= restarted_rank(str(error))
         return _Running(job, run_directory, dataclasses.replace(streams, door=None)).run(environment, recorded)
 
@@ -361,8 +359,7 @@ def _ending(returncode: int, watch: _Watch, listener: Listener) -> Ending:
 def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tuple[Path, Ending]:
     """Run the job, which has passed :func:`check`, and leave a finished run directory, however the script ended.
 
-    A missing ``output`` is named after the script and the rank; ``force`` overwrites an existing run. With ``--gpu-lag
-    estimated`` the job runs twice, and the first run leaves the times of its launches.
+    A missing ``output`` is named after the script and the rank; ``force`` overwrites an existing run.
 
     Raises:
         FakedistError: The run directory cannot be written, or the child could not be set up.
@@ -377,9 +374,7 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
             clear(run_directory)
             raise
         with Ahead(job, run_directory) as ahead:
-            ending = _first_run(job, run_directory, streams) if job.gpu_lag == "estimated" else None
-            if ending is None:
-                ending = run_child(job, run_directory, streams, ahead.recorded)
+            ending = run_child(job, run_directory, streams, ahead.recorded)
         manifest = dataclasses.replace(manifest, exit=ending)
         write_manifest(run_directory, manifest)  # ranks that wait for its tape see that it has ended
         if job.nsys:
@@ -392,33 +387,6 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
         if job.page:
             _write_page(run_directory)
     return run_directory, ending
-
-
-def _first_run(job: Job, run_directory: Path, streams: Streams) -> Ending | None:
-    """Run the job for the times of its launches, which its next run needs. If it has none, this is its only run.
-
-    It runs aside: other ranks may wait for the tape of the next one.
-    """
-    aside = run_directory / f"{FRESH_PREFIX}first"
-    aside.mkdir()
-    try:
-        shutil.copy(run_directory / MANIFEST_NAME, aside)
-        ending = run_child(job, aside, streams)
-        if ending.outcome in (Outcome.FINISHED, Outcome.STOPPED, Outcome.EXIT):
-            from fakedist.results.building import lag_rows
-
-            if rows := lag_rows(aside):
-                (run_directory / LAG_NAME).write_bytes(rows)
-                shutil.rmtree(aside)
-                streams.say("the script runs again, on a GPU that lags as the times of this run have it")
-                return None
-    except BaseException:
-        clear(run_directory)
-        raise
-    for path in aside.iterdir():
-        path.replace(run_directory / path.name)
-    aside.rmdir()
-    return ending
 
 
 def _write_page(run_directory: Path) -> None:

@@ -23,7 +23,7 @@ Collectives = Literal["values", "noop"]
 Values = Literal["small", "strict", "off"]
 Until = Literal["validation", "save", "end"]
 OutOfMemoryPolicy = Literal["continue", "raise"]
-GpuLag = Literal["none", "estimated", "full"]
+GpuLag = Literal["none", "full"]
 
 #: The virtual GPU's driver has room for this many devices on one node.
 MAX_GPUS_PER_NODE = 128
@@ -152,8 +152,7 @@ _GPU_LAG = Option(
     kind=kinds.one_of(get_args(GpuLag)),
     group=OptionGroup.DEVICE,
     help="How far the virtual GPU lags behind its host. none: blocks of record_stream are free at once, so reserved "
-    "memory is a lower bound. full: as late as launch queues and the script's waits allow, an upper bound. estimated: "
-    "as late as the estimated times of a first run have it, so the script runs twice.",
+    "memory is a lower bound. full: as late as launch queues and the script's waits allow, an upper bound.",
     example="full",
 )
 GPU_POWER = Option(
@@ -352,8 +351,6 @@ class Job:
             self._check_reserve(self.reserve_bytes)
         if self.gpu_lag != "none" and self.device == "cuda":
             raise JobError("a real GPU lags as it does; gpu_lag is for the virtual one", "leave out gpu_lag")
-        if self.gpu_lag == "estimated" and not self.kernels:
-            raise JobError("gpu_lag estimated needs the times of a step's kernels", "leave out no_kernels")
         if self.nsys_args and not self.nsys:
             raise JobError("arguments for nsys are given, but the rank does not run under nsys", "add nsys")
 

@@ -12,8 +12,8 @@ from fakedist.options.rollout import ROLLOUT_OPTIONS
 _INTRODUCTION = """# Options of a job
 
 A job has the same options everywhere: on the command line (`fakedist profile`), in the configuration of
-`fakedist check` ([ci.md](ci.md)), and as keywords of `fakedist.profile` and of the pytest mark. `fakedist topology`
-and `fakedist sweep` leave out those that would have no effect there.
+`fakedist check` ([ci.md](ci.md)), and as keywords of `fakedist.profile` and of the pytest mark. `fakedist sweep`
+leaves out those that would have no effect there.
 
 `fakedist profile --rank stages` runs one rank of each pipeline stage ([time.md](time.md)), `--rank distinct` ranks of
 each kind ([match.md](match.md#ranks-that-run-alike)), and a sweep has words of its own for the ranks that run

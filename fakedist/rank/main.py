@@ -46,7 +46,7 @@ from fakedist.rank.reporter import Ended, Failed, Reporter, Restarted, Signals, 
 from fakedist.rank.script import run_as_main, without_our_frames
 from fakedist.rundir import notes
 from fakedist.rundir.collector import rare_collections
-from fakedist.rundir.directory import LAG_NAME, SOURCES_NAME, TAPE_NAME
+from fakedist.rundir.directory import SOURCES_NAME, TAPE_NAME
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.journal import JournalWriter
 from fakedist.rundir.manifest import load_job
@@ -261,7 +261,6 @@ class Rank:
             gpu=self._gpu,
             own_ranks=self._own_ranks,
             cuda_begins=self._start.cuda_begins,
-            lag_rows=rows.read_bytes() if (rows := self._run_directory / LAG_NAME).exists() else b"",
         )
         if self._start.restarted:
             self._journal.append(NoteRecord(notes.started_again(self._start.restarted)))

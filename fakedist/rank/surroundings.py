@@ -22,7 +22,6 @@ import torch
 from fakedist.gpu.bare_steps import BareGpu, TimedLaunches
 from fakedist.gpu.driver_clock import DriverClock
 from fakedist.gpu.fast_path.compiled import CompiledFastPath, make_fast_path
-from fakedist.gpu.fast_path.event_tracker import EventTracker
 from fakedist.gpu.models.catalogue import find_gpu, gpu_of_product
 from fakedist.gpu.models.spec import LAUNCH_QUEUES
 from fakedist.gpu.native import cache_directory
@@ -40,7 +39,6 @@ from fakedist.record.device_memory import (
     StreamUses,
     allocator_settings,
     check_allocator,
-    keeps_metadata,
     kept_by_kind,
     nccl_record,
     outside_record,
@@ -99,7 +97,7 @@ class Process:
     """The parts of the rank's process that exist before torch.
 
     ``gpu`` is None on a real GPU. ``own_ranks`` are those that the script itself starts. ``cuda_begins`` is called when
-    CUDA is initialised, before anything is allocated. ``lag_rows`` are what :meth:`VirtualGpu.lag` takes.
+    CUDA is initialised, before anything is allocated.
     """
 
     job: Job
@@ -109,7 +107,6 @@ class Process:
     gpu: VirtualGpu | None
     own_ranks: OwnRanks
     cuda_begins: Callable[[], None]
-    lag_rows: bytes = b""
 
 
 class _UntilRecorded:
@@ -171,7 +168,7 @@ class Surroundings:
         self._picked = 1  # experts of a token
         self._settings = ""
         self._has_launches = False
-        self._lags = self._job.gpu_lag == "full" or bool(process.lag_rows)
+        self._lags = self._job.gpu_lag == "full"
         self._load = RouterLoad(self._job.router_load, self._job.seed)
         self._recorder = self._make_recorder()
         self._stream_uses = StreamUses(lambda: self._recorder.position.step)
@@ -331,14 +328,12 @@ class Surroundings:
             tracer,
             later_tracer=_later_tracer(job),
             until=job.until,
-            make_tracker=None if keeps_metadata() else EventTracker,
             fast_path=fast_path,
             integers=None if self._values is None else self._values.graphs,
             capacity=self._gpu if job.oom == "continue" else None,
             clocked=self._bare_gpu,
             go_bare=self._go_bare,
             why_not_bare=self._why_not_bare,
-            all_collectives=bool(self._process.lag_rows),
             own_bytes=lambda: self._process.journal.num_bytes + self._process.tape.num_bytes - saved.holes_bytes,
             device=None if self._gpu is None else _Device(self._gpu, self._device_index),
         )
@@ -346,7 +341,7 @@ class Surroundings:
     def _cuda_begins(self) -> None:
         self._process.cuda_begins()
         if self._gpu is not None and self._lags:
-            self._gpu.lag(os.environ.get(LAUNCH_QUEUES, ""), self._process.lag_rows)
+            self._gpu.lag(os.environ.get(LAUNCH_QUEUES, ""))
         check_allocator()
         self._settings = allocator_settings()
         self._write_gpu()
@@ -382,14 +377,13 @@ class Surroundings:
         from fakedist.gpu.launch_log import LaunchLog
         from fakedist.gpu.model_tracer import ModelTracer
 
-        keeps_keys = self._job.gpu_lag == "estimated" and not self._lags
         numbers, log = None if fast_path is None else fast_path.tags(), LaunchLog()
         # Tests compare the recording with and without the clock.
         clock = None if os.environ.get("FAKEDIST_HOST_CLOCK") == "0" else DriverClock()
         if self._values is None:
-            tracer = ModelTracer(numbers=numbers, log=log, clock=clock, keeps_keys=keeps_keys)
+            tracer = ModelTracer(numbers=numbers, log=log, clock=clock)
         else:
-            tracer = ModelTracer(self._values.known, numbers, log, clock=clock, keeps_keys=keeps_keys)
+            tracer = ModelTracer(self._values.known, numbers, log, clock=clock)
             tracer.keep_reads = self._values.keep_reads
 
         def timed() -> TimedLaunches | None:
@@ -494,20 +488,12 @@ class Surroundings:
             return
         for note in self._gpu.notes():
             self._journal.append(NoteRecord(note))
-        if self._job.gpu_lag == "estimated" and not self._lags:
-            self._journal.append(NoteRecord(notes.lag_not_estimated()))  # a second run has another journal
         lines = self._stream_uses.most()
         if lines and sum(num_bytes for _, _, num_bytes in lines) > _WORTH_A_NOTE * torch.cuda.max_memory_reserved():
-            self._journal.append(NoteRecord(self._kept(self._gpu, lines)))
+            made = notes.streams_keep_most if self._lags else notes.streams_keep_least
+            self._journal.append(NoteRecord(made(lines)))
         if (launches := self._gpu.traced()) and not _rehearses():
             self._journal.append(NoteRecord(notes.profiler_saw_virtual_gpu(launches)))
-
-    def _kept(self, gpu: VirtualGpu, lines: Sequence[tuple[str, int, int]]) -> Note:
-        if not self._lags:
-            return notes.streams_keep_least(lines)
-        if self._job.gpu_lag == "full":
-            return notes.streams_keep_most(lines)
-        return notes.streams_keep_estimated(lines, *gpu.lag_counts())
 
     def _write_likely_cause(self, outcome: Outcome) -> None:
         if outcome is Outcome.EXCEPTION and self._job.device == "virtual" and self._job.values == "off":

@@ -30,7 +30,6 @@ from fakedist.rundir.trace_records import (
     TracedOperations,
     TracedWaits,
 )
-from fakedist.torch_releases import PROFILER_METADATA
 
 #: cupti_activity.h: CUPTI_ACTIVITY_KIND_CUDA_EVENT. Kineto reads these records, and names them in the waits' metadata.
 _CUDA_EVENT = 36
@@ -117,14 +116,14 @@ class CuptiTracer:
             torch.cuda.synchronize()
         activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
         # Without the option of metadata events have no grid and no graph. The other one traces waits.
-        options = {} if PROFILER_METADATA.is_missing() else {"expose_kineto_event_metadata": True}
-        config = present(torch._C._profiler, "_ExperimentalConfig")(enable_cuda_sync_events=True, **options)
+        make_config = present(torch._C._profiler, "_ExperimentalConfig")
+        config = make_config(enable_cuda_sync_events=True, expose_kineto_event_metadata=True)
         # acc_events: there is only one cycle, and some versions warn without it.
         self._profile = torch.profiler.profile(
             activities=activities, acc_events=True, with_flops=True, experimental_config=config
         )
         self._profile.start()
-        self._has_events = not PROFILER_METADATA.is_missing() and enable_event_records()
+        self._has_events = enable_event_records()
         self._mark(f"{STEP_RANGE}{step}")
 
     def location(self, location: Location) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 
@@ -309,31 +309,12 @@ class _PoolRange(NamedTuple):
     pool: tuple[int, int]
 
 
-class EventNumbers(Protocol):
-    """Numbers the events of a history that keeps no metadata; gpu/fast_path implements it."""
-
-    def tell(self, number: str) -> None:
-        """Events from now on belong to this operation."""
-
-    def operations(self, device: int, actions: Sequence[str]) -> Sequence[int]:
-        """The operation of every event of a device since :meth:`forget`."""
-
-    def forget(self) -> None:
-        """Begin again, as the history does."""
-
-
-def keeps_metadata() -> bool:
-    """Return whether the allocator's history can carry the number of the operation, which torch 2.8 and 2.9 cannot."""
-    return hasattr(torch._C, _SET_METADATA)
-
-
 class AllocatorHistory:
     """Reads the allocator's history into journal records.
 
     Args:
         take_gemms: Returns the matrix products since the last call.
-        make_tracker: Numbers the events if the history keeps no metadata. Called once CUDA is initialised.
-        reader: Reads the history instead of :meth:`AllocatorHistory.read`, unless its events must be numbered.
+        reader: Reads the history instead of :meth:`AllocatorHistory.read`.
         on_workspace: Called with (address, op, bytes) for a block that a GEMM allocated in addition to its output, or
             that a library allocated for its own GEMMs: cuBLAS's workspace, kept or for that one call.
         nodes: The nodes of autograd's graph, if the reader does not know them.
@@ -346,7 +327,6 @@ class AllocatorHistory:
         self,
         append: Callable[[Record], None],
         take_gemms: Callable[[], Gemms],
-        make_tracker: Callable[[], EventNumbers] | None = None,
         reader: FastPath | None = None,
         on_workspace: Callable[[int, int, int], None] = lambda address, op, bytes_: None,
         *,
@@ -365,19 +345,13 @@ class AllocatorHistory:
         self._stacks: dict[tuple[int, ...], int] = {}
         self._workspace_stacks: set[int] = set()
         self._highest = -1
-        self._make_tracker = make_tracker
-        self._tracker: EventNumbers | None = None
         self._record: Callable[..., None] = present(torch.cuda.memory, _RECORD)
 
     def start(self) -> None:
         """Start an empty history. Only allocations carry a Python stack. CUDA must be initialised."""
         self.is_on = True
         self._record(enabled="all", context="alloc", stacks="python", clear_history=True)
-        if self._make_tracker is not None and self._tracker is None:
-            self._tracker = self._make_tracker()
-        if self._tracker is not None:
-            self._tracker.forget()
-        elif self._reader is not None:
+        if self._reader is not None:
             self._reader.watch_history()
 
     def stop(self) -> None:
@@ -429,7 +403,7 @@ class AllocatorHistory:
                 self._append(record)
 
     def _read_compiled(self) -> list[Read] | None:
-        if self._reader is None or self._tracker is not None:
+        if self._reader is None:
             return None
         with without_inductor():
             read = self._reader.read_history(self._gemms, self._highest)
@@ -450,15 +424,11 @@ class AllocatorHistory:
     @property
     def number(self) -> Callable[[str], None]:
         """``number(op)``: events from now on belong to this operation. Recording must have started."""
-        if self._tracker is not None:
-            return self._tracker.tell
         set_metadata: Callable[[str], None] = present(torch._C, _SET_METADATA)
         return set_metadata
 
     def _operations(self, device: int, trace: list[_Entry]) -> Sequence[int]:
         """The number of the operation that ran at each event; -1 if none did."""
-        if self._tracker is not None:
-            return self._tracker.operations(device, [entry["action"] for entry in trace])
         numbers = _OperationNumbers()
         return [numbers[entry.get("user_metadata")] for entry in trace]
 

@@ -344,7 +344,6 @@ def _beneath_others(beneath: _Beneath, key: DispatchKey) -> Iterator[None]:
     """While a thread with the key is in a mode of other code, keep ``beneath`` beneath it and the key off."""
     is_on, switch = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._dispatch_tls_set_dispatch_key_included
     threads = threading.local()
-    needs_table = not hasattr(TorchDispatchMode, "supports_higher_order_operators")  # before torch 2.9
 
     def enter_(mode: TorchDispatchMode) -> object:
         entered = threads.__dict__.setdefault("entered", [])
@@ -352,8 +351,6 @@ def _beneath_others(beneath: _Beneath, key: DispatchKey) -> Iterator[None]:
         entered.append(first)
         if first:
             switch(key, False)
-            if needs_table:
-                _allow_in_higher_order_operators()
             enter(beneath)
         return enter(mode)
 
@@ -400,17 +397,6 @@ def _higher_order_operators_without(key: DispatchKey) -> Iterator[None]:
         passed_by.remove(key)
         for operator_ in operators.values():
             operator_.non_fallthrough_keys = operator_.non_fallthrough_keys.add(key)
-
-
-def _allow_in_higher_order_operators() -> None:
-    """Let higher-order operators of torch 2.8, which keep a table of modes, come to ``_Beneath``."""
-    for operator_ in present(_ops, "_higher_order_ops").values():
-        if _Beneath not in operator_.python_key_table:
-            operator_.python_key_table[_Beneath] = partial(_run_by_mode, operator_)
-
-
-def _run_by_mode(operator_: HigherOrderOperator, mode: _Beneath, *args: object, **kwargs: object) -> object:
-    return mode.__torch_dispatch__(cast(OpOverload, operator_), (), args, kwargs)
 
 
 @contextmanager

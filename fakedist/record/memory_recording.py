@@ -17,7 +17,6 @@ from fakedist.record.copies import Copies
 from fakedist.record.device_memory import (
     AllocatorHistory,
     Beginning,
-    EventNumbers,
     allocator_history,
     changed_settings,
 )
@@ -50,7 +49,6 @@ class MemoryRecording:
         execute: Execute | None,
         progress: Callable[[str, int, int], None],
         *,
-        make_tracker: Callable[[], EventNumbers] | None,
         fast_path: FastPath | None,
         integers: GraphIntegers | None,
     ) -> None:
@@ -73,7 +71,7 @@ class MemoryRecording:
         self.graphs = RunningGraphs(self.operations, position, placing, integers)
         take_gemms = self.operations.numbering.take_gemms
         self.history = AllocatorHistory(
-            append, take_gemms, make_tracker, fast_path, self._marks.workspace, nodes=self.operations.nodes
+            append, take_gemms, fast_path, self._marks.workspace, nodes=self.operations.nodes
         )
         self.host = HostLedger(append, position, fast_path, self.history.keep_numbers)
         self.ledger = Ledger(

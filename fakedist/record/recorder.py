@@ -17,7 +17,7 @@ from fakedist.options import Until
 from fakedist.record.beyond_capacity import Capacity, beyond_capacity
 from fakedist.record.compiled_graphs import is_tracing
 from fakedist.record.cuda_graphs import Graphs
-from fakedist.record.device_memory import Beginning, EventNumbers
+from fakedist.record.device_memory import Beginning
 from fakedist.record.engines import watched_engines
 from fakedist.record.graph_layers import is_dynamos
 from fakedist.record.hooks import backward_hook, made_optimizers, module_hooks, optimizer_hooks
@@ -74,7 +74,6 @@ class Recorder(StepListener):
         own_bytes: What the recording itself has written to files.
         capacity: The virtual GPUs whose memory the run may exceed. None lets torch raise its error.
         device: What is in use of the virtual GPU.
-        make_tracker: Numbers the allocator's events if :func:`~fakedist.record.device_memory.keeps_metadata` is false.
     """
 
     def __init__(
@@ -87,14 +86,12 @@ class Recorder(StepListener):
         *,
         later_tracer: Tracer | None = None,
         until: int | Until | None = None,
-        make_tracker: Callable[[], EventNumbers] | None = None,
         fast_path: FastPath | None = None,
         integers: GraphIntegers | None = None,
         capacity: Capacity | None = None,
         clocked: ClockedGpu | None = None,
         go_bare: Callable[[], None] = lambda: None,
         why_not_bare: Callable[[], str] = lambda: "",
-        all_collectives: bool = False,
         own_bytes: Callable[[], int] = lambda: 0,
         device: DeviceInUse | None = None,
     ) -> None:
@@ -107,7 +104,6 @@ class Recorder(StepListener):
             self._layers,
             execute,
             progress,
-            make_tracker=make_tracker,
             fast_path=fast_path,
             integers=integers,
         )
@@ -131,7 +127,6 @@ class Recorder(StepListener):
             self._position,
             operations=self._memory.operations,
             ledger=self._memory.ledger,
-            all_collectives=all_collectives,
         )
         self._exit = self._until_bare = ExitStack()
         self._named_phases = NamedPhases(append, self._position, device, tracer)

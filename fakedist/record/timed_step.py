@@ -305,8 +305,6 @@ class RecordedStep(GraphObserver):
     The first steps are traced even if they are not ``wanted``, until one after the first has ended: the run may end
     before a wanted one does. Then that one stands in for it; the first step, which alone creates optimizers' state,
     only if no other ended. What such a step launched stays in memory until the end.
-
-    With ``all_collectives`` the tracer hears of those outside of a timed step, too.
     """
 
     def __init__(
@@ -318,10 +316,8 @@ class RecordedStep(GraphObserver):
         *,
         operations: Operations,
         ledger: Ledger,
-        all_collectives: bool = False,
     ) -> None:
         self._tracer = tracer
-        self._all_collectives = all_collectives and tracer is not None
         self._wanted, self._size = wanted, size
         self._largest, self._cut_short = -1, 0
         self._is_wanted = False  # a wanted step has begun
@@ -447,7 +443,7 @@ class RecordedStep(GraphObserver):
         """Report operations and collectives to the tracer only while a step is timed or a graph is captured."""
         tracer = self._tracer if self._step or self._num_captures else None
         self._operations.trace(tracer)
-        self._ledger.around = self._around if tracer is not None or self._all_collectives else None
+        self._ledger.around = None if tracer is None else self._around
 
     def _around(self, sequence: int, operation: str) -> AbstractContextManager[None]:
         assert self._tracer is not None

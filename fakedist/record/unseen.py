@@ -158,8 +158,7 @@ class Unseen:
         return run
 
     def _export(self, module: ModuleType) -> None:
-        if hasattr(module, "get_traced_fn"):  # since torch 2.10
-            self._patch(module, "get_traced_fn")
+        self._patch(module, "get_traced_fn")
 
     def _translator(self, module: ModuleType) -> None:
         self._patch(present(module, "InstructionTranslator"), "run")

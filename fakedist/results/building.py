@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_p
 from fakedist.analysis.host_blocks import host_tables
 from fakedist.analysis.layer_table import Fold, fold_layers, layer_table
 from fakedist.analysis.memory_tables import Peak, find_peak
-from fakedist.analysis.recording import Array, Recording, read_recording, recorded_so_far
+from fakedist.analysis.recording import Recording, read_recording, recorded_so_far
 from fakedist.analysis.root_order import trained_first
 from fakedist.analysis.routed_launches import routed_table
 from fakedist.analysis.segments import segment_table
@@ -26,7 +26,6 @@ from fakedist.cost_model.estimated import (
     Models,
     StepTimes,
     estimate_times,
-    price_tables,
     recorded_gpu,
     recorded_models,
     recorded_times,
@@ -47,7 +46,6 @@ from fakedist.results.summing_up import (
     with_engine,
 )
 from fakedist.rundir.collector import no_collector
-from fakedist.rundir.launch_records import LAG_ROW
 from fakedist.rundir.manifest import Manifest, load_manifest, write_manifest
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import GpuRecord
@@ -98,36 +96,6 @@ def _untimed(recording: Recording, job: Job | None) -> tuple[Blocks, pd.DataFram
     blocks, positions = build_blocks(recording), event_places(recording)
     tables = make_tables(recording, blocks, positions)
     return blocks, positions, tables | {"routed": routed_table(recording, blocks, tables, job)}
-
-
-def lag_rows(run_directory: Path) -> bytes:
-    """The estimated times of a run's launches and events, as ``LAG_ROW`` in the host's order, for its second run.
-
-    Reads by the host have no row: the time before one belongs to the next one. Nothing if no step was timed.
-    """
-    recording, job = read_recording(run_directory, may_be_empty=True), load_manifest(run_directory).job
-    launches, keys = recording.launches, recording.launch_keys
-    if launches is None or keys is None or keys.step != launches.step:
-        return b""
-    tables = _untimed(recording, job)[-1]
-    models, _ = recorded_models(recording, tables["launches"], job)
-    if models is None:
-        return b""
-    placed = price_tables(at_pace(tables, ExpertsLoad()), models).placed
-    host_us = placed.reached_us - np.concatenate([[0.0], placed.passed_us[:-1]])
-    gpu_us = np.zeros(len(host_us))
-    gpu_us[tables["launches"]["work"].to_numpy() >= 0] = placed.ends_us - placed.start_us
-    return b"".join(timed_rows(np.frombuffer(keys.key, "u8"), host_us, gpu_us))
-
-
-def timed_rows(keys: Array, host_us: Array, gpu_us: Array) -> Iterator[bytes]:
-    """The rows of a step with keys, each as ``LAG_ROW``."""
-    before_us = 0.0
-    for key, of_host_us, of_gpu_us in zip(keys.tolist(), host_us.tolist(), gpu_us.tolist(), strict=True):
-        before_us += of_host_us
-        if key:
-            yield LAG_ROW.pack(key, before_us, of_gpu_us)
-            before_us = 0.0
 
 
 def _step_times(

@@ -16,7 +16,7 @@ import pandas as pd
 from fakedist.analysis.blocks import build_blocks
 from fakedist.analysis.recording import read_recording
 from fakedist.analysis.routed_blocks import AllocationProgram, Counts, program_of
-from fakedist.analysis.routed_launches import groups_of_stage, layers_of, passes_of, received_tokens, routed_table
+from fakedist.analysis.routed_launches import groups_of_stage, passes_of, received_tokens, routed_table
 from fakedist.cost_model.busiest_rank import ExpertsLoad
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.options import Job
@@ -101,26 +101,6 @@ class Playable:
         """One draw, of each rank of all groups."""
         for rank in sorted(rank for ranks in self.groups for rank in ranks):
             yield _drawn(self.counts, RouterLoad(load, seed), self.groups, rank=rank)
-
-    def at_peak(self, draw: Draw) -> Ints:
-        """Requested bytes that follow the tokens of each layer with experts, when the draw has the most allocated."""
-        program, counts = self.program, draw.counts.ravel()
-        layers, of_call = np.unique(layers_of(self.counts.passes), return_inverse=True)
-        follows = program.follows >= 0
-        size = program.base + np.where(follows, program.per * counts[np.maximum(program.follows, 0)], 0)
-        event = program.events[program.events != np.iinfo(np.int32).min]
-        block = np.where(event < 0, ~event, event)
-        until = int(np.argmax(np.cumsum(np.where(event < 0, -1, 1) * size[block]))) + 1
-        held = follows & (np.bincount(block[:until], minlength=len(size)) == 1)
-        layer = of_call[program.follows[held] // draw.counts.shape[1]]
-        return np.bincount(layer, size[held], len(layers)).astype("i8")
-
-    def tokens(self, load: str, seed: int, ranks: tuple[int, ...]) -> Ints:
-        """Tokens that each expert of a group gets in a draw over all recorded calls, [layers, experts]."""
-        sent = self.counts.sent(RouterLoad(load, seed), ranks).sum(axis=1)
-        layers = sorted({of.layer for of in self.counts.passes})
-        every = np.array([of.layer for of in self.counts.passes])
-        return np.array([sent[every == layer].sum(axis=0) for layer in layers])
 
 
 def _drawn(

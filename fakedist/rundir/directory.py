@@ -34,8 +34,6 @@ KERNELS_NAME = "kernels.bin"
 NSYS_NAME = "nsight"
 #: Calls of the virtual GPU's ``nvidia-smi``, one per line.
 SMI_NAME = "nvidia-smi.log"
-#: With ``--gpu-lag estimated``: the times of a first run's launches.
-LAG_NAME = "lag.bin"
 #: The Python files that the script read, one per line.
 SOURCES_NAME = "sources.txt"
 #: Prefix of the directories, next to the tables, that hold tables being written or replaced.
@@ -44,7 +42,8 @@ SCRATCH_PREFIX = ".tables-"
 _RANK = re.compile(r"rank\d+")
 _OURS = (
     *(MANIFEST_NAME, JOURNAL_NAME, LOCK_NAME, TABLES_NAME, SNAPSHOT_NAME, PAGE_NAME, TRACE_NAME, TAPE_NAME),
-    *(KERNELS_NAME, f"{NSYS_NAME}.nsys-rep", f"{NSYS_NAME}.qdstrm", SMI_NAME, SOURCES_NAME, LAG_NAME),
+    *(KERNELS_NAME, f"{NSYS_NAME}.nsys-rep", f"{NSYS_NAME}.qdstrm", SMI_NAME, SOURCES_NAME),
+    "lag.bin",  # of earlier versions
 )
 #: What a run that is killed may leave of a file or a table that it was writing. Whoever holds the lock may remove it.
 _LEFT_OVER = re.compile(rf"(?:{re.escape(SCRATCH_PREFIX)}|{re.escape(FRESH_PREFIX)}).*")

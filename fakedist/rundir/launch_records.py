@@ -6,7 +6,6 @@ places the launches in time, so another GPU needs no other run.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import field
 from typing import NamedTuple
 
@@ -32,10 +31,6 @@ LAUNCH_KINDS = (
 ALLOCATOR_CALLS = ("refused", "malloc", "free", "map", "unmap")
 #: Stands for a wait of the host with which the allocator makes sure that nothing uses what it gives back.
 ALLOCATOR_WAITS = "wait"
-
-#: A row of the timed step as the driver follows it with ``--gpu-lag estimated`` (``struct timed_row`` of driver/lag.c):
-#: its key, and microseconds of the host before it and of the GPU for it.
-LAG_ROW = struct.Struct("=Qdd")
 
 
 class WorkRow(NamedTuple):
@@ -199,7 +194,7 @@ class LaunchesRecord(Record):
 
 @record_kind("launch_keys")
 class LaunchKeysRecord(Record):
-    """Keys by which the driver recognises the launches of a timed step in another run of the job.
+    """Keys of a timed step's launches, which earlier versions wrote; nothing reads them.
 
     Attributes:
         step: The timed step.

@@ -142,6 +142,8 @@ def load_manifest(run_directory: Path) -> Manifest:
             f"{run_directory} has schema version {version}; this fakedist reads up to {SCHEMA_VERSION}",
             "pip install --upgrade fakedist",
         )
+    if isinstance(values["job"], dict) and values["job"].get("gpu_lag") == "estimated":
+        values["job"]["gpu_lag"] = "full"  # earlier versions had a value in between
     try:
         manifest = from_plain(Manifest, values)
     except (PlainValueError, JobError) as error:

@@ -515,7 +515,7 @@ def streams_keep_least(lines: Sequence[tuple[str, int, int]]) -> str:
     """The allocator kept blocks for streams (``lines``: with blocks and bytes of a step, most first): not for long."""
     return (
         f"{_kept_by_streams(lines)}. Here streams are done at once, so what is reserved is a lower bound for a real "
-        "GPU (--gpu-lag full gives an upper one, estimated a figure in between)"
+        "GPU (--gpu-lag full gives an upper one)"
     )
 
 
@@ -528,19 +528,6 @@ def streams_keep_most(lines: Sequence[tuple[str, int, int]]) -> str:
     return (
         f"{_kept_by_streams(lines)}. With --gpu-lag full streams are done as late as they can be, so what is reserved "
         f"is an upper bound for a real GPU (--gpu-lag none gives a lower one). {cure}"
-    )
-
-
-@warning(150)
-def streams_keep_estimated(lines: Sequence[tuple[str, int, int]], num_timed: int, num_untimed: int) -> str:
-    """The same, by ``--gpu-lag estimated``, which had the times of some launches and not of others."""
-    untimed = ""
-    if num_untimed:
-        part = num_untimed / (num_timed + num_untimed)
-        untimed = f". {part:.1%} of the launches are none of the timed step's, and count as taking no time"
-    return (
-        f"{_kept_by_streams(lines)}. Here streams are done when the estimated times of a first run have them done, so "
-        f"what is reserved is estimated, between --gpu-lag none and full{untimed}"
     )
 
 
@@ -557,21 +544,9 @@ def node_memory_short(node: NodeMemory) -> str:
 
 
 @note
-def lag_not_estimated() -> str:
-    """``--gpu-lag estimated`` in a run that has no times."""
-    return (
-        "--gpu-lag estimated needs a run that ends well and has a step with times: in this one streams are done at "
-        "once, as with --gpu-lag none"
-    )
-
-
-@note
 def host_memory_not_recorded() -> str:
     """Nothing watches the CPU allocator."""
-    return (
-        "the host's memory was not recorded: that needs torch 2.10 or newer, a C++ compiler, and torch's own CPU "
-        "allocator"
-    )
+    return "the host's memory was not recorded: that needs a C++ compiler and torch's own CPU allocator"
 
 
 def _kept_by_streams(lines: Sequence[tuple[str, int, int]]) -> str:

@@ -32,6 +32,7 @@ from fakedist.sweep.sweep_directory import (
     ABOUT_NAME,
     FILES_NAME,
     JOURNAL_NAME,
+    PAGE_NAME,
     RUNS_NAME,
     TABLE_NAME,
     About,
@@ -40,6 +41,7 @@ from fakedist.sweep.sweep_directory import (
     files_directory,
     locked_directory,
     rank_directory,
+    replace_file,
     write_about,
 )
 
@@ -112,11 +114,12 @@ def run_sweep(
 
 def write_results(directory: Path) -> Sweep:
     """Write the table and the page of a sweep from its journal, and return it."""
-    from fakedist.sweep.page import write_sweep_page  # plotly takes a while to import
+    from fakedist.report.render.html import report_page  # plotly takes a while to import
+    from fakedist.sweep.sheets import sweep_report
 
     sweep = open_sweep(directory)
     sweep.write_table()
-    write_sweep_page(sweep)
+    replace_file(sweep.path / PAGE_NAME, report_page(sweep_report(sweep, folder=sweep.path)))
     return sweep
 
 

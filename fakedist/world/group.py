@@ -17,7 +17,6 @@ from torch.distributed import distributed_c10d as c10d
 
 from fakedist.rundir.rows import NO_TERMS, CallTerms
 from fakedist.rundir.tape import Channel, ranks_key
-from fakedist.torch_releases import FAKE_GROUP_CONSTRUCTOR, FAKE_GROUP_OPTIONS
 from fakedist.world.checks import Tensors
 
 
@@ -94,11 +93,7 @@ FakeProcessGroup: Any = torch._C._distributed_c10d.FakeProcessGroup
 
 
 def _make_holder(rank: int, num_ranks: int) -> Backend:
-    if FAKE_GROUP_OPTIONS.is_missing():
-        old: Backend = FakeProcessGroup(rank, num_ranks)
-        return old
-    make = FakeProcessGroup if FAKE_GROUP_CONSTRUCTOR.is_missing() else FakeProcessGroup._create_internal
-    holder: Backend = make(rank, num_ranks, FakeProcessGroup.Options())
+    holder: Backend = FakeProcessGroup._create_internal(rank, num_ranks, FakeProcessGroup.Options())
     return holder
 
 
@@ -192,7 +187,7 @@ class BareGroup(ProcessGroup):  # type: ignore[misc]
     ) -> None:
         try:
             super().__init__(*(() if store is None else (store,)), rank, num_ranks)
-        except TypeError:  # torch 2.8 makes no Python group with a store, and asks none for it
+        except TypeError:  # torch 2.10 makes no Python group with a store, and asks none for it
             super().__init__(rank, num_ranks)
         self._own_rank = rank
         self._num_ranks = num_ranks

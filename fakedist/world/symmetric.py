@@ -244,10 +244,10 @@ def _rendezvous(memory: PeerMemory) -> Iterator[None]:
     """Report each memory that was exchanged, with its group, and the barriers on it."""
     default_groups: dict[int, str] = {}
     known: set[tuple[str, tuple[int, ...]]] = set()
-    backend_of: Callable[[torch.device], str] | None = getattr(_SymmetricMemory, "get_backend", None)  # since torch 2.9
+    backend_of: Callable[[torch.device], str] = present(_SymmetricMemory, "get_backend")
 
     def empty(*args: object, **kwargs: object) -> torch.Tensor:
-        backend = os.environ.get("TORCH_SYMMMEM") if backend_of is None else backend_of(torch.device("cuda"))
+        backend = backend_of(torch.device("cuda"))
         if backend in ("NVSHMEM", "NCCL"):
             raise WorldError(
                 f"symmetric memory's {backend} backend waits for the other ranks, which do not exist here",
@@ -299,28 +299,21 @@ def _recorded_operations() -> Iterator[None]:
 
 def _record_operation(library: torch.library.Library, name: str, operation: OpOverload) -> None:
     names = [argument.name for argument in operation._schema.arguments]
-    is_replaceable = hasattr(torch.library, "get_kernel")
-    below = torch.library.get_kernel(operation, "CUDA").call_boxed if is_replaceable else None
+    below = torch.library.get_kernel(operation, "CUDA").call_boxed
 
     def kernel(keys: Any, *args: Any) -> object:  # the arguments of any operation
         arguments = dict(zip(names, args, strict=False))
         group = _group_named(arguments["group_name"])
         if not isinstance(group, RankGroup):
-            return below(keys, *args) if below is not None else _below_autograd(operation, args)
+            return below(keys, *args)
         mine = arguments.get("local_input", arguments["input"])
         written = next((arguments[out] for out in ("out", "output") if out in arguments), mine)
         return group.symmetric(
             f"symm_mem_{name}",
-            lambda: below(keys, *args) if below is not None else _below_autograd(operation, args),
+            lambda: below(keys, *args),
             mine,
             written,
             splits_last=bool(arguments.get("split_last_dim")),
         )
 
-    # Before torch 2.10 nothing calls a kernel that was replaced, so this one comes above it: not in inference mode.
-    library.impl(name, kernel, "CUDA" if below is not None else "AutogradCUDA", with_keyset=True)
-
-
-def _below_autograd(operation: OpOverload, args: tuple[object, ...]) -> Any:
-    with torch._C._AutoDispatchBelowAutograd():
-        return operation(*args)
+    library.impl(name, kernel, "CUDA", with_keyset=True)

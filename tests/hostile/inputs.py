@@ -73,7 +73,7 @@ class Input:
         return f"{self.command.split()[0]}-{self.name.replace('/', '-')}"
 
 
-_CHECK = "check --config {}/check/fakedist.toml --annotations --junit {}/out/j --sarif {}/out/s -o {}/out/c --format"
+_CHECK = "check --config {}/check/fakedist.toml --annotations --junit {}/out/j -o {}/out/c --format"
 _CALIBRATE = "calibrate {}/rank0 --force -o {}/out/times.json --from-trace"
 INPUTS = [
     Input("check/fakedist.toml", f"{_CHECK} text"),
@@ -89,9 +89,9 @@ INPUTS = [
     Input("rank0/run.json", "export {}/rank0 --format chakra --force -o {}/out", ("rank0",)),
     Input("rank0/tables/launches.parquet", "export {}/rank0 --format chakra --force -o {}/out --json", ("rank0",)),
     Input("rank0/tables/calls.parquet", "export {}/rank0 {}/rank4 --format chakra --force -o {}/out", ("rank0",)),
-    Input("rank0/tables/groups.parquet", "topology {}/rank0 {}/rank4", ("rank0",)),
-    Input("rank0/tables/calls.parquet", "topology {}/rank0 --json", ("rank0",)),
-    Input("rank0/run.json", "topology {}/rank0", ("rank0",)),
+    Input("rank0/tables/groups.parquet", "report {}/rank0 --section communication", ("rank0",)),
+    Input("rank0/tables/calls.parquet", "report {}/rank0 --section communication --json", ("rank0",)),
+    Input("rank0/run.json", "report {}/rank0 --section communication", ("rank0",)),
     Input("own.json", "time {}/rank0 --times {}/own.json"),
     Input("gpu.toml", "time {}/rank0 --gpu {}/gpu.toml"),
     Input("fabric.toml", "time {}/rank0 --fabric {}/fabric.toml"),

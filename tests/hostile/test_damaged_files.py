@@ -83,7 +83,8 @@ def test_a_damaged_run_is_told_in_one_line(
 
 
 @pytest.mark.parametrize(
-    "command", [["report"], ["report", "--format", "markdown"], ["topology"], ["report", "--json"]]
+    "command",
+    [["report"], ["report", "--format", "markdown"], ["report", "--section", "communication"], ["report", "--json"]],
 )
 def test_no_control_character_of_a_run_reaches_the_terminal(
     command: list[str], good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

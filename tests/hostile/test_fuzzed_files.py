@@ -72,7 +72,13 @@ def again(run: Path, copy: Path) -> Path:
 
 
 COMMANDS = st.sampled_from(
-    [["report"], ["report", "--format", "html"], ["report", "--format", "markdown"], ["topology"], ["report", "--json"]]
+    [
+        ["report"],
+        ["report", "--format", "html"],
+        ["report", "--format", "markdown"],
+        ["report", "--section", "communication"],
+        ["report", "--json"],
+    ]
 )
 
 

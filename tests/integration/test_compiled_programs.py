@@ -28,7 +28,7 @@ def _seen(text: str) -> Seen:
 
 
 def _attempts(seen: dict[str, Any]) -> int:
-    """How many frames Dynamo tried to compile. Compiled autograd of torch 2.8 compiles some of torch's own Python, too,
+    """How many frames Dynamo tried to compile. Compiled autograd may compile some of torch's own Python, too,
     but none of what recording calls: that makes fewer.
     """
     counters = seen["counters"]

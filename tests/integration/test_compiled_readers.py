@@ -189,12 +189,12 @@ def test_compiled_code_counts_each_piece_once() -> None:
 
     import torch
 
-    from fakedist.gpu.fast_path.build import ensure_fast_path
+    from fakedist.gpu.fast_path.build import FAST_PATH
     from fakedist.gpu.fast_path.compiled import CompiledMarker
     from fakedist.record.marker import What
 
     *tensors, both, last = _tensors()
-    marker = CompiledMarker(ctypes.PyDLL(str(ensure_fast_path())))
+    marker = CompiledMarker(ctypes.PyDLL(str(FAST_PATH.ensure())))
     own = sum({t.data_ptr(): t.nbytes for t in tensors if t.is_cuda and t.untyped_storage().nbytes()}.values())
     with_gradient = [What.PARAMETER_AND_ITS_GRADIENT] * (len(tensors) + 1)
     assert marker.bytes_of([*tensors, last], [What.PARAMETER] * (len(tensors) + 1)) == own

@@ -14,16 +14,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.torch_releases import PROFILER_METADATA
 from tests.conftest import RunFakedist
 from tests.support.runs import ProfileOnce
 
 pytestmark = pytest.mark.long
 
 JOBS = Path(__file__).parent / "jobs"
-with_metadata = pytest.mark.skipif(
-    PROFILER_METADATA.is_missing(), reason="this torch's profiler has no metadata: no grids, no waits"
-)
 REHEARSAL = {"FAKEDIST_REHEARSE": "cupti"}
 
 
@@ -62,7 +58,6 @@ def graphed(profile_once: ProfileOnce) -> Run:
     return run_job(profile_once, "graphed.py", measured=True)
 
 
-@with_metadata
 def test_every_kernel_is_where_the_estimate_has_it(measured: Run, profile_once: ProfileOnce) -> None:
     estimated = run_job(profile_once, "timed.py", "checkpoint", measured=False)
     assert sum(measured.places().values()) > 200
@@ -83,7 +78,6 @@ def order_of_waits(run: Run) -> list[str]:
     ]
 
 
-@with_metadata
 def test_collectives_are_priced_and_the_copies_that_stood_for_them_are_out(
     measured: Run, run_fakedist: RunFakedist
 ) -> None:
@@ -142,7 +136,6 @@ def test_copies_that_stand_for_collectives_are_no_compute(measured: Run) -> None
     assert (measured.kernels.loc[measured.kernels["family"] != "communication", "call"] == -1).all()
 
 
-@with_metadata
 def test_kernels_have_the_grid_that_they_were_launched_with(measured: Run) -> None:
     adds = measured.kernels[measured.kernels["operation"] == "aten.add"]
     assert len(adds)

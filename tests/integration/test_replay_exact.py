@@ -13,15 +13,11 @@ import pytest
 from fakedist.analysis.blocks import build_blocks
 from fakedist.analysis.recording import read_recording
 from fakedist.analysis.segments import segments_at
-from fakedist.torch_releases import installed
 from tests.conftest import RunFakedist
 
 JOB = Path(__file__).parent / "jobs" / "allocations.py"
 # Little enough that cached blocks have to be given back and some requests fail.
 MEMORY = "3GiB"
-MEMORY_FRACTION = pytest.mark.skipif(
-    installed() < (2, 10), reason="this torch's allocator has no per_process_memory_fraction"
-)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +26,7 @@ MEMORY_FRACTION = pytest.mark.skipif(
         "",
         pytest.param("max_split_size_mb:32", marks=pytest.mark.nightly),
         pytest.param("roundup_power2_divisions:4", marks=pytest.mark.nightly),
-        pytest.param("garbage_collection_threshold:0.3,per_process_memory_fraction:0.8", marks=MEMORY_FRACTION),
+        "garbage_collection_threshold:0.3,per_process_memory_fraction:0.8",
         pytest.param("expandable_segments:True", marks=pytest.mark.nightly),  # the last one has it, too
         "expandable_segments:True,garbage_collection_threshold:0.3,max_split_size_mb:32",
     ],

@@ -133,7 +133,7 @@ def test_each_rank_of_the_recorded_draw_is_played(
     step = open_run(profiled[0] / "rank0").summary.time
     assert step is not None
     assert ranks[0]["step_us"] == pytest.approx(step.step_us), "it is the draw that was recorded"
-    refused = run_fakedist("play", profiled[0] / "rank0", "--ranks", "--format", "html")
+    refused = run_fakedist("play", profiled[0] / "rank0", "--ranks", "--change", profiled[0] / "rank0")
     assert (refused.code, "--ranks takes no --change" in refused.stderr) == (2, True)
 
 
@@ -208,12 +208,9 @@ def test_the_hottest_rank_may_be_in_another_group_of_experts(run_fakedist: RunFa
 def test_draws_are_drawn_and_listed(
     profiled: tuple[Path, Finished], played: dict[str, Any], run_fakedist: RunFakedist, tmp_path: Path
 ) -> None:
-    options = ("play", profiled[0] / "rank0", "--seed", "3", "--draws", "4")
-    page, rows = (run_fakedist(*options, "--format", form, cwd=tmp_path).stdout for form in ("html", "csv"))
+    options = ("play", profiled[0] / "rank0", "--seed", "3", "--draws", "4", "--format", "csv")
+    rows = run_fakedist(*options, cwd=tmp_path).stdout
     assert rows.splitlines()[0].startswith("seed,rank,share,busiest,peak_allocated_bytes")
     assert [int(row.split(",")[4]) for row in rows.splitlines()[1:]] == [
         draw["peak_allocated_bytes"] for draw in played["draws"][:4]
     ]
-    heat = page.partition('<table class="heat">')[2].partition("</table>")[0]
-    assert heat.count("<tr>") == 1 + 2, "a row for each layer with experts"
-    assert heat.count("<mark>") == 4, "the experts of the hottest rank"

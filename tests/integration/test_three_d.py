@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +61,10 @@ def topologies(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("topologies")
     job = ("--world-size", "8", "--rank", "0,7", "--device", "virtual", "-o", "runs")
     script = (ROOT / "examples" / "three_d.py", "--tp", "2", "--pp", "2", "--dp", "2", *SIZES)
-    finished = run_fakedist("topology", *job, "--json", *script, cwd=folder)
+    finished = run_fakedist("profile", *job, *script, cwd=folder)
     assert finished.code == 0, finished.stderr
-    return folder, {each["rank"]: each for each in json.loads(finished.stdout)}
+    section = ("--section", "communication", "--json")
+    return folder, {rank: run_fakedist("report", folder / f"runs/rank{rank}", *section).json() for rank in (0, 7)}
 
 
 @pytest.mark.long
@@ -101,29 +101,9 @@ def test_calls_and_bytes_of_a_step_are_those_of_the_mathematics(topologies: tupl
 def test_existing_runs_are_shown_again_on_80_columns(
     topologies: tuple[Path, dict[int, Any]], run_fakedist: RunFakedist
 ) -> None:
-    shown = run_fakedist("topology", "runs/rank0", "runs/rank7", cwd=topologies[0], env={"COLUMNS": "80"})
+    section = ("--section", "communication")
+    shown = run_fakedist("report", "runs/rank0", *section, cwd=topologies[0], env={"COLUMNS": "80"})
     assert shown.code == 0, shown.stderr
     assert max(len(line) for line in shown.stdout.splitlines() if not line.startswith(("job", "run"))) <= 80
     rows = [" ".join(line.split()) for line in shown.stdout.splitlines()]
     assert rows.count("TP all_reduce 32 32.00 KiB 32.00 KiB forward, backward; every layer") == 1  # of rank 0
-    again = run_fakedist("topology", "runs/rank7", "--json", cwd=topologies[0]).json()
-    assert again == topologies[1][7]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("nowhere",), "neither a run directory nor a script: nowhere"),
-        (("runs/rank0", "nowhere"), "nowhere"),
-        (("runs",), "runs is not a run directory"),
-        (("--steps", "3", "runs/rank0"), "--steps is for a script"),
-    ],
-)
-def test_wrong_arguments_are_told(
-    topologies: tuple[Path, dict[int, Any]], run_fakedist: RunFakedist, arguments: tuple[str, ...], says: str
-) -> None:
-    finished = run_fakedist("topology", *arguments, cwd=topologies[0])
-    assert finished.code in (1, 2)
-    assert says in finished.stderr
-    assert "Traceback" not in finished.stderr

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -15,8 +13,9 @@ from fakedist.report.content.comparison import comparison_report
 from fakedist.report.content.job import runs_report
 from fakedist.report.render.html import report_page
 from fakedist.results.comparison import Comparison
-from fakedist.sweep.page import write_sweep_page
 from fakedist.sweep.point_rows import Status
+from fakedist.sweep.sheets import sweep_report
+from fakedist.sweep.sweep_directory import PAGE_NAME
 from tests.page.browser import Reader, drawn, serious_faults
 from tests.unit.report.content.test_job import placed
 from tests.unit.report.two_runs import run_of
@@ -46,7 +45,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     points = [row(1000 + 10 * at, 50 + at, tp=2**at, pp=2 ** (at % 3)) for at in range(6)]
     points[5] = replace(points[5], command=WINNER, world_size=64)
     points.append(row(100, 90, tp=64, pp=1, status=Status.DOES_NOT_FIT))
-    write_sweep_page(sweep(*points, path=folder / "sweep"))
+    swept = sweep(*points, path=folder / "sweep")
+    (swept.path / PAGE_NAME).write_text(report_page(sweep_report(swept, folder=swept.path)))
     return pages
 
 
@@ -101,64 +101,13 @@ def test_long_and_turned_values_of_an_axis_stay_within_the_page(reader: Reader, 
     points = [
         row(1000 + at, 50, kind=kind) for at, kind in enumerate(("L" * 300, "\u202egnp.exe", "</script><img src=x>"))
     ]
-    write_sweep_page(sweep(*points, path=tmp_path))
+    (tmp_path / PAGE_NAME).write_text(report_page(sweep_report(sweep(*points, path=tmp_path), folder=tmp_path)))
     assert reader.width_on(tmp_path / "report.html", width) <= width
     text = reader.page.locator("main").inner_text()
     assert "\\u202egnp.exe" in text
     assert "\u202e" not in text
     assert reader.page.locator("img").count() == 0
     assert reader.told == []
-
-
-#: Each page's charts that are saved as pictures, and a text or a mark of each.
-PICTURES = {
-    "job": {
-        "stages": "stage 0",
-        "memory-at-the-peak-of-each-rank": "rank 4",
-        "the-step-of-each-rank-in-parts": "bubble",
-    },
-    "several": {"memory-at-the-peak-of-each-run": "parameter", "the-timed-step-of-each-run": "D d"},
-    "sweep": {"front": "GiB", "parallel": "tp", "map": "tp"},
-}
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_every_chart_is_saved_as_a_picture(reader: Reader, written: dict[str, Path], name: str) -> None:
-    page = reader.open(written[name])
-    saved = {}
-    for kind in ("PNG", "SVG"):
-        for button in page.get_by_role("button", name=kind, exact=True).all():
-            with page.expect_download() as saving:
-                button.click()
-            saved[saving.value.suggested_filename] = Path(saving.value.path()).read_bytes()
-    assert set(saved) == {f"{of_page(name)}-{chart}.{kind}" for chart in PICTURES[name] for kind in ("png", "svg")}
-    for chart, text in PICTURES[name].items():
-        assert saved[f"{of_page(name)}-{chart}.png"].startswith(b"\x89PNG")
-        svg = saved[f"{of_page(name)}-{chart}.svg"].decode()
-        assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
-        assert text in svg
-
-
-def of_page(name: str) -> str:
-    """The pictures of a page are named after what it shows."""
-    return "compare" if name == "several" else name
-
-
-def test_bars_keep_their_lengths_and_colours_in_a_picture(reader: Reader, written: dict[str, Path]) -> None:
-    page = reader.open(written["several"])
-    with page.expect_download() as saving:
-        page.locator("#memory").get_by_role("button", name="SVG", exact=True).click()
-    boxes = ElementTree.parse(saving.value.path()).getroot().findall("{*}rect")
-    bars = page.evaluate(
-        """() => [...document.querySelectorAll('#memory .track [class^=k-]')].map((part) =>
-        [part.getBoundingClientRect().width, getComputedStyle(part).backgroundColor])"""
-    )
-    of = [(float(box.get("width", "0").rstrip("%")), box.get("fill", "")) for box in boxes]
-    for width, colour in bars:
-        if not width:
-            continue
-        plain = "#" + "".join(f"{int(part):02x}" for part in re.findall(r"\d+", colour))
-        assert any(abs(wide - width) < 0.02 and fill == plain for wide, fill in of)
 
 
 @pytest.mark.parametrize(("name", "has_axis"), [("job", True), ("several", False), ("sweep", False)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -235,22 +234,6 @@ def test_the_axis_is_the_order_or_a_time(reader: Reader, written: Path) -> None:
     assert all(text.endswith(" ms") for text in ticks)
 
 
-def test_the_address_keeps_the_view_the_block_and_the_section(reader: Reader, written: Path) -> None:
-    page = reader.open(written)
-    page.locator("#blocks").get_by_role("button", name="show").first.click()
-    page.get_by_role("link", name="Peak", exact=True).click()
-    page.wait_for_timeout(500)
-    view, block = page.evaluate(VIEW), page.evaluate("fakedist.memory.block")
-    address = page.url
-    assert "#peak&" in address
-    page.goto("about:blank")
-    page.goto(address)
-    page.wait_for_selector("html[data-ready]", timeout=20_000)
-    assert page.evaluate(VIEW) == pytest.approx(view, abs=1)
-    assert page.evaluate("fakedist.memory.block") == block
-    assert page.evaluate("document.querySelector('#peak').getBoundingClientRect().top") < 400
-
-
 SECTIONS = ("verdict", "memory", "peak", "layers", "time", "communication", "run", "reading")
 _LANDED = """(id) => { const { scrollHeight } = document.documentElement, bar = 64;
   const away = document.getElementById(id).getBoundingClientRect().top - bar;
@@ -281,20 +264,6 @@ def test_a_link_lands_at_its_section_and_stays_there(reader: Reader, written: Pa
     lands(page, "time")
 
 
-def test_back_and_another_address_show_their_own_views(reader: Reader, written: Path) -> None:
-    page = reader.open(written)
-    page.goto(f"{written.as_uri()}#memory&moves=2-12")  # in the page that is open
-    page.wait_for_timeout(400)
-    assert page.evaluate(VIEW) == [2, 12]
-    lands(page, "memory")
-    page.get_by_role("link", name="Peak", exact=True).click()
-    page.evaluate("fakedist.memory.setView(4, 20)")
-    page.wait_for_function("() => location.hash === '#peak&moves=4-20'", timeout=8_000)
-    page.go_back()
-    page.wait_for_function("() => location.hash.startsWith('#memory') && fakedist.memory.view[0] === 2", timeout=8_000)
-    assert page.evaluate(VIEW) == [2, 12]
-
-
 def test_keys_work_after_a_click_and_are_listed(reader: Reader, written: Path) -> None:
     page = reader.open(written)
     chart = drawn(page, "#timeline")
@@ -322,48 +291,6 @@ def test_keys_work_after_a_click_and_are_listed(reader: Reader, written: Path) -
     page.get_by_role("button", name="keys").click()
     keys.get_by_role("button", name="close").click()
     assert not keys.is_visible()
-
-
-def test_every_chart_is_saved_as_a_picture(reader: Reader, written: Path) -> None:
-    page = reader.open(written)
-    page.locator("#flame").scroll_into_view_if_needed()
-    names = []
-    for button in page.get_by_role("button", name="PNG", exact=True).all():
-        with page.expect_download() as saving:
-            button.click()
-        names.append(saving.value.suggested_filename)
-        content = Path(saving.value.path()).read_bytes()
-        assert content.startswith(b"\x89PNG")
-        assert len(content) > 500
-    charts = ("timeline", "picture", "kernels", "roofline", "calls-over-time", "stacks")
-    assert {f"run-{chart}.png" for chart in charts} <= set(names)
-    page = reader.open(written)  # Chromium stops a page at its eleventh download
-    page.locator("#flame").scroll_into_view_if_needed()
-    for panel, wanted in (
-        ("#timeline", "peak 202.49 MiB"),
-        ("#timeline", "activation"),  # of its legend
-        ("#flame", "forward model.py:12"),
-        ("#communication", "<rect"),
-    ):
-        with page.expect_download() as saving:
-            page.locator(panel).get_by_role("button", name="SVG", exact=True).first.click()
-        text = Path(saving.value.path()).read_text()
-        assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
-        assert wanted in text
-
-
-def test_the_overview_of_a_saved_picture_has_the_pages_colours(reader: Reader, written: Path) -> None:
-    page = reader.open(written)
-    drawn(page, "#timeline").press("+")
-    page.wait_for_timeout(_SETTLED)
-    with page.expect_download() as saving:
-        page.locator("#timeline").get_by_role("button", name="SVG", exact=True).click()
-    picture = ElementTree.parse(saving.value.path())
-    masks = [node for node in picture.iter() if "slider-mask" in node.get("class", "")]
-    assert masks
-    for mask in masks:
-        assert "fill-opacity: 0.28" in mask.get("style", "")
-        assert "rgb(0, 0, 0)" not in mask.get("style", "")
 
 
 def test_few_blocks_are_drawn_as_blocks(reader: Reader, written: Path) -> None:
@@ -461,7 +388,6 @@ def test_switches_move_the_verdict_the_bar_and_the_timeline(reader: Reader, advi
     page.wait_for_timeout(_SETTLED)
     most = format_bytes(left(CHECKPOINT, LOSS)[1])
     assert f"with the changes at most {most}" in page.locator("#timeline").inner_text()
-    address = page.url
     page.emulate_media(media="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert card.inner_html() == recorded  # paper has what the run itself showed
@@ -471,10 +397,6 @@ def test_switches_move_the_verdict_the_bar_and_the_timeline(reader: Reader, advi
     page.get_by_role("button", name="all off").click()
     assert card.inner_html() == recorded
     assert page.locator("#timeline li.after").is_hidden()
-    page.goto("about:blank")
-    page.goto(address)
-    page.wait_for_selector("html[data-ready]", timeout=20_000)
-    assert peak.inner_text() == expected(CHECKPOINT, LOSS)
 
 
 def test_switches_hide_the_callers_of_the_refusal(reader: Reader, advised: Path, tmp_path: Path) -> None:
@@ -540,15 +462,6 @@ def test_stacks_are_seen_at_the_peak_and_between_two_moments(reader: Reader, wri
         page.get_by_role("button", name=f"take as {name}").click()
     assert "and not at A" in status.inner_text()
     held = page.evaluate(f"{timeline}.block({timeline}.blockOf[{made}] - 1).bytes")
-    assert boxes(page)[0] == f"all {format_bytes(held)}"
-    page.wait_for_timeout(500)
-    address = page.url
-    assert "&A=" in address
-    page.goto("about:blank")
-    page.goto(address)
-    page.wait_for_selector("html[data-ready]", timeout=20_000)
-    page.locator("#flame").scroll_into_view_if_needed()
-    page.locator("#flame .box").first.wait_for()
     assert boxes(page)[0] == f"all {format_bytes(held)}"
     assert page.locator("#timeline .mark").count() == 2
 

@@ -54,7 +54,7 @@ class Commands:
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr, open(os.devnull) as stdin:
             files = stdin.fileno(), stdout.fileno(), stderr.fileno()
             may_fork = not self._is_cold and variables.keys() <= _READ_LATE
-            if may_fork and arguments[0] in ("profile", "topology", "check"):
+            if may_fork and arguments[0] in ("profile", "check"):
                 self._ranks = self._ranks or AnyScriptServer(environment)
                 files = (*files, *self._ranks.doors())
             forked = self._fork(task, files) if may_fork else None

@@ -183,13 +183,9 @@ def _follow_blocks() -> None:
     import torch
 
     from fakedist.gpu.fast_path.compiled import make_fast_path
-    from fakedist.gpu.fast_path.event_tracker import EventTracker
-    from fakedist.record.device_memory import keeps_metadata
 
     torch.cuda.init()
-    if not keeps_metadata():
-        EventTracker()
-    elif (fast_path := make_fast_path(None)) is not None:
+    if (fast_path := make_fast_path(None)) is not None:
         fast_path.watch_history()
         fast_path.stop_history()
 

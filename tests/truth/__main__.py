@@ -1,7 +1,6 @@
 """Rebuild published peaks and steps, and write docs/truth.md: ``make truth``.
 
-    python -m tests.truth [--only PATTERNS] [--again] [--record] [--price] [--nearest] [--jobs N] [--on WHERE] [--fast]
-                          [--page]
+    python -m tests.truth [--only PATTERNS] [--again] [--record] [--price] [--jobs N] [--on WHERE] [--fast] [--page]
 
 Runs the rows of catalogue.toml that have no result. A peak is the published rank's; a step's launches are recorded,
 kept in tests/data/steps and priced for the GPU that it was published for. Jobs run as ``fakedist sweep`` runs its
@@ -9,8 +8,6 @@ points: on this machine, or on a Ray cluster with ``--on ray``. Results are writ
 goes on where it was. Rows whose packages are not installed are named and left out.
 
 After a recording, or with ``--price``, every recorded step is priced by today's model; the page is made of the results.
-``--nearest``, on an older torch, runs the peaks of jobs that are published with that torch, or an older one, and keeps
-them next to those of the newest.
 
 ``--fast`` runs no job and prices some recorded steps: it fails if the estimates are others than those that are kept.
 """
@@ -35,7 +32,7 @@ from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.summary import PhasePeak
 from tests.truth import page, steps
 from tests.truth.catalogue import Made, Peak, Results, Row, catalogue, results
-from tests.truth.jobs import ROOT, Liger, Titan, prepare_liger, prepare_titan, torch_release
+from tests.truth.jobs import ROOT, Liger, Titan, prepare_liger, prepare_titan
 
 #: The rows of --fast: each source, GPU and layout, without those whose launches take seconds to price.
 FAST = "eager-8 compiled-8* compiled-32-batch-1 *-a100 compiled-64-*tp8 gpt-7b-* nemotron-15b gpt-tiny-tp2*"
@@ -66,7 +63,7 @@ def peak_of(phases: Sequence[PhasePeak], reserved_bytes: int, made: Made, fits: 
     return Peak((first, max(phase.peak_allocated_bytes for phase in phases)), reserved_bytes, made, fits)
 
 
-def needed(rows: Sequence[Row], peaks: Mapping[str, Peak], *, again: bool, record: bool, steps_too: bool) -> list[Run]:
+def needed(rows: Sequence[Row], peaks: Mapping[str, Peak], *, again: bool, record: bool) -> list[Run]:
     """The ranks to run: of peaks without a result, and of steps without a recording."""
     runs = []
     for row in rows:
@@ -76,12 +73,12 @@ def needed(rows: Sequence[Row], peaks: Mapping[str, Peak], *, again: bool, recor
             continue
         if row.has_peak and (again or row.name not in peaks):
             runs.append(Run(row, script.peak_rank if row.rank is None else row.rank, is_timed=False))
-        if steps_too and row.published_s and not row.like and (record or not steps.is_recorded(row)):
+        if row.published_s and not row.like and (record or not steps.is_recorded(row)):
             runs += [Run(row, rank, is_timed=True) for rank in script.ranks]
     return runs
 
 
-def rebuild(runs: Sequence[Run], found: Results, peaks: dict[str, Peak], jobs: int | None, on: str) -> int:
+def rebuild(runs: Sequence[Run], found: Results, jobs: int | None, on: str) -> int:
     """Run ranks, and write each result as it comes, a peak into ``peaks`` of ``found``. Returns how many failed."""
     commit = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     named = {run.name: run for run in runs}
@@ -95,7 +92,7 @@ def rebuild(runs: Sequence[Run], found: Results, peaks: dict[str, Peak], jobs: i
             steps.keep(run.row, run.rank, directory, made)
         else:
             said = manifest.summary
-            peaks[run.row.name] = peak = peak_of(said.by_phase, said.peak_reserved_bytes, made, said.fits)
+            found.peaks[run.row.name] = peak = peak_of(said.by_phase, said.peak_reserved_bytes, made, said.fits)
             found.write()
             print(f"{run.row.name}: {peak.allocated_bytes[1]:,} bytes allocated, {wall_s:.0f} s", flush=True)
         shutil.rmtree(directory)
@@ -118,7 +115,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="also rows that have a peak")
     parser.add_argument("--record", action="store_true", help="also steps that were recorded")
     parser.add_argument("--price", action="store_true", help="price every recorded step again")
-    parser.add_argument("--nearest", action="store_true", help="only peaks, on the torch nearest to the published one")
     parser.add_argument("--jobs", type=int, help="how many run at once; by cores and memory if not given")
     parser.add_argument("--on", default="local", help="local, ray or ray://HOST:PORT")
     parser.add_argument("--fast", action="store_true", help="price some recorded steps and compare, write nothing")
@@ -132,15 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = 0
     if not chosen.page:
         rows = catalogue().chosen(chosen.only)
-        peaks = found.peaks
-        if chosen.nearest:
-            peaks, rows = (
-                found.nearest,
-                [row for row in rows if catalogue().sources[row.source].nearest == torch_release()],
-            )
-        runs = needed(rows, peaks, again=chosen.again, record=chosen.record, steps_too=not chosen.nearest)
+        runs = needed(rows, found.peaks, again=chosen.again, record=chosen.record)
         print(f"{len(runs)} ranks to run", flush=True)
-        failed = rebuild(runs, found, peaks, chosen.jobs, chosen.on) if runs else 0
+        failed = rebuild(runs, found, chosen.jobs, chosen.on) if runs else 0
         if chosen.price or any(run.is_timed for run in runs):
             steps.price(found)
             found.write()

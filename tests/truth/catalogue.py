@@ -35,7 +35,6 @@ class Source:
         ran: The container or torch of the published run.
         differs: What is otherwise in ours.
         commit: Of its repository.
-        nearest: The supported release of torch that is nearest to theirs, as "2.8", if it is not the newest.
     """
 
     text: str
@@ -43,7 +42,6 @@ class Source:
     ran: str
     differs: str
     commit: str = ""
-    nearest: str = ""
 
     @property
     def cited(self) -> str:
@@ -231,7 +229,7 @@ class Results:
     peaks: dict[str, Peak]
     steps: dict[str, Step]
     pairs: dict[str, Ratio] = field(default_factory=dict)
-    #: Peaks on the supported release of torch that is nearest to the published run's, if it is not the newest.
+    #: Kept peaks on torch 2.8, which is nearest to the published run's and no longer supported.
     nearest: dict[str, Peak] = field(default_factory=dict)
 
     def peak(self, name: str) -> Peak:

@@ -30,15 +30,12 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from fakedist.gpu.driver.build import torch_build
 from fakedist.options import Job
 from fakedist.units import GIB, UNLIMITED_BYTES
 
 ROOT = Path(__file__).parents[2]
 TITAN = "0.1.0"
-#: The newest torchao, and the one of an older torch.
-TORCHAO, OLDER_TORCHAO = "0.18.0", {"2.8": "0.12.0"}
-PACKAGES = (f"torchtitan=={TITAN}", "tiktoken", "regex", "blobfile")
+PACKAGES = (f"torchtitan=={TITAN}", "tiktoken", "regex", "blobfile", "torchao==0.18.0")
 INSTALLED = ROOT / "build" / "published"
 #: What models with Mamba layers need besides.
 _MAMBA = ("mamba-ssm", "causal-conv1d")
@@ -142,7 +139,7 @@ class Titan(Script):
     peak_rank = 0
 
     def job(self, rank: int, gpu: str, *, is_timed: bool) -> Job:
-        path = (ROOT, titan_packages(), Path(__file__).parent / "december_2024")
+        path = (ROOT, INSTALLED, Path(__file__).parent / "december_2024")
         return Job(
             world_size=self.world_size, rank=rank, target="torchtitan.train", is_module=True,
             arguments=("--job.config_file", "config.toml", *self.flags), gpu_memory_bytes=95 * GIB, steps=3, page=False,
@@ -170,27 +167,15 @@ class Titan(Script):
         return Flops(products / tensor, attention / tensor)
 
 
-def torch_release() -> str:
-    """Major and minor version of the torch that is installed, as "2.8"."""
-    return ".".join(torch_build()[0].split(".")[:2])
-
-
-def titan_packages() -> Path:
-    """The directory of torchtitan and what it imports, for the torch that is installed."""
-    release = torch_release()
-    return INSTALLED / f"torch-{release}" if release in OLDER_TORCHAO else INSTALLED
-
-
 def prepare_titan(directory: Path) -> None:
     """Install torchtitan 0.1.0 unless it is installed, and write its job's files into a directory.
 
     Raises:
         subprocess.CalledProcessError: pip failed.
     """
-    if not (titan_packages() / "torchtitan").exists():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(titan_packages())]
-        torchao = OLDER_TORCHAO.get(torch_release(), TORCHAO)
-        subprocess.run([*pip, *PACKAGES, f"torchao=={torchao}"], check=True)
+    if not (INSTALLED / "torchtitan").exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(INSTALLED)]
+        subprocess.run([*pip, *PACKAGES], check=True)
     (directory / "config.toml").write_text(CONFIG)
     lines = [f"{base64.b64encode(word).decode()} {number}" for number, word in enumerate(_words())]
     (directory / "tokenizer.model").write_text("\n".join(lines) + "\n")

@@ -57,7 +57,8 @@ published one. A `liger-*` row is one training kernel of a benchmark, forward an
 """
 _RESERVED = """\
 What torchtitan's monitor read, the allocator's reserved peak, on H100s with 95 GiB. "Nearest" is ours on torch 2.8, the
-supported release next to the nightly that ran there, and counts in the first lines; "newest" is on torch 2.15.
+release next to the nightly that ran there, and counts in the first lines; these figures are kept, since fakedist no
+longer runs on that release. "Newest" is on torch 2.15.
 """
 _FIRST = (
     "Peaks by the end of the first iteration, before there is optimizer state, of the tests above that publish them.\n"

@@ -38,7 +38,7 @@ SAME_THING = {
     **dict.fromkeys(("match", "play"), "a subject: its report, and its command"),
     "comparison": "runs: the engine that compares them, and its report",
     "rollout": "an engine's rollout: its options, and its report",
-    "topology": "the ranks' groups: their analysis, their report, and their command",
+    "topology": "the ranks' groups: their analysis, and their report",
     "command": "the command of an extra",
     "class Verdict": "the verdict on a rank, and what a report says first",
     "class Advice": "a change that would help: the record, and its block of a report",
@@ -54,7 +54,8 @@ SMALL_FOR_A_REASON = {
     "rank/started/sitecustomize": "Python imports it by this name where a process begins",
     "rank/leaving": "ends the process; it must stay this short",
     **dict.fromkeys(
-        ("cli/calibrate", "cli/compare", "cli/doctor", "cli/explain", "cli/lines", "cli/match"), "one module a command"
+        ("cli/calibrate", "cli/compare", "cli/doctor", "cli/explain", "cli/lines", "cli/match", "cli/view"),
+        "one module a command",
     ),
     "report/content/rollout": "one module a subject",
     "findings/distribution_rules": "one module a kind of rules",
@@ -63,6 +64,7 @@ SMALL_FOR_A_REASON = {
     **dict.fromkeys(
         (
             "rank/frameworks/dynamo",
+            "rank/frameworks/pipelining",
             "rank/frameworks/safetensors",
             "rank/frameworks/uneven_inputs",
             "rank/frameworks/vllm",
@@ -70,6 +72,5 @@ SMALL_FOR_A_REASON = {
         "one module a framework",
     ),
     "gpu/smi/offer": "the rank's environment; the program next to it runs alone",
-    "gpu/fast_path/event_tracker": "torch 2.8 and 2.9 alone need it: it goes with them",
     "record/generation": "which forwards generate tokens: a subject of its own",
 }

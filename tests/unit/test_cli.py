@@ -15,7 +15,6 @@ from fakedist.errors import SetupError
 from fakedist.launcher import doctor, launching
 from fakedist.options import Job
 from fakedist.rundir.outcome import Ending, Outcome
-from tests.unit.report.handmade import ended_well
 
 
 class Launched:
@@ -253,25 +252,6 @@ def test_doctor_says_whether_a_device_works(
     assert "apt-get install gcc" in out
     assert cli.main(["doctor", "--json"]) == code
     assert json.loads(capsys.readouterr().out)["devices"] == list(devices)
-
-
-def test_topology_shows_ranks_in_the_order_asked_for_and_says_which_could_not_begin(
-    tmp_path: Path, launched: Launched, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def launch_rank(job: Job, output: Path, force: bool, streams: launching.Streams) -> tuple[Path, Ending]:
-        if job.rank == 1:
-            raise SetupError("no room for it", "make some")
-        output.parent.mkdir(exist_ok=True)
-        return ended_well(output), Ending(Outcome.FINISHED, 0)
-
-    monkeypatch.setattr(launching, "profile", launch_rank)
-    (tmp_path / "train.py").touch()
-    arguments = ["--world-size", "8", "--rank", "5,1,0", "-o", str(tmp_path / "runs"), str(tmp_path / "train.py")]
-    assert cli.main(["topology", "--json", *arguments]) == 1
-    out, err = capsys.readouterr()
-    assert [Path(shown["run_directory"]).name for shown in json.loads(out)] == ["rank5", "rank0"]
-    *_, told, last = err.splitlines()
-    assert (told, last) == ("fakedist: rank 1: no room for it", "fakedist: exit 1: rank 1 ended as error")
 
 
 def test_without_a_rank_rank_0_runs_and_is_named(launched: Launched, capsys: pytest.CaptureFixture[str]) -> None:

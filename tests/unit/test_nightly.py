@@ -11,18 +11,18 @@ from tests.nightly import Part, Result, main, parts, run, summary
 
 
 def test_every_version_has_a_part_and_poisoned_memory_its_variable() -> None:
-    found = {part.name: part for part in parts(["2.8.0", "2.15.0"], ["3.12"])}
-    assert {"torch 2.8.0", "torch 2.15.0", "python 3.12", "clients", "hostile files", "load", "mutants"} <= set(found)
+    found = {part.name: part for part in parts(["2.10.0", "2.15.0"], ["3.12"])}
+    assert {"torch 2.10.0", "torch 2.15.0", "python 3.12", "clients", "hostile files", "load", "mutants"} <= set(found)
     assert found["poisoned unit"].environment == {"FAKEDIST_POISON": "1"}
     assert found["load"].environment == {"FAKEDIST_LOAD": "1"}
-    assert found["torch 2.8.0"].command == ("make", "torch", "TORCH=2.8.0")
+    assert found["torch 2.10.0"].command == ("make", "torch", "TORCH=2.10.0")
 
 
 def test_the_summary_says_what_passed_what_failed_and_what_ran() -> None:
-    results = [Result("torch 2.8.0", 0, 600, ["12 ran: 12 unit"]), Result("mutants", 2, 60)]
+    results = [Result("torch 2.10.0", 0, 600, ["12 ran: 12 unit"]), Result("mutants", 2, 60)]
     assert summary(results) == [
         "2 parts ran: 1 passed, 1 failed",
-        "  torch 2.8.0            10 min  passed",
+        "  torch 2.10.0           10 min  passed",
         "      12 ran: 12 unit",
         "  mutants                 1 min  FAILED (exit 2)",
         "failed: mutants",

@@ -29,7 +29,7 @@ def test_the_changelog_knows_this_version_and_the_reading_half_needs_all_but_tor
     assert f"## [{fakedist.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [name for name in project["dependencies"] if name.startswith("torch")] == []
-    assert project["optional-dependencies"]["torch"] == ["torch>=2.8.0a0"]
+    assert project["optional-dependencies"]["torch"] == ["torch>=2.10.0a0"]
     assert fakedist.step() is None  # outside of a run it does nothing
 
 

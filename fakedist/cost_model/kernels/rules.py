@@ -19,9 +19,12 @@ Else:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -41,6 +44,11 @@ from fakedist.cost_model.kernels.moving import ELEMENTWISE, WIDE_ROW, MovingTime
 from fakedist.cost_model.kernels.products import START_US, GroupedTimes, ProductRoof, ProductSizes, ProductTimes
 from fakedist.cost_model.kernels.work_arrays import Assumptions, Estimates, Flags, WorkArrays, which_limits
 from fakedist.gpu.models.spec import GpuSpec
+
+#: Assumptions, with their sources.
+_ASSUMED: dict[str, Any] = tomllib.loads(Path(__file__).with_name("rules.toml").read_text("utf-8"))
+_FACTORS: dict[str, float] = _ASSUMED["factors"]
+_SPREADS: dict[str, float] = _ASSUMED["spreads"]
 
 
 @dataclass(frozen=True)
@@ -63,27 +71,12 @@ _KERNELS: dict[str, AttentionKernel] = {
 }
 #: Where forward and backward of training were measured.
 _TRAINING = ("h200-sxm", "gb200")
-#: Half widths of 90 % intervals (logarithms) that assumptions add.
-_ATTENTION_OTHER_GPU, _FLASH_2, _FLEX, _EFFICIENT, _ATTENTION_BACKWARD = 0.10, 0.12, 0.20, 0.35, 0.20
-_NO_LIBRARY, _WINDOW, _NARROW_WINDOW, _CROSS, _ATTENTION_OTHER_TYPE, _NO_SHAPE = 0.25, 0.15, 0.40, 0.15, 0.35, 0.45
+#: Windows of fewer keys cost whole tiles.
 _NARROW = 512
-#: Shorter sequences than this were not published in training, and half the width of the interval that this adds.
-_PUBLISHED, _SHORT = 512, 0.30
+#: Shorter sequences than this were not published in training.
+_PUBLISHED = 512
 #: The fewest keys that a query of flex_attention meets, in a mask that is not known: a block.
 _BLOCK = 128
-#: The fraction of the peak that is assumed where only the FLOPs are known.
-_ACHIEVED = 0.5
-_START_US = 4.0
-#: The rate of cuDNN's deterministic backward over that of the other in bf16: GB200, width 128, causal, 2,048 to 32,768
-#: tokens: 0.87 to 0.90 (``Measured.training_attention``); on H800, FlashAttention-3's loses up to 38 %
-#: (arXiv:2601.21824).
-_DETERMINISTIC_RATE, _DETERMINISTIC = 0.87, 0.15
-#: SM clocks that dropout takes for each score, forward and backward, as both make the random numbers again.
-#: FlashAttention-2 makes 16 with 7 rounds of Philox, 40 integer instructions, and unpacks, compares and masks each in
-#: 2 or 3; an SM issues 64 a clock. cuDNN does not say how it makes them; it is taken to need half as much again:
-#: Nvidia's own attention with dropout makes a block of Llama 3 in fp8 take up to 1.22 times as long
-#: (arXiv:2410.07531).
-_DROPOUT_CLOCKS, _CUDNN_DROPOUT_CLOCKS, _DROPOUT = 0.08, 0.12, 0.12
 
 
 class AttentionRules(Rules):
@@ -132,7 +125,7 @@ class AttentionRules(Rules):
         is_backward = direction == "backward"
         price = self._times.backward_us if is_backward else self._times.forward_us
         time_us = price(shapes, kernel, roof)
-        time_us = np.where(rows.flags("deterministic"), time_us / _DETERMINISTIC_RATE, time_us)
+        time_us = np.where(rows.flags("deterministic"), time_us / _FACTORS["deterministic_rate"], time_us)
         time_us = time_us + np.where(rows.flags("dropout"), self._dropout_us(shapes, kernel), 0.0)
         family = f"attention training {direction}" if self._times.has_training else "attention forward"
         source = self._training_on or self.table.name
@@ -143,7 +136,7 @@ class AttentionRules(Rules):
         memory = shapes.moved_bytes() * (2.0 if is_backward else 1.0) / roof.memory_bandwidth * 1e6
         basis = np.full(len(rows), f"measured: attention on {source}", object)
         accuracy = np.full(len(rows), family, object)
-        bound = which_limits(compute, memory, _START_US)
+        bound = which_limits(compute, memory, _FACTORS["start_us"])
         spare = self._spare(
             rows.flags("is_dense"), shapes, price(shapes, kernel, roof), lambda s: price(s, kernel, roof)
         )
@@ -162,7 +155,7 @@ class AttentionRules(Rules):
 
     def _dropout_us(self, shapes: AttentionShapes, kernel: AttentionKernel) -> Floats:
         scores = (shapes.batch * shapes.heads).astype(float) * shapes.queries * shapes.met_keys()
-        clocks = _CUDNN_DROPOUT_CLOCKS if kernel == "cudnn" else _DROPOUT_CLOCKS
+        clocks = _FACTORS["cudnn_dropout_clocks"] if kernel == "cudnn" else _FACTORS["dropout_clocks"]
         return np.asarray(scores * clocks / (self.gpu.sms * self.gpu.clock_khz * 1e3) * 1e6)
 
     def _assumed(
@@ -170,36 +163,52 @@ class AttentionRules(Rules):
     ) -> Assumptions:
         assumed, every = Assumptions(len(rows)), np.ones(len(rows), bool)
         if kernel != "cudnn" and self._times.has_training:
-            assumed.add(every, _FLASH_2, "FlashAttention-2 as much slower than cuDNN as on H100")
+            assumed.add(every, _SPREADS["flash2"], "FlashAttention-2 as much slower than cuDNN as on H100")
         if is_backward and not self._times.has_training:
-            assumed.add(every, _ATTENTION_BACKWARD, "backward at FlashAttention-2's rate on A100")
+            assumed.add(every, _SPREADS["attention_backward"], "backward at FlashAttention-2's rate on A100")
         if kernel in ("flex", "efficient"):
-            slower = _FLEX if kernel == "flex" else _EFFICIENT
+            slower = _SPREADS["flex"] if kernel == "flex" else _SPREADS["efficient"]
             assumed.add(every, slower, f"{kernel} attention a fraction of FlashAttention-2's rate")
-        assumed.add(every & (library == ""), _NO_LIBRARY, "FlashAttention-2, as the library is not known")
+        assumed.add(every & (library == ""), _SPREADS["no_library"], "FlashAttention-2, as the library is not known")
         is_other = self.gpu.compute_capability != self.table.measured_on.compute_capability
-        assumed.add(every & (not self.table.is_own), _ATTENTION_OTHER_GPU * (1 + is_other), f"like {self.table.name}")
+        assumed.add(
+            every & (not self.table.is_own), _SPREADS["attention_other_gpu"] * (1 + is_other), f"like {self.table.name}"
+        )
         cut = (shapes.window > 0) & (shapes.window < shapes.keys)
         blocks = cut & shapes.in_blocks
-        assumed.add(cut & (shapes.window >= _NARROW) & ~blocks, _WINDOW, "a window costs what its keys do")
-        assumed.add(cut & (shapes.window < _NARROW) & ~blocks, _NARROW_WINDOW, "a narrow window costs whole tiles")
-        assumed.add(blocks & (shapes.window >= _NARROW), _WINDOW, "a mask costs what its blocks do")
-        assumed.add(blocks & (shapes.window < _NARROW), _NARROW_WINDOW, "a mask of few blocks costs what they do")
-        assumed.add(shapes.queries != shapes.keys, _CROSS, "queries and keys of different length like their mean")
+        assumed.add(cut & (shapes.window >= _NARROW) & ~blocks, _SPREADS["window"], "a window costs what its keys do")
+        assumed.add(
+            cut & (shapes.window < _NARROW) & ~blocks, _SPREADS["narrow_window"], "a narrow window costs whole tiles"
+        )
+        assumed.add(blocks & (shapes.window >= _NARROW), _SPREADS["window"], "a mask costs what its blocks do")
+        assumed.add(
+            blocks & (shapes.window < _NARROW), _SPREADS["narrow_window"], "a mask of few blocks costs what they do"
+        )
+        assumed.add(
+            shapes.queries != shapes.keys, _SPREADS["cross"], "queries and keys of different length like their mean"
+        )
         is_short = shapes.length() < _PUBLISHED
-        assumed.add(is_short, _SHORT, "short sequences slow down further as they do from 2,048 to 512 tokens")
+        assumed.add(
+            is_short, _SPREADS["short"], "short sequences slow down further as they do from 2,048 to 512 tokens"
+        )
         assumed.add(rows.flags("is_dense"), 0.0, "every query meets every key, as the mask is not known")
-        assumed.add(rows.flags("deterministic"), _DETERMINISTIC, "a deterministic backward as much slower as on GB200")
-        assumed.add(rows.flags("dropout"), _DROPOUT, "dropout takes integer instructions")
-        assumed.add(rows.texts("dtype") != "bf16", _ATTENTION_OTHER_TYPE, "the type's fraction of the peak is bf16's")
+        assumed.add(
+            rows.flags("deterministic"),
+            _SPREADS["deterministic"],
+            "a deterministic backward as much slower as on GB200",
+        )
+        assumed.add(rows.flags("dropout"), _SPREADS["dropout"], "dropout takes integer instructions")
+        assumed.add(
+            rows.texts("dtype") != "bf16", _SPREADS["attention_other_type"], "the type's fraction of the peak is bf16's"
+        )
         return assumed
 
     def _without_shape(self, rows: WorkArrays) -> Estimates:
         peak = self.gpu.peak_flops["bf16"]
-        time_us = _START_US + rows.numbers("flops") / (_ACHIEVED * peak) * 1e6
-        texts = ("compute", "", f"assumed: attention at {_ACHIEVED:.0%} of the peak")
+        time_us = _FACTORS["start_us"] + rows.numbers("flops") / (_FACTORS["achieved"] * peak) * 1e6
+        texts = ("compute", "", f"assumed: attention at {_FACTORS['achieved']:.0%} of the peak")
         filled = [np.full(len(rows), words, object) for words in texts]
-        return Estimates(time_us, np.full(len(rows), _NO_SHAPE), *filled)
+        return Estimates(time_us, np.full(len(rows), _SPREADS["no_shape"]), *filled)
 
 
 @cache
@@ -237,15 +246,6 @@ def _shapes(rows: WorkArrays) -> AttentionShapes:
     )
 
 
-#: Fractions of the link between host and GPU that copies reach, and their start. Assumptions: pinned memory reaches 85
-#: to 90 % of PCIe's rate in NVIDIA's bandwidthTest; pageable memory is first copied on the host.
-_PINNED, _PAGEABLE, _LINK_START_US = 0.85, 0.3, 8.0
-_PINNED_SPREAD, _PAGEABLE_SPREAD = 0.2, 0.7
-_MEMORY_OTHER_GPU = 0.10
-#: Half the width of the interval that a kind adds of which one size was measured.
-_ONE_SIZE = 0.25
-
-
 @dataclass(frozen=True)
 class MemoryRule:
     """The price of a kernel that is limited by memory.
@@ -257,58 +257,35 @@ class MemoryRule:
         words: The assumption; empty where the kind itself was measured.
     """
 
-    kind: str
-    slower: float
     spread: float
-    words: str
+    kind: str = ELEMENTWISE
+    slower: float = 1.0
+    words: str = ""
 
 
-_PLAIN = MemoryRule(ELEMENTWISE, 1.0, 0.15, "as fast as quantisation, which streams too")
-_BY_FAMILY = {
-    "elementwise": _PLAIN,
-    "copy": MemoryRule(ELEMENTWISE, 1.0, 0.20, "as fast as quantisation, which streams too"),
-    "optimizer": MemoryRule(ELEMENTWISE, 1.0, 0.20, "as fast as quantisation, which streams too"),
-    "other": MemoryRule(ELEMENTWISE, 1.1, 0.30, "a reduction, 10 % slower than quantisation"),
-    "gemm": MemoryRule(ELEMENTWISE, 1.2, 0.40, "moves operands, 20 % slower than quantisation"),
-    "attention": MemoryRule(ELEMENTWISE, 1.2, 0.40, "prepares attention, 20 % slower than quantisation"),
-}
-_SOFTMAX = MemoryRule(ELEMENTWISE, 1.2, 0.30, "softmax, 20 % slower than quantisation")
-_SCATTER = MemoryRule(ELEMENTWISE, 2.0, 0.70, "scattered additions, at half of quantisation's rate")
-_GATHER = MemoryRule(ELEMENTWISE, 1.25, 0.40, "a gather, 25 % slower than quantisation")
-_SEVERAL_PASSES = MemoryRule(ELEMENTWISE, 3.0, 0.90, "a sort or scan, as three passes")
-#: mamba-ssm's kernels of a name like this scan within a block, or not at all: their code moves each byte once.
-_CHUNK_SCAN = MemoryRule(ELEMENTWISE, 1.1, 0.30, "a scan in chunks, 10 % slower than quantisation")
-_COMPILED_REDUCTION = MemoryRule("rms_norm.forward.compiled", 1.0, 0.25, "as fast as a compiled norm")
-#: Kernels of torch 2.11 on an H200 (docs/accuracy/results.md, GPT-2 and Llama), over quantisation of as many bytes; the
-#: numbers in brackets are the least and the most, of small and large ones.
-_ON_AN_H200 = (
-    ("unrolled_elementwise_kernel.*direct_copy", 1.9, 0.20, "a cast element by element"),  # (1.66 to 2.00)
-    ("chunk_cat_cuda_kernel", 2.02, 0.15, "a concatenation of chunks"),  # (2.02 to 2.03)
-    ("CatArrayBatchedCopy.*OpaqueType<2", 3.7, 0.60, "a concatenation of 2-byte elements"),  # one size
-    (r"[: ]elementwise_kernel<.*direct_copy", 2.9, 0.60, "a copy with strides"),  # one size
-    ("reduce_kernel<128, 4", 2.6, 0.45, "a sum over rows"),  # (2.0 to 4.1)
-    ("unrolled_elementwise_kernel", 1.4, 0.25, "an operation of several types"),  # one size
-    ("FillFunctor", 0.8, 0.20, "a fill"),  # (0.72 to 0.9)
-)
-_NAMES = tuple(
-    (re.compile(name), MemoryRule(ELEMENTWISE, slower, spread, f"{words}, {slower:g} times quantisation's time"))
-    for name, slower, spread, words in _ON_AN_H200
-)
-_WORDS = (
-    (re.compile(r"^_chunk_(scan|cumsum)_(fwd|bwd)"), _CHUNK_SCAN),
-    (re.compile(r"sort|topk|scan|cumsum|radix|unique|nonzero", re.I), _SEVERAL_PASSES),
-    (
-        re.compile(r"embedding\w*backward|compute_grad_weight|krn_partial|scatter_add|index_?add|index_?put", re.I),
-        _SCATTER,
-    ),
-    (
-        re.compile(r"index_?select|(?<!all_)gather|embedding|(?<!reduce_)scatter|index_?func|index_kernel", re.I),
-        _GATHER,
-    ),
-)
-#: Releases of PyTorch differ: Liger's table has an eager RMSNorm on H100 whose backward takes twice as long.
-_EAGER_NORMS = {"forward": 0.10, "backward": 0.25}
-_BACKWARD_NAMES = re.compile(r"backward|bwd|_grad|gammabeta|Gamma|cuComputePart|ln_bwd", re.I)
+class _MemoryPattern(NamedTuple):
+    """The kernels that a rule is for, as rules.toml describes them."""
+
+    families: Sequence[str]
+    direction: str
+    name: re.Pattern[str]
+    either: re.Pattern[str]
+    rule: MemoryRule
+
+    def fits(self, family: str, name: str, both: str, direction: str) -> bool:
+        """Return whether it is for a kernel; ``both`` are its name and its operation."""
+        is_its_family = not self.families or family in self.families
+        is_its_direction = self.direction in ("", direction)
+        return is_its_family and is_its_direction and bool(self.name.search(name) and self.either.search(both))
+
+
+def _memory_pattern(
+    *, families: Sequence[str] = (), direction: str = "", name: str = "", either: str = "", **rule: Any
+) -> _MemoryPattern:
+    return _MemoryPattern(families, direction, re.compile(name), re.compile(either), MemoryRule(**rule))
+
+
+_MEMORY_PATTERNS = [_memory_pattern(**row) for row in _ASSUMED["memory"]]
 
 
 class MemoryRules(Rules):
@@ -347,14 +324,16 @@ class MemoryRules(Rules):
     def over_host_link(self, rows: WorkArrays) -> Estimates:
         """Copies between host and GPU."""
         pinned, moved = rows.flags("pinned"), rows.numbers("moved_bytes")
-        rate = self.gpu.host_bandwidth * np.where(pinned, _PINNED, _PAGEABLE)
+        rate = self.gpu.host_bandwidth * np.where(pinned, _FACTORS["pinned"], _FACTORS["pageable"])
         words = np.where(
-            pinned, f"assumed: {_PINNED:.0%} of the link", f"assumed: pageable, {_PAGEABLE:.0%} of the link"
+            pinned,
+            f"assumed: {_FACTORS['pinned']:.0%} of the link",
+            f"assumed: pageable, {_FACTORS['pageable']:.0%} of the link",
         )
         return Estimates(
-            _LINK_START_US + moved / rate * 1e6,
-            np.where(pinned, _PINNED_SPREAD, _PAGEABLE_SPREAD),
-            np.where(moved / rate * 1e6 > _LINK_START_US, "memory", "launch").astype(object),
+            _FACTORS["link_start_us"] + moved / rate * 1e6,
+            np.where(pinned, _SPREADS["pinned"], _SPREADS["pageable"]),
+            np.where(moved / rate * 1e6 > _FACTORS["link_start_us"], "memory", "launch").astype(object),
             np.full(len(rows), "", object),
             words.astype(object),
         )
@@ -367,10 +346,10 @@ class MemoryRules(Rules):
         spread = np.square(self.intervals.half_width(family, time_us, gpu=source)) + rule.spread**2
         basis = f"measured: {rule.kind} on {source}"
         if not self.table.is_own or source != self.table.name:
-            spread = spread + _MEMORY_OTHER_GPU**2
+            spread = spread + _SPREADS["memory_other_gpu"] ** 2
             basis += f"; assumed: {self.gpu.name} reaches the same fraction of its bandwidth"
         if self._times.is_like_another(rule.kind):
-            spread = spread + _ONE_SIZE**2
+            spread = spread + _SPREADS["one_size"] ** 2
             basis += "; assumed: other sizes as RMSNorm's"
         if rule.words:
             basis += f"; assumed: {rule.words}"
@@ -386,40 +365,16 @@ class MemoryRules(Rules):
     def _narrow(self, rule: MemoryRule) -> MemoryRule:
         """The rule for narrow rows: eager norms of them have a kind of their own."""
         kind = f"{rule.kind}.narrow"
-        return MemoryRule(kind, rule.slower, rule.spread, rule.words) if kind in self._times.kinds else rule
+        return replace(rule, kind=kind) if kind in self._times.kinds else rule
 
 
 def memory_rule(family: str, name: str, operation: str) -> MemoryRule:
     """The rule for a kernel of a family of ``rundir.schema.FAMILIES``."""
-    both = f"{name} {operation}"
-    for known, rule in _NAMES:
-        if known.search(name):
-            return rule
-    if family == "norm":
-        return _norm_rule(name, operation)
-    if family in ("copy", "other"):
-        for words, rule in _WORDS:
-            if words.search(both):
-                return rule
-    if family == "other" and re.match(r"triton_(red|per|spl)_", name):
-        return _COMPILED_REDUCTION
-    return _BY_FAMILY.get(family, _PLAIN)
-
-
-def _norm_rule(name: str, operation: str) -> MemoryRule:
-    both = f"{name} {operation}"
-    if re.search(r"softmax|nll_?loss|cross_?entropy", both, re.I):
-        return _SOFTMAX
-    direction = "backward" if _BACKWARD_NAMES.search(both) else "forward"
-    # PyTorch's kernels of RMSNorm are called layer_norm, too: the operation tells.
-    kind = "layer_norm" if re.search(r"layer_?norm|ln_(fwd|bwd)", operation or name, re.I) else "rms_norm"
-    if name.startswith("triton_"):
-        return MemoryRule(f"{kind}.{direction}.compiled", 1.0, 0.15, "")
-    if re.search(r"(batch|group|instance)_?norm|\bbn_", both, re.I):
-        return MemoryRule(f"layer_norm.{direction}", 1.0, 0.35, "as fast as LayerNorm")
-    if re.search(r"transformer_engine|apex|liger|fused_(layer|rms)", both, re.I) and "aten" not in both:
-        return MemoryRule(f"{kind}.forward.compiled", 1.0, 0.30, "a fused norm, as fast as a compiled one")
-    return MemoryRule(f"{kind}.{direction}", 1.0, _EAGER_NORMS[direction], "")
+    both, norms = f"{name} {operation}", _ASSUMED["norms"]
+    direction = "backward" if re.search(norms["backward"], both) else "forward"
+    rule = next(pattern.rule for pattern in _MEMORY_PATTERNS if pattern.fits(family, name, both, direction))
+    norm = "layer_norm" if re.search(norms["layer_norm"], operation or name) else "rms_norm"
+    return replace(rule, kind=rule.kind.format(norm=norm, direction=direction))
 
 
 @cache
@@ -436,34 +391,9 @@ def _moving_times(name: str) -> MovingTimes:
     return MovingTimes([measured_moves(load_measured(table), measured_spec(table)) for table in order])
 
 
-#: Half widths of 90 % intervals (logarithms) that assumptions add.
-_LAYOUT, _BATCH, _PRODUCT_OTHER_TYPE, _ACCUMULATES, _PRODUCT_OTHER_GPU = 0.08, 0.12, 0.25, 0.05, 0.10
-_ROWS_SCALED = 0.10
-#: How far products of narrow types may be from the table (90 % quantile of the logarithm; m >= 2048, n and k >= 1024).
-#: fp8: cuBLAS by one collector: as far as the collectors of bf16, which all time cuBLAS, are from their median.
-#: fp8_block: DeepGEMM, where cuBLAS runs: as far as two other libraries are from cuBLAS in fp8. nvfp4: as far
-#: as three collectors, of different kernels, are from their median.
-_APART = {
-    "fp8": {
-        "h100-sxm": 0.09, "h200-sxm": 0.13, "b200-sxm": 0.10, "b300-sxm": 0.13,
-        "gb200": 0.16, "gb300": 0.06, "l40s": 0.17, "rtx-pro-6000": 0.03,
-    },
-    "fp8_block": {
-        "h100-sxm": 0.33, "h200-sxm": 0.30, "b200-sxm": 0.33, "b300-sxm": 0.31,
-        "gb200": 0.32, "gb300": 0.31, "l40s": 0.35, "rtx-pro-6000": 0.18,
-    },
-    "nvfp4": {"b200-sxm": 0.18, "b300-sxm": 0.23, "gb200": 0.19, "gb300": 0.22, "rtx-pro-6000": 0.11},
-}  # fmt: skip
-#: The peak of NVFP4 over that of fp8 (NVIDIA's data sheets, dense), where it is not 2. No collector has cuBLAS'
-#: products in NVFP4: they may reach the fraction of their peak that those in fp8 do.
-_NVFP4_PEAK = {"b300-sxm": 3.0, "gb300": 3.0}
-#: FLOPs for each SM and clock of products whose operands are not aligned: y = x w^T of 8,192 x 50,257 x 768 in bf16 and
-#: its two gradients took 6,674, 4,521 and 4,285 us on an H200 (cuBLAS 13, CUTLASS' kernels "align1"; docs/accuracy).
-_UNALIGNED_RATE, _UNALIGNED, _UNALIGNED_ELSEWHERE, _HOPPER = 479.0, 0.35, 0.5, ("h100-sxm", "h200-sxm")
+_HOPPER = ("h100-sxm", "h200-sxm")
 #: Bytes that the leading dimensions of operands and result have to be a multiple of.
 _ALIGNED_BYTES = 16
-#: What each octave beyond the table adds, and distance from measured sizes within it.
-_BEYOND = 0.04
 #: Whose layers of experts count where none were measured (A100).
 _EXPERTS_ELSEWHERE = "h100-sxm"
 #: The layout that was measured.
@@ -517,18 +447,28 @@ class ProductRules(Rules):
         assumed = Assumptions(len(rows))
         time_us = self._aligned(rows, sizes, time_us, dtype, assumed)
         layout = rows.texts("layout")
-        assumed.add(layout != _MEASURED_LAYOUT, _LAYOUT, f"as fast as {_MEASURED_LAYOUT}")
-        assumed.add(sizes.batch > 1, _BATCH, "a batch like more rows")
-        assumed.add(rows.flags("accumulates"), _ACCUMULATES, "adding to the result costs its bytes")
+        assumed.add(layout != _MEASURED_LAYOUT, _SPREADS["layout"], f"as fast as {_MEASURED_LAYOUT}")
+        assumed.add(sizes.batch > 1, _SPREADS["batch"], "a batch like more rows")
+        assumed.add(rows.flags("accumulates"), _SPREADS["accumulates"], "adding to the result costs its bytes")
         every = np.ones(len(rows), bool)
         is_other = wanted != "nvfp4" and (dtype not in ("bf16", "fp8") or kind != wanted)
-        assumed.add(every & is_other, _PRODUCT_OTHER_TYPE, f"{dtype} reaches the fraction of its peak that {kind} does")
-        assumed.add((rows.texts("scaling") == "row") & (dtype == "fp8"), _ROWS_SCALED, "scales a row like one a tensor")
-        assumed.add(every & (not self.table.is_own), _PRODUCT_OTHER_GPU, f"{self.gpu.name} like {self.table.name}")
-        apart = _APART.get(kind, {}).get(self.table.name, 0.0)
+        assumed.add(
+            every & is_other,
+            _SPREADS["product_other_type"],
+            f"{dtype} reaches the fraction of its peak that {kind} does",
+        )
+        assumed.add(
+            (rows.texts("scaling") == "row") & (dtype == "fp8"),
+            _SPREADS["rows_scaled"],
+            "scales a row like one a tensor",
+        )
+        assumed.add(
+            every & (not self.table.is_own), _SPREADS["product_other_gpu"], f"{self.gpu.name} like {self.table.name}"
+        )
+        apart = _ASSUMED["apart"].get(kind, {}).get(self.table.name, 0.0)
         assumed.add(every & (apart > 0.0), apart, "libraries and collectors differ")
         family = f"products {kind}"
-        spread = self.intervals.half_width(family, time_us, within) + _BEYOND * beyond
+        spread = self.intervals.half_width(family, time_us, within) + _SPREADS["beyond"] * beyond
         compute, memory = times.limits_us(sizes, roof)
         basis = np.full(len(rows), f"measured: {kind} products on {self.table.name}", object)
         return Estimates(
@@ -543,7 +483,7 @@ class ProductRules(Rules):
     def _nvfp4_spare(self, rows: WorkArrays, time_us: Floats) -> Floats:
         """How much less (logarithm) products in NVFP4 take at the fraction of their peak that those in fp8 reach."""
         in_fp8 = self._times["fp8"].time_us(_sizes(rows, 1.0), product_roof(self.gpu, "fp8"))
-        higher = _NVFP4_PEAK.get(self.table.name, 2.0)
+        higher = _ASSUMED["nvfp4_peak"].get(self.table.name, 2.0)
         return np.asarray(np.log(np.maximum(time_us / np.maximum(in_fp8 / higher, START_US), 1.0)))
 
     def _aligned(
@@ -553,12 +493,12 @@ class ProductRules(Rules):
         if dtype not in ("bf16", "fp16"):
             return time_us
         elements = np.gcd.reduce([*_leading_dimensions(rows), np.full(len(rows), _ALIGNED_BYTES // 2)])
-        rate = _UNALIGNED_RATE * self.gpu.sms * self.gpu.clock_khz * 1e3
+        rate = _FACTORS["unaligned_rate"] * self.gpu.sms * self.gpu.clock_khz * 1e3
         odd_us = np.maximum(time_us, START_US + 2.0 * sizes.batch * sizes.m * sizes.n * sizes.k / rate * 1e6)
         is_odd, is_between = elements == 1, (elements > 1) & (elements < _ALIGNED_BYTES // 2)
         slower = np.log(odd_us / time_us)
         words = "not aligned: as fast as such products on an H200"
-        own = _UNALIGNED if self.table.name in _HOPPER else _UNALIGNED_ELSEWHERE
+        own = _SPREADS["unaligned"] if self.table.name in _HOPPER else _SPREADS["unaligned_elsewhere"]
         assumed.add(is_odd & (slower > 0), own, words)
         assumed.add(is_between & (slower > 0), slower / 2, f"{words}, or aligned")
         return np.asarray(time_us * np.exp(np.select([is_odd, is_between], [slower, slower / 2], 0.0)))
@@ -581,12 +521,14 @@ class ProductRules(Rules):
         roof = replace(self._roof(peak), element_bytes=float(element[0]))
         time_us, compute, memory = self._grouped.estimate(m, groups, n, k, roof)
         assumed, every = Assumptions(len(rows)), np.ones(len(rows), bool)
-        assumed.add(rows.texts("layout") != _MEASURED_LAYOUT, _LAYOUT, f"as fast as {_MEASURED_LAYOUT}")
+        assumed.add(rows.texts("layout") != _MEASURED_LAYOUT, _SPREADS["layout"], f"as fast as {_MEASURED_LAYOUT}")
         assumed.add(
-            every & (dtype != "bf16"), _PRODUCT_OTHER_TYPE, f"{dtype} reaches the fraction of its peak that bf16 does"
+            every & (dtype != "bf16"),
+            _SPREADS["product_other_type"],
+            f"{dtype} reaches the fraction of its peak that bf16 does",
         )
         is_own = self.table.is_own and self._experts == self.table.name
-        assumed.add(every & (not is_own), _PRODUCT_OTHER_GPU, f"{self.gpu.name} like {self._experts}")
+        assumed.add(every & (not is_own), _SPREADS["product_other_gpu"], f"{self.gpu.name} like {self._experts}")
         spread = self.intervals.half_width("experts bf16", time_us, gpu=self._experts)
         return Estimates(
             time_us,

@@ -1,8 +1,8 @@
 """Formulas of single operators: FLOPs that torch's counter lacks or gets wrong, and bytes of single kernels.
 
 Torch's counter (torch.utils.flop_counter) multiplies the weight gradient of a grouped convolution by its groups
-(``conv_backward_flop``, torch 2.8 to 2.15). Some operations have only a lower bound: FLOPs and dependent steps, but not
-how close their kernels come to the GPU's limits.
+(``conv_backward_flop``, torch 2.10 to 2.15). Some operations have only a lower bound: FLOPs and dependent steps, but
+not how close their kernels come to the GPU's limits.
 
 An operation's kernels may divide its bytes unevenly: each pass reads a row too long for the caches again, and a kernel
 that prepares indices moves no data. From torch 2.15's aten/src/ATen/native/cuda, named at each function.
@@ -76,9 +76,7 @@ def arithmetic_function(operator: Operator) -> Counter | None:
 
 def fp32_type(operation: str) -> str:
     """The type in which cuDNN computes convolutions ("conv") or recurrent networks ("rnn") of fp32 operands."""
-    precision = getattr(torch._C, "_get_fp32_precision_getter", None)
-    if precision is None:  # torch 2.8
-        return "tf32" if torch.backends.cudnn.allow_tf32 else "fp32"
+    precision = torch._C._get_fp32_precision_getter
     # torch.backends.cudnn.allow_tf32 raises an error if the two differ.
     return "tf32" if precision("cuda", operation) == "tf32" else "fp32"
 

@@ -1,4 +1,4 @@
-/* A GPU that lags behind its host: as far as it can, or as the estimate has it. */
+/* A GPU that lags behind its host, as far as it can. */
 #ifndef FAKEDIST_LAG_H
 #define FAKEDIST_LAG_H
 #include "launches.h"
@@ -11,17 +11,10 @@ LOCAL struct lag_queue *lag_new_queue(void); /* lives as long as the process */
 struct lag_point {
     struct lag_queue *queue;
     uint64_t item;
-    double at_us; /* when the estimate's GPU comes there, on the clock of the estimate */
 };
 
 extern LOCAL int lag_on;
 static inline int lag_is_on(void) { return __builtin_expect(__atomic_load_n(&lag_on, __ATOMIC_RELAXED), 0); }
-
-/* Whether launches have estimated times; lag_is_on() then, too. */
-extern LOCAL int lag_timed;
-static inline int lag_is_timed(void) { return __builtin_expect(__atomic_load_n(&lag_timed, __ATOMIC_RELAXED), 0); }
-/* The host and the stream come to a row of the log of launches. */
-LOCAL void lag_pass(struct lag_queue *queue, const struct launch *made);
 
 LOCAL void lag_launched(struct lag_queue *queue);
 LOCAL struct lag_point lag_now(struct lag_queue *queue);

@@ -139,22 +139,6 @@ void launch_of_allocator(int kind, uint64_t bytes) {
     pthread_mutex_unlock(&lock);
 }
 
-static uint64_t mix(uint64_t hash, uint64_t value) { return (hash ^ value) * 0x100000001b3u; } /* FNV-1a */
-
-/* All events have the key of their kind, and so do collectives, whose sizes only the process groups know. */
-uint64_t launch_key(const struct launch *made) {
-    uint64_t hash = mix(0xcbf29ce484222325u, (uint64_t)made->kind);
-    if (made->kind >= LAUNCH_COLLECTIVE) return hash;
-    for (const char *name = made->name; name && *name; name++) hash = mix(hash, (unsigned char)*name);
-    const int64_t sizes[] = {made->m, made->n, made->k, made->batch, (int64_t)made->bytes};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) hash = mix(hash, (uint64_t)sizes[i]);
-    for (int i = 0; i < 3; i++) hash = mix(mix(hash, made->grid[i]), made->block[i]);
-    return mix(mix(hash, (uint64_t)made->direction), made->graph > 0);
-}
-API void fakedist_launch_keys(const struct launch *made, size_t number, uint64_t *keys) {
-    for (size_t i = 0; i < number; i++) keys[i] = launch_key(made + i);
-}
-
 int32_t launch_thread(void) {
     static int32_t others;
     static __thread int32_t number = -1;

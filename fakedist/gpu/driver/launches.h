@@ -75,7 +75,6 @@ static inline void launch_clock_goes(const int *stopped) {
 /* Until the end of the block, the host's clock stands still. */
 #define CLOCK_STANDS_STILL __attribute__((cleanup(launch_clock_goes))) int clock_was_stopped = launch_clock_stops()
 
-LOCAL uint64_t launch_key(const struct launch *made); /* launches with one key do the same, in each process */
 LOCAL int32_t launch_thread(void); /* the number of this thread */
 LOCAL struct launch launch_tagged(struct launch made,
                                   void *stream); /* with stream, device, this thread's tag and call */

@@ -21,18 +21,11 @@
 
 static int num_graph_launches;
 
-static int is_wanted(void *stream) {
-    return launch_is_logged() || lag_is_timed() || cupti_is_tracing() || stream_graph(stream);
-}
-
-static void log_row(const struct launch *made, void *stream) {
-    if (lag_is_timed()) lag_pass(stream_lag(stream), made);
-    if (launch_is_logged()) launch_append(made);
-}
+static int is_wanted(void *stream) { return launch_is_logged() || cupti_is_tracing() || stream_graph(stream); }
 
 /* What is not captured is logged and traced. The node is that of the graph it is part of; 0 for none. */
 static void deliver(const struct launch *made, void *stream, uint64_t node) {
-    log_row(made, stream);
+    if (launch_is_logged()) launch_append(made);
     assert(made->kind <= LAUNCH_COLLECTIVE); /* waits are logged by log_wait() */
     if (cupti_is_tracing() && made->kind <= LAUNCH_FILL) cupti_trace_launch(made, stream_queue(stream), node);
 }
@@ -59,9 +52,9 @@ static void takes_a_place(void *stream) {
 /* Waits inside a capture belong to the graph. */
 static void log_wait(int kind, uint64_t event, void *stream) {
     struct graph *graph = stream_graph(stream);
-    if (!graph && !launch_is_logged() && !lag_is_timed()) return;
+    if (!graph && !launch_is_logged()) return;
     struct launch made = tagged((struct launch){.kind = kind, .event = event}, stream, graph);
-    if (!graph) log_row(&made, stream);
+    if (!graph) launch_append(&made);
     else if (kind <= STREAM_WAITS) graph_add_order(graph, &made);
 }
 

@@ -2,6 +2,5 @@
 
 ``compiled`` loads it and states which operations those may be. ``fast_path.cpp`` runs a call or leaves it to Python;
 ``trace.cpp`` tags a timed step's operations, ``history.cpp`` reads the allocator's history, ``marks.cpp`` locates
-marked tensors, ``objects.cpp`` finds Python's objects by type. ``build`` compiles it, and ``tracker.cpp``, with which
-``event_tracker`` numbers the allocator's events for torch 2.8 and 2.9.
+marked tensors, ``objects.cpp`` finds Python's objects by type. ``build`` compiles it.
 """

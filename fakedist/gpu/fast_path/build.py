@@ -11,7 +11,6 @@ from typing import NamedTuple
 from fakedist.errors import SetupError
 from fakedist.gpu.driver import build as driver
 from fakedist.gpu.native import build_directory, cache_directory, compile_native, find_cpp_compiler
-from fakedist.torch_releases import ALLOCATOR_METADATA
 
 _DIRECTORY = Path(__file__).parent
 _FLAGS = ("-fPIC", "-shared", "-fvisibility=hidden")
@@ -86,15 +85,6 @@ FAST_PATH = Library(
     "the fast path of recorded operations",
     is_optional=True,
 )
-TRACKER = Library(
-    "tracker",
-    ("tracker.cpp",),
-    ("include/cuda_runtime.h",),
-    ("-std=c++17", "-O1"),
-    ("-lc10_cuda", "-lc10"),
-    "torch 2.8 and 2.9 need one, to count the events of their allocator",
-    "the tracker of allocator events that torch 2.8 and 2.9 need",
-)
 PLAYER = Library(
     "player",
     ("player.cpp",),
@@ -104,10 +94,3 @@ PLAYER = Library(
     "it builds what plays a recording with other sizes",
     "the player of allocations",
 )
-
-
-def ensure_fast_path() -> Path:
-    """Path of the fast path's library, as :meth:`Library.ensure`; torch before 2.10 is refused, too."""
-    if ALLOCATOR_METADATA.is_missing():
-        raise SetupError("it needs torch 2.10 or newer", "pip install torch==2.15.0")
-    return FAST_PATH.ensure()

@@ -19,7 +19,7 @@ from fakedist.errors import SetupError
 from fakedist.frames import OURS
 from fakedist.gpu.demand.launch_demand import Tagged
 from fakedist.gpu.demand.operation_demand import UNKNOWN, Demand
-from fakedist.gpu.fast_path.build import ensure_fast_path
+from fakedist.gpu.fast_path.build import FAST_PATH
 from fakedist.gpu.launch_rows import Tags
 from fakedist.gpu.values.composites import Composites
 from fakedist.gpu.values.contents import HOST_LIMIT_BYTES, LIMIT_BYTES, MASK_LIMIT_BYTES
@@ -455,7 +455,7 @@ class CompiledFastPath:
 
     def __init__(self, engine: ValueEngine | None) -> None:
         # PyDLL keeps the GIL: these calls take less time than releasing it would.
-        library = self._library = ctypes.PyDLL(str(ensure_fast_path()))
+        library = self._library = ctypes.PyDLL(str(FAST_PATH.ensure()))
         self._engine = engine
         if engine is not None:
             library.fakedist_host_reserve()

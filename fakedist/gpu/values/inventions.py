@@ -42,7 +42,7 @@ _KEEPING_ROOMS = ("/torch/distributed/fsdp/", "/torch/distributed/checkpoint/")
 #: The most lines that the note names.
 _NAMED = 4
 
-#: Torch before 2.10 cannot assign to chosen elements of these, but to the same bits as a signed integer.
+#: Torch 2.10 cannot assign to chosen elements of these, but to the same bits as a signed integer.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 #: Bytes of a value whose type is not known.

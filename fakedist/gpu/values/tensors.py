@@ -328,7 +328,7 @@ def distinct(tensor: torch.Tensor) -> torch.Tensor:
 def is_finite(values: torch.Tensor) -> bool:
     """Return whether all values are finite: a NaN or an infinity shows in the sum."""
     values = distinct(values)
-    if values.dtype.itemsize == 1:  # eight-bit floats have no sums, and torch 2.8 asks them nothing
+    if values.dtype.itemsize == 1:  # eight-bit floats have no sums
         values = values.float()
     return math.isfinite(values.sum()) or bool(torch.isfinite(values).all())  # the sum may overflow
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from itertools import combinations
 from pickle import UnpicklingError
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ import torch.distributed as dist
 
 from fakedist.errors import WorldError
 from fakedist.rank_list import format_rank_list
-from fakedist.torch_releases import PLAN_OF_ONE_RANK
 from fakedist.world.objects import standing_in
 
 if TYPE_CHECKING:
@@ -100,29 +98,12 @@ def parts_of_one(module: ModuleType) -> dict[str, object]:
         return plans, metadata
 
     def validate_one(global_plan: list[SavePlan], metadata: Metadata) -> object:
-        if PLAN_OF_ONE_RANK.is_missing():
-            return _parts_fit(module, metadata)
         return validate(global_plan[:1], metadata)
 
     return {
         "_validate_global_plan": validate_one,
         "DefaultSavePlanner.create_global_plan": create_global_plan,
     }
-
-
-def _parts_fit(module: ModuleType, metadata: Metadata) -> bool:
-    """Torch's own checks but one: every part lies in its tensor, and no two overlap."""
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-    for value in metadata.state_dict_metadata.values():
-        if not isinstance(value, TensorStorageMetadata):
-            continue
-        parts = value.chunks
-        if not all(module._check_box_bounds(value.size, part) for part in parts):
-            return False
-        if any(module._check_box_overlap(one, other) for one, other in combinations(parts, 2)):
-            return False
-    return True
 
 
 def _without_parts(tensor: torch.Tensor) -> TensorStorageMetadata:

@@ -13,34 +13,16 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from fakedist.torch_releases import SEND_THAT_CONNECTS, VOTE_OF_STAGES
+from fakedist.torch_releases import VOTE_OF_STAGES
 from fakedist.world.objects import standing_in
 
 if TYPE_CHECKING:
-    from torch.distributed import P2POp
     from torch.distributed.pipelining import PipelineStage
 
 
 def stages_alone(module: ModuleType) -> dict[str, object]:
     """For ``torch.distributed.pipelining.stage``: what a stage needs that runs without its neighbours."""
-    return {**_gradients_like_outputs(module), **_first_sends_as_received(module), **_votes_alike(module)}
-
-
-def _first_sends_as_received(module: ModuleType) -> dict[str, object]:
-    """The first send of a stage only connects it. Old releases send another dtype than the next stage receives."""
-    name = "_get_init_p2p_neighbors_ops"
-    if not SEND_THAT_CONNECTS.is_missing() or not hasattr(module._PipelineStageBase, name):  # 2.8 sends nothing first
-        return {}
-    original = getattr(module._PipelineStageBase, name)
-
-    def connect(self: PipelineStage) -> list[P2POp]:
-        found: list[P2POp] = original(self)
-        for one in found:
-            if one.op is module.dist.isend:
-                one.tensor = one.tensor.reshape(1).view(torch.float32)[:1]  # the same block
-        return found
-
-    return {f"_PipelineStageBase.{name}": connect}
+    return {**_gradients_like_outputs(module), **_votes_alike(module)}
 
 
 def _votes_alike(module: ModuleType) -> dict[str, object]:

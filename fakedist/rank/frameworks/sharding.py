@@ -33,7 +33,7 @@ _MANY = 8
 def first_shard_sizes_once(module: ModuleType) -> dict[str, object]:
     """For ``torch.distributed.tensor._random``, which asks for the first shard's size before each random operation.
 
-    If FSDP2 and tensor parallelism shard the same dim, torch cuts a list of indices for every rank (not in 2.8).
+    If FSDP2 and tensor parallelism shard the same dim, torch cuts a list of indices for every rank.
     """
     name = "_calc_first_shard_size"
     if not hasattr(module, name):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
 from fakedist.report.content.report_blocks import (
     Block,
-    Chart,
     Fact,
     Facts,
     Report,
@@ -18,7 +16,6 @@ from fakedist.report.content.report_blocks import (
     Verdict,
     bytes_column,
 )
-from fakedist.report.page.bars import Bar, BarChart, Part
 from fakedist.results.long_runs import PlayedSteps
 from fakedist.results.verdict import short_line
 from fakedist.rundir.notes import counted
@@ -26,8 +23,6 @@ from fakedist.rundir.plain import to_plain
 from fakedist.units import format_bytes
 
 _NUM_ROWS = 10
-_BINS = 16
-_ALLOCATED, _UNUSED = ("allocated", "k-activation"), ("reserved, not allocated", "rest")
 
 
 def long_run_report(played: PlayedSteps) -> Report:
@@ -37,14 +32,11 @@ def long_run_report(played: PlayedSteps) -> Report:
         f"{part:.1%} of runs are out of memory by step {played.num_steps:,} (95% confidence: {low:.1%} to {high:.1%})"
     )
     text = f"{answer}; PyTorch has {format_bytes(played.playable.room_bytes)}"
-    remark = "The most of any seed in these steps."
-    chart = Chart("bars", "Memory of the steps", partial(_steps, played), "simulated", remark, "Steps")
     blocks: list[Block] = [
         Verdict(text, "out_of_memory"),
         _facts(played),
         _steps_sheet(played),
         _settings_sheet(played),
-        chart,
     ]
     return Report("play", blocks, partial(_long_run_object, played), lambda: played.steps)
 
@@ -118,22 +110,6 @@ def _settings_sheet(played: PlayedSteps) -> Sheet:
     cures = [setting.name for setting in settings[1:] if len(setting.failed_steps) < len(own.failed_steps)]
     remarks = [f"less often out of memory: {'; '.join(cures) or 'none of them'}"] if own.failed_steps else []
     return Sheet("The same steps under other settings", columns, remarks)
-
-
-def _steps(played: PlayedSteps) -> BarChart:
-    """A bar for each of equal ranges of steps: allocated, and what is reserved beyond that."""
-    room, bars = played.playable.room_bytes, []
-    edges = np.unique(np.linspace(0, played.num_steps, _BINS + 1).astype(int)).tolist()
-    for low, high in pairwise(edges):
-        rows = played.steps[played.steps["step"].between(low + 1, high)]
-        if not len(rows):
-            break
-        allocated, reserved = (int(rows[f"peak_{name}_bytes"].max()) for name in ("allocated", "reserved"))
-        parts = [Part(*_ALLOCATED, allocated), Part(*_UNUSED, max(reserved - allocated, 0))]
-        bars.append(
-            Bar(f"{low + 1:,} to {high:,}", parts, format_bytes(allocated), f"{format_bytes(reserved)} reserved")
-        )
-    return BarChart(bars, [_ALLOCATED, _UNUSED], whole=room)
 
 
 def _long_run_object(played: PlayedSteps) -> dict[str, object]:

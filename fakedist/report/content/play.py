@@ -1,9 +1,8 @@
-"""Draws of the load of experts: how often the hottest rank runs out of memory, and where its tokens go."""
+"""Draws of the load of experts: how often the hottest rank runs out of memory."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -11,7 +10,6 @@ import pandas as pd
 
 from fakedist.report.content.report_blocks import (
     Block,
-    Chart,
     Fact,
     Facts,
     Report,
@@ -21,39 +19,24 @@ from fakedist.report.content.report_blocks import (
     bytes_column,
     us_column,
 )
-from fakedist.report.page.bars import Bar, BarChart, Part
 from fakedist.results.router_draws import Playable, Played
 from fakedist.rundir.plain import to_plain
 from fakedist.units import format_bytes, format_us
 
 TITLE = "Memory simulated, time estimated: the hottest rank in each draw"
-_BINS = 16
-#: A layer with more experts shows ranks.
-_MOST_COLUMNS = 64
-#: A cell with so many times the mean has the full colour.
-_FULL = 3.0
-_HOT, _MEDIAN = ("hottest rank", "k-gradient"), ("median rank", "k-optimizer_state")
-_FITS, _LACKS = ("fits", "k-optimizer_state"), ("out of memory", "k-gradient")
 _QUANTILES = {"median": 0.5, "9 in 10": 0.9, "99 in 100": 0.99, "most": 1.0}
 
 
 def play_report(played: Played) -> Report:
-    """Draws: how often memory does not suffice, what would help, and the load of the worst one."""
-    draws, fits = played.draws, played.draws["fits"].to_list()
-    memory = partial(_histogram, draws["peak_allocated_bytes"].to_list(), fits, format_bytes)
-    charts = [Chart("bars", "Memory of the hottest rank, allocated", memory, "simulated", label="Draws")]
-    if draws["step_us"].notna().all():
-        step = partial(_histogram, draws["step_us"].to_list(), fits, lambda us: f"{us / 1e3:,.1f} ms")
-        charts.append(Chart("bars", "Step", step, "estimated"))
-    tables = [draws_sheet(played), remedies_sheet(played), sizes_sheet(played)]
+    """Draws: how often memory does not suffice, and what would help."""
     blocks: list[Block] = [
         Verdict(_probability_text(played), "out_of_memory"),
         _facts(played),
-        *tables,
-        *charts,
-        *_load_charts(played),
+        draws_sheet(played),
+        remedies_sheet(played),
+        sizes_sheet(played),
     ]
-    return Report("play", blocks, partial(_play_object, played), lambda: draws)
+    return Report("play", blocks, partial(_play_object, played), lambda: played.draws)
 
 
 def _facts(played: Played) -> Facts:
@@ -163,86 +146,6 @@ def ranks_report(playable: Playable, load: str, table: pd.DataFrame) -> Report:
         return {**about, "ranks": _rows(table)}
 
     return Report("play", [Sheet(title, columns, remarks)], data, lambda: table)
-
-
-def _histogram(values: Sequence[float], fits: Sequence[bool], text: Callable[[int], str]) -> BarChart:
-    """A bar for each of equal ranges: how many draws are in it, and how many of them have too little memory."""
-    edges = np.histogram_bin_edges(values, _BINS)
-    at = np.clip(np.searchsorted(edges, values, "right") - 1, 0, _BINS - 1)
-    fit = np.bincount(at[np.array(fits)], minlength=_BINS)
-    lack = np.bincount(at[~np.array(fits)], minlength=_BINS)
-    bars = []
-    for low, high, *numbers in zip(edges, edges[1:], fit.tolist(), lack.tolist(), strict=False):
-        parts = [Part(*kind, number) for kind, number in zip((_FITS, _LACKS), numbers, strict=True)]
-        bars.append(
-            Bar(f"{text(int(low))} to {text(int(high))}", parts, f"{sum(numbers):,}", f"{sum(numbers) / len(at):.1%}")
-        )
-    return BarChart(bars, [_FITS, _LACKS] if lack.any() else [_FITS], "draws")
-
-
-def _load_charts(played: Played) -> list[Chart]:
-    """The load in the worst draw: tokens by layer and expert, and the layers of the hottest and the median rank."""
-    worst, ranks = played.worst[0], next(group for group in played.playable.groups if played.worst[0].rank in group)
-    tokens = played.playable.tokens(played.load, worst.seed, ranks)
-    layers, experts = tokens.shape
-    by_rank = tokens.reshape(layers, len(ranks), -1).sum(axis=2)
-    hot = ranks.index(worst.rank)
-    median = int(np.argsort(by_rank.sum(axis=0), kind="stable")[len(ranks) // 2])
-    shown, names, of = (tokens, range(experts), "expert") if experts <= _MOST_COLUMNS else (by_rank, ranks, "rank")
-    each = shown.shape[1] // len(ranks)
-    times = shown / shown.mean(axis=1, keepdims=True)
-    heat = {
-        "of": "layer",
-        "columns": [(str(name), n // each == hot) for n, name in enumerate(names)],
-        "rows": [
-            (n, [(f"{value:.2f}", f"{min(value / _FULL, 1):.2f}") for value in row]) for n, row in enumerate(times)
-        ],
-    }
-    return [
-        Chart(
-            "heat",
-            f"Tokens by layer and {of}",
-            lambda: heat,
-            "simulated",
-            "In the draw that needs most memory, in times the mean of the layer. The marked columns are those of the "
-            f"hottest rank, {worst.rank}.",
-            "Load",
-        ),
-        Chart(
-            "bars",
-            f"Layers of the hottest rank, {worst.rank}, and of the median rank, {ranks[median]}",
-            lambda: _layers(
-                [_bytes_at_peak(played, worst.seed, ranks[at]) for at in (hot, median)],
-                [by_rank[:, at].tolist() for at in (hot, median)],
-            ),
-            "simulated",
-            "Memory at each rank's peak that follows the tokens of the layer's experts, in the same draw, and the "
-            "tokens of all recorded calls.",
-            "Layers",
-        ),
-    ]
-
-
-def _bytes_at_peak(played: Played, seed: int, rank: int) -> list[int]:
-    """Bytes of each layer with experts that follow their tokens, at a rank's peak."""
-    playable = played.playable
-    held: list[int] = playable.at_peak(next(playable.draws(played.load, [seed], rank=rank))).tolist()
-    return held
-
-
-def _layers(held: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]) -> BarChart:
-    """A bar for each layer of the hottest rank, and of the median rank below it."""
-    bars = [
-        Bar(
-            f"layer {layer}" if number == 0 else "",
-            [Part(*kind, held[number][layer])],
-            format_bytes(held[number][layer]),
-            f"{tokens[number][layer]:,} tokens",
-        )
-        for layer in range(len(held[0]))
-        for number, kind in enumerate((_HOT, _MEDIAN))
-    ]
-    return BarChart(bars, [_HOT, _MEDIAN])
 
 
 def _play_object(played: Played) -> dict[str, object]:

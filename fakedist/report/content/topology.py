@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fakedist.analysis.topology import COMPUTE, HOST, OWN, GroupCalls, Overlap, ProcessGroup, find_topology, ranks_of
-from fakedist.report.content.report_blocks import Block, Fact, Facts, Report, Sheet, SheetColumn, Verdict, bytes_column
+from fakedist.report.content.report_blocks import Fact, Facts, Report, Sheet, SheetColumn, Verdict, bytes_column
 from fakedist.report.text.wording import run_facts
 from fakedist.results.run import Run
 from fakedist.rundir.plain import to_plain
@@ -88,7 +88,7 @@ class RunTopology:
         ]
 
     def as_object(self) -> dict[str, object]:
-        """The object of ``fakedist topology --json``."""
+        """The object of ``fakedist report --section communication --json``."""
         summary = self.run.summary
         return {
             "run_directory": str(self.run.path),
@@ -176,27 +176,20 @@ def stream_columns(rows: Sequence[CallsText]) -> list[SheetColumn]:
     ]
 
 
-def topology_report(runs: Sequence[Run]) -> Report:
-    """The groups of each run, and its calls on them.
+def topology_report(run: Run) -> Report:
+    """The groups of a run, and its calls on them.
 
     Raises:
         RunDirectoryError: A table is missing or damaged.
     """
-    topologies = [RunTopology(run) for run in runs]
-    blocks: list[Block] = []
-    for topology in topologies:
-        facts = [
-            Fact(name, text, is_code=name in ("job", "run"))
-            for name, text in run_facts(topology.run)
-            if name in ("job", "rank", "ended", "run")
-        ]
-        blocks += [
-            Verdict(topology.line or "no calls on a group of several ranks", "groups"),
-            Facts(facts),
-            *topology.sheets(),
-        ]
-    objects = [topology.as_object() for topology in topologies]
-    return Report("topology", blocks, lambda: objects[0] if len(objects) == 1 else objects)
+    topology = RunTopology(run)
+    facts = [
+        Fact(name, text, is_code=name in ("job", "run"))
+        for name, text in run_facts(run)
+        if name in ("job", "rank", "ended", "run")
+    ]
+    verdict = Verdict(topology.line or "no calls on a group of several ranks", "groups")
+    return Report("topology", [verdict, Facts(facts), *topology.sheets()], topology.as_object)
 
 
 def short(operation: str) -> str:

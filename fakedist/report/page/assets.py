@@ -51,11 +51,8 @@ class PageScripts:
     plotly_file: str
 
 
-def page_scripts(entry: str, style: str, plotly_file: str = "", *, asks: bool = False) -> PageScripts:
-    """The scripts of a page. ``plotly_file``, next to the page, has plotly.js; empty to have it in the page.
-
-    A page that ``asks`` may fetch from the server that it is from.
-    """
+def page_scripts(entry: str, style: str, plotly_file: str = "") -> PageScripts:
+    """The scripts of a page. ``plotly_file``, next to the page, has plotly.js; empty to have it in the page."""
     own = joined(entry)
     compressed = _PLOTLY.read_bytes()
     # Chromium does not load a script by its hash from a file, so pages that share one allow what lies next to them.
@@ -66,7 +63,6 @@ def page_scripts(entry: str, style: str, plotly_file: str = "", *, asks: bool = 
         "style-src-elem": f"{_source(hashlib.sha256(style.encode()))} {_source(_EMPTY)}",
         "style-src-attr": "'unsafe-inline'",
         "img-src": "data:",
-        **({"connect-src": "'self'"} if asks else {}),
         "base-uri": "'none'",
         "form-action": "'none'",
     }

@@ -113,15 +113,10 @@ def page(run: Run, folder: Path | None = None, *, plotly_file: str = "") -> str:
     return template_text("page.html.j2", "page", _context(run.keeping_tables(), folder), plotly_file)
 
 
-def template_text(
-    template: str, entry: str, context: dict[str, object], plotly_file: str = "", *, asks: bool = False
-) -> str:
-    """Render a page as text, with its style and its scripts inline. ``plotly_file`` is as in :func:`page`.
-
-    A page that ``asks`` may fetch from the server that it is from.
-    """
+def template_text(template: str, entry: str, context: dict[str, object], plotly_file: str = "") -> str:
+    """Render a page as text, with its style and its scripts inline. ``plotly_file`` is as in :func:`page`."""
     style = (_TEMPLATES / "style.css").read_text("utf-8")
-    own = {"scripts": page_scripts(entry, style, plotly_file, asks=asks), "style": style}
+    own = {"scripts": page_scripts(entry, style, plotly_file), "style": style}
     return _environment().get_template(template).render(schema_version=SCHEMA_VERSION, **own, **context)
 
 

@@ -96,7 +96,7 @@ def summary_object(run_directory: Path | Run, *, all_layers: bool = False) -> di
     return {**to_plain(summary), "findings": to_plain(run.findings), "run_directory": str(run.path)}
 
 
-#: Parts of the report that can be printed alone.
+#: Parts of the report that can be printed alone, as can the communication, which has a report of its own.
 SECTIONS = ("memory", "time", "findings", "advice", "notes")
 _NUM_STEPS, _NUM_TRACED = 5, 6
 _NUM_LAYERS, _NUM_LINES, _NUM_GAINS, _NUM_ADVICE = 5, 5, 3, 3
@@ -281,6 +281,7 @@ _LEAST_GAIN = 0.001
 #: What some notes say of the reserved peak.
 _BOUNDS = {
     "streams_keep_least": ", at least (--gpu-lag full: at most)",
+    # Of runs of earlier versions.
     "streams_keep_estimated": ", estimated (--gpu-lag none: at least; full: at most)",
     "streams_keep_most": ", at most (--gpu-lag none: at least)",
 }

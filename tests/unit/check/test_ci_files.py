@@ -1,10 +1,13 @@
 """Files that users copy fit the program: the options exist, the examples are read."""
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 from fakedist.check.config import read_config
 from fakedist.cli.check import check
@@ -27,6 +30,7 @@ def options(*commands: click.Command) -> set[str]:
         name
         for command in commands
         for option in command.params
+        if not getattr(option, "hidden", False)
         for name in (*option.opts, *option.secondary_opts)
         if name.startswith("--")
     }
@@ -68,3 +72,14 @@ def test_inputs_of_the_action_are_never_pasted_into_its_script() -> None:
     text = (ROOT / "action.yml").read_text()
     script = text[text.index("run: |") :]
     assert "${{" not in script
+
+
+def test_the_action_ignores_an_input_that_was_removed_with_a_warning(tmp_path: Path) -> None:
+    (step,) = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
+    inputs = {"CONFIG": "", "JOBS": "", "JUNIT": "", "SARIF": "out.sarif", "PYTHON": "echo"}
+    files = {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary"), "GITHUB_OUTPUT": str(tmp_path / "output")}
+    environment = {**os.environ, **inputs, **files}
+    ran = subprocess.run(["bash", "-c", step["run"]], env=environment, capture_output=True, text=True, check=True)
+    warning, command = ran.stdout.splitlines()
+    assert warning.startswith("::warning title=fakedist::the input sarif was removed")
+    assert "sarif" not in command

@@ -1,4 +1,4 @@
-"""JUnit, SARIF, annotations and Markdown of one check that has one of everything."""
+"""JUnit, annotations and Markdown of one check that has one of everything."""
 
 import json
 import re
@@ -16,7 +16,6 @@ from fakedist.check.outputs import (
     github_annotations,
     junit_text,
     outcome,
-    sarif_text,
 )
 from fakedist.errors import ScriptError
 from fakedist.report.render.markdown import report_markdown
@@ -76,26 +75,6 @@ def test_junit_has_what_its_schemas_ask_for(checked: Checked) -> None:
     (error,) = root.iter("error")
     assert error.attrib["message"] == "net rank 2: the script failed: ?"
     assert "Traceback ?[31m <&>" in [each.text for each in root.iter("system-out")]
-
-
-def test_sarif_points_at_lines_of_the_repository_alone(checked: Checked) -> None:
-    log = json.loads(sarif_text(checked))
-    assert log["version"] == "2.1.0"
-    (run,) = log["runs"]
-    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
-    places = []
-    for result in run["results"]:
-        assert rules[result["ruleIndex"]] == result["ruleId"]
-        (location,) = (each["physicalLocation"] for each in result["locations"])
-        places.append((result["ruleId"], location["artifactLocation"]["uri"], location["region"]["startLine"]))
-    assert places == [
-        ("baseline", "src/model%2C%202.py", 7),
-        ("budget", "pyproject.toml", 1),
-        ("fits", "pyproject.toml", 1),
-        ("match", "src/model%2C%202.py", 1),
-    ]
-    fingerprints = [result["partialFingerprints"]["fakedist/v1"] for result in run["results"]]
-    assert len(set(fingerprints)) == len(fingerprints)
 
 
 def test_annotations_escape_what_ends_them(checked: Checked) -> None:

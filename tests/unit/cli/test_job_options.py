@@ -12,15 +12,6 @@ from fakedist.cli.entry import cli
 
 #: Options of a job without effect on a command, as they are typed. Each is refused there.
 WITHOUT_EFFECT = {
-    "topology": [
-        "--gpu-power=500",
-        "--fabric=p5-efa",
-        "--host=grace",
-        "--no-kernels",
-        "--times=t.json",
-        "--no-page",
-        "--nsys",
-    ],
     "sweep": ["--device=virtual", "--nsys", "--nsys-args=-x"],
 }
 #: What -j and --cold do is a matter of how the ranks run, not of the output.
@@ -96,10 +87,9 @@ def test_what_leaves_rows_out_has_one_name_for_showing_them() -> None:
 
 def test_the_rank_is_described_as_each_command_takes_it() -> None:
     helps = {}
-    for name in ("profile", "topology", "sweep"):
+    for name in ("profile", "sweep"):
         (option,) = (param for param in cli.commands[name].params if param.name == "rank")
         assert isinstance(option, click.Option)
         helps[name] = str(option.help)
     assert "stages" in helps["profile"]
-    assert "stages" not in helps["topology"]
     assert helps["sweep"].endswith("[default: ends]")

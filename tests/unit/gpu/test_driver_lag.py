@@ -148,98 +148,6 @@ found["reserved"] = reserved(False), reserved(True)
     assert on_virtual_gpu(_LAG.replace('gpu.lag("")', "") + script)["reserved"] == [100, 100]
 
 
-_TIMED = (
-    _LAG.replace('gpu.lag("")', "")
-    + """
-from fakedist.gpu.launch_log import LaunchLog
-from fakedist.rundir.launch_records import LAG_ROW
-
-def lag(*times):
-    log = LaunchLog()
-    log.begin()
-    launch()
-    recorded()
-    launched, events = log.keys(list(log.end()))
-    keys = {"launch": launched, "event": events}
-    gpu.lag("", b"".join(LAG_ROW.pack(keys[what], *us) for what, *us in times))
-"""
-)
-
-
-def test_an_event_is_over_once_the_estimates_host_is_past_it() -> None:
-    found = on_virtual_gpu(
-        _TIMED
-        + """
-lag(("launch", 10, 100), ("event", 1, 0), ("launch", 20, 50))
-launch()
-first = recorded()  # the GPU works from 10 to 110, and the host is at 11
-launch()            # until 160; the host is at 31
-launch(3)           # the next step's, at 41, until 260; then 61, until 310; then 71, until 410
-second = recorded() # 72
-launch()            # 92, until 460
-found["early"] = first.query(), second.query()
-torch.empty(4 * MIB, dtype=torch.uint8, device="cuda").zero_()  # no row is its own: it takes no time
-launch()            # 102, until 560
-found["at_102"] = first.query(), second.query()
-launch()            # 122, until 610
-found["at_122"] = first.query(), second.query()
-with torch.cuda.stream(side):
-    launch()        # 132, until 232
-    third = recorded()
-torch.cuda.current_stream().wait_event(third)
-found["side"] = third.query()
-other = torch.cuda.Stream()
-other.wait_event(recorded())
-with torch.cuda.stream(other):
-    behind = recorded()  # at 610, as the stream that it waited for
-third.synchronize() # the host is at 232
-launch()            # 252, until 660
-found["at_252"] = second.query(), third.query(), behind.query()
-torch.cuda.synchronize()
-found["synchronized"] = second.query()
-found["counts"] = gpu.lag_counts()
-"""
-    )
-    assert (found["early"], found["at_102"], found["at_122"]) == ([False] * 2, [False] * 2, [True, False])
-    assert (found["side"], found["at_252"], found["synchronized"]) == (False, [False, True, False], True)
-    assert found["counts"] == [10, 1]
-
-
-def test_the_estimates_host_waits_for_room_in_a_launch_queue() -> None:
-    found = on_virtual_gpu(
-        _TIMED
-        + """
-lag(("launch", 1, 10), ("event", 0, 0))
-with torch.cuda.stream(side):
-    launch(400)  # until 4,001, while the host is at 400
-    there = recorded()
-launch(1022)  # 1,422
-found["has_room"] = there.query()
-launch(258)   # the last one waits for the 258th of the others: from 401 on, 2,981
-found["waits"] = there.query()
-launch(103)   # for the 361st: 4,011
-found["past"] = there.query()
-"""
-    )
-    assert (found["has_room"], found["waits"], found["past"]) == (False, False, True)
-
-
-@pytest.mark.parametrize(("gpu_us", "most"), [(1, 100), (25, 300), (1000, 500)])
-def test_what_is_reserved_lies_between_no_and_full_lag(gpu_us: int, most: int) -> None:
-    script = f"""
-lag(("launch", 10, {gpu_us}), ("event", 0, 0))
-for _ in range(5):
-    block = torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")
-    with torch.cuda.stream(side):
-        launch()  # with 25 us: from 10 to 35, to 60 (host at 20), to 85 (30), ...
-    block.record_stream(side)
-    del block
-    launch()  # on another stream, 10 us of the host
-found["reserved"] = torch.cuda.max_memory_reserved() // (100 * MIB) * 100
-"""
-    assert on_virtual_gpu(_TIMED + script)["reserved"] == most
-
-
 def test_lines_that_keep_blocks_are_counted_by_step() -> None:
     found = on_virtual_gpu(
         """
@@ -265,13 +173,7 @@ def test_the_notes_name_the_line_and_the_usual_cure() -> None:
     assert notes.streams_keep_least(lines).text == (
         "record_stream keeps 6 blocks of 6.00 GiB a step at /job/offload.py:88 (at other lines 1 of 512 B) until "
         "another stream is done with what they hold. Here streams are done at once, so what is reserved is a lower "
-        "bound for a real GPU (--gpu-lag full gives an upper one, estimated a figure in between)"
-    )
-    assert notes.streams_keep_estimated(lines[:1], 975, 25).text == (
-        "record_stream keeps 6 blocks of 6.00 GiB a step at /job/offload.py:88 until another stream is done with what "
-        "they hold. Here streams are done when the estimated times of a first run have them done, so what is reserved "
-        "is estimated, between --gpu-lag none and full. 2.5% of the launches are none of the timed step's, and count "
-        "as taking no time"
+        "bound for a real GPU (--gpu-lag full gives an upper one)"
     )
     assert "can wait for the other one before the tensor is freed" in notes.streams_keep_most(lines[:1]).text
     of_fsdp = [("/x/torch/distributed/fsdp/_flat_param.py:1829", 1, 512)]

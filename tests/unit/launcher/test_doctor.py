@@ -6,6 +6,7 @@ import pytest
 
 from fakedist.cli import main
 from fakedist.errors import SetupError
+from fakedist.gpu.fast_path.build import Library
 from fakedist.launcher import doctor
 
 
@@ -21,7 +22,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPat
     monkeypatch.setattr(doctor, "count_real_gpus", lambda: 0)
     monkeypatch.setattr(doctor, "find_c_compiler", lambda: "/usr/bin/gcc")
     monkeypatch.setattr(doctor, "driver_path", lambda: tmp_path / "driver.so")
-    monkeypatch.setattr(doctor, "ensure_fast_path", lambda: tmp_path / "fast-path.so")
+    monkeypatch.setattr(Library, "ensure", lambda library: tmp_path / "fast-path.so")
     return monkeypatch
 
 
@@ -45,8 +46,8 @@ def test_a_cpu_build_of_torch_is_named_with_what_to_install(machine: pytest.Monk
 
 def test_a_driver_in_the_cache_needs_no_compiler_and_a_fast_path_is_not_needed(machine: pytest.MonkeyPatch) -> None:
     assert _states()["fast path"] == "ok"
-    for name in ("find_c_compiler", "ensure_fast_path"):
-        machine.setattr(doctor, name, _missing)
+    machine.setattr(doctor, "find_c_compiler", _missing)
+    machine.setattr(Library, "ensure", lambda library: _missing())
     assert (_states()["C compiler"], _states()["fast path"]) == ("missing", "optional")
     assert doctor.diagnose().devices == ("virtual",)
     machine.setattr(doctor, "driver_path", _missing)
@@ -83,5 +84,5 @@ def test_without_torch_it_says_what_works_all_the_same(
     machine.setattr(doctor, "check_driver", lambda: doctor.MachineCheck("virtual GPU", "missing", "no torch"))
     assert main(["doctor"]) == 1
     *_, works, lacks = capsys.readouterr().out.splitlines()
-    assert works.startswith("report, view, compare, topology RUN, time, nsys, calibrate and export work here")
+    assert works.startswith("report, view, compare, time, nsys, calibrate and export work here")
     assert lacks.startswith("profile and check do not yet")

@@ -219,7 +219,7 @@ def test_steps_scopes_and_saved_activations_are_written_step_by_step(recorded: R
         *(("backward", name) for name in ("second", "first")),
         *((phase, "") for phase in ("other", "optimizer")),
     ]
-    # In torch 2.8 views are operations, one before the first layer's backward.
+    # In torch 2.10 views are operations, one before the first layer's backward.
     scopes = [scope for scope in scopes if scope[1:] != ("backward", "")]
     assert scopes == [(0, "init", ""), *((step, *scope) for step in (1, 2) for scope in in_step)]
     names = recorded.operations()

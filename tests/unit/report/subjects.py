@@ -42,9 +42,6 @@ def playable(**more: Any) -> Playable:
         "groups": ((0, 1, 2, 3), (4, 5, 6, 7)),
         "room_bytes": 70 * GIB,
         "program": program,
-        "tokens": lambda load, seed, ranks: np.arange(16).reshape(2, 8) * (1 + seed),
-        "draws": lambda load, seeds, rank=-1: iter([rank]),
-        "at_peak": lambda rank: np.array([rank + 1, 2]) * MIB,
         **more,
     }
     return cast(Playable, SimpleNamespace(**settings))

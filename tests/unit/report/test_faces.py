@@ -147,9 +147,8 @@ def test_three_runs(shown: Shown, snapshot: SnapshotAssertion) -> None:
 
 def test_topology(shown: Shown, snapshot: SnapshotAssertion) -> None:
     steps()
-    for form in (*FORMATS, HTML):
-        assert shown(form, "topology", "rank0") == snapshot(name=form)
-        assert shown(form, "topology", "rank0", "rank4") == snapshot(name=f"two-{form}")
+    for form in FORMATS:
+        assert shown(form, "report", "rank0", "--section", "communication") == snapshot(name=form)
 
 
 def test_rollout(shown: Shown, snapshot: SnapshotAssertion) -> None:
@@ -175,7 +174,7 @@ def faces(report: Report, *forms: str) -> Iterator[tuple[str, str]]:
 
 def test_played_loads(snapshot: SnapshotAssertion) -> None:
     for has_steps in (True, False):
-        for form, text in faces(play_report(subjects.played(has_steps=has_steps))):
+        for form, text in faces(play_report(subjects.played(has_steps=has_steps)), *FORMATS, CSV):
             assert text == snapshot(name=f"{has_steps}-{form}")
 
 
@@ -187,7 +186,7 @@ def test_a_load_played_on_each_rank(snapshot: SnapshotAssertion) -> None:
 
 def test_played_steps(snapshot: SnapshotAssertion) -> None:
     for fails in (True, False):
-        for form, text in faces(long_run_report(subjects.played_steps(fails=fails))):
+        for form, text in faces(long_run_report(subjects.played_steps(fails=fails)), *FORMATS, CSV):
             assert text == snapshot(name=f"{fails}-{form}")
 
 

@@ -27,6 +27,14 @@ def test_a_new_manifest_says_that_the_run_is_running_and_has_every_option_of_its
     assert manifest.summary is manifest.imported is None
 
 
+def test_a_run_that_lagged_by_an_estimate_opens(tmp_path: Path) -> None:
+    new_manifest(tmp_path, replace(JOB, device="virtual", gpu_lag="full"))
+    written = tmp_path / "run.json"
+    written.write_text(written.read_text().replace('"gpu_lag": "full"', '"gpu_lag": "estimated"'))
+    assert "estimated" in written.read_text()
+    assert load_job(tmp_path).gpu_lag == "full"
+
+
 def test_an_imported_run_has_its_report_and_no_job(tmp_path: Path) -> None:
     import_manifest(tmp_path, Path("report.nsys-rep"), "nsys")
     manifest = load_manifest(tmp_path)

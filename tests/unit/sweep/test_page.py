@@ -11,8 +11,7 @@ import pytest
 from fakedist.cli import main
 from fakedist.report.render.html import report_page
 from fakedist.sweep.charts import maps, memory_against_speed, parallel_axes
-from fakedist.sweep.opened import Sweep, open_sweep
-from fakedist.sweep.page import SweepFollower, write_sweep_page
+from fakedist.sweep.opened import Sweep
 from fakedist.sweep.point_rows import Status
 from fakedist.sweep.sheets import sweep_report
 from fakedist.sweep.sweep_directory import JOURNAL_NAME, SweepJournal, write_about
@@ -155,26 +154,3 @@ def test_a_sweeps_directory_is_reported_and_viewed(
     assert capsys.readouterr().out == f"{(kept.path.resolve() / 'report.html').as_uri()}\n"
     assert ">rank 0</a>" in (kept.path / "report.html").read_text()
     assert main(["report", folder, "--section", "time"]) == 2
-
-
-def test_a_sweep_is_followed_from_its_journal_until_its_page_is_written(tmp_path: Path) -> None:
-    whole = sweep(*ROWS, path=tmp_path)
-    write_about(tmp_path, whole.about)
-    journal = SweepJournal(tmp_path / JOURNAL_NAME)
-    follower = SweepFollower(tmp_path)
-    assert dict(follower.state()["rows"])["ranks running"] == "0"  # type: ignore[call-overload]
-    for number, entry in enumerate(ROWS, 1):
-        journal.add_row(entry)
-        state = follower.state()
-        assert dict(state["rows"])["points"].startswith(f"{number} done")  # type: ignore[call-overload]
-        assert len(state["table"]) + len(state["others"]) == number  # type: ignore[arg-type]
-        assert not state["done"]
-    journal.close()
-    write_sweep_page(whole)
-    assert follower.state()["done"]
-    assert follower.report() == sweep_page(open_sweep(tmp_path), tmp_path)
-    report = tmp_path / ROWS[0].run_directory / "report.html"
-    report.parent.mkdir(parents=True)
-    report.touch()
-    links = follower.state()["links"]
-    assert [bool(each) for each in links] == [True, False, False]  # type: ignore[attr-defined]

@@ -122,15 +122,13 @@ def test_a_label_that_is_told_wrong_stands_out() -> None:
 
 def test_only_ranks_without_a_result_are_run() -> None:
     found, row = results(), catalogue().row("eager-8")
-    assert runner.needed([row], found.peaks, again=False, record=False, steps_too=True) == []
-    assert [run.name for run in runner.needed([row], found.peaks, again=True, record=True, steps_too=True)] == [
+    assert runner.needed([row], found.peaks, again=False, record=False) == []
+    assert [run.name for run in runner.needed([row], found.peaks, again=True, record=True)] == [
         "eager-8-peak-0",
         "eager-8-step-0",
     ]
     del found.peaks["eager-8"]
-    assert [run.is_timed for run in runner.needed([row], found.peaks, again=False, record=False, steps_too=True)] == [
-        False
-    ]
+    assert [run.is_timed for run in runner.needed([row], found.peaks, again=False, record=False)] == [False]
 
 
 def test_a_missed_goal_comes_first_and_a_difference_without_a_cause_is_called_not_known() -> None:

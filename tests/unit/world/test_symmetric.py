@@ -46,9 +46,7 @@ def test_an_exchange_that_this_rank_has_not_begun_is_not_answered() -> None:
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
     name = str(request.param)
-    monkeypatch.setenv("TORCH_SYMMMEM", name)  # before torch 2.9, nothing else says it
-    if hasattr(_SymmetricMemory, "get_backend"):
-        monkeypatch.setattr(_SymmetricMemory, "get_backend", lambda device: name)
+    monkeypatch.setattr(_SymmetricMemory, "get_backend", lambda device: name)
     return name
 
 

@@ -54,7 +54,7 @@ function cellText(cell) {
   return cell.dataset.value ?? ($('.label', cell) || cell).textContent.trim();
 }
 
-export function saveFile(name, content, type) {
+function saveFile(name, content, type) {
   const url = URL.createObjectURL(new Blob([content], { type }));
   const link = make('a', { href: url, download: name });
   document.body.append(link);

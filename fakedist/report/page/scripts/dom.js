@@ -18,19 +18,6 @@ export function make(tag, attributes = {}, ...children) {
 // Colours are defined once, in the style sheet.
 export const colourOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
-// A colour as any program reads it, "#2f5fd0": of one colour painted over another, each with how much it covers.
-export function plainColour(...layers) {
-  const canvas = make('canvas', { width: 1, height: 1 });
-  const context = canvas.getContext('2d');
-  for (const [colour, cover = 1] of layers) {
-    context.globalAlpha = cover;
-    context.fillStyle = colour;
-    context.fillRect(0, 0, 1, 1);
-  }
-  const [red, green, blue] = context.getImageData(0, 0, 1, 1).data;
-  return `#${[red, green, blue].map((each) => each.toString(16).padStart(2, '0')).join('')}`;
-}
-
 // How wide a text is in a font of CSS, in pixels.
 export function widthOf(text, font) {
   widthOf.context ||= make('canvas').getContext('2d');

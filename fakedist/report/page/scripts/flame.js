@@ -1,6 +1,6 @@
 // The flame graph: who allocated what is held at a moment, or at one moment and not at another.
 
-import { $, $$, colourOf, make, note, plainColour } from './dom.js';
+import { $, $$, make, note } from './dom.js';
 import { heldByKind, mainCategory, matches, treeOf } from './stacks.js';
 import { bytesText, countText, cut } from './text.js';
 
@@ -83,7 +83,6 @@ export class Flame {
     this.view = (view === 'b' && b < 0) || (view === 'diff' && (a < 0 || b < 0)) ? 'peak' : view;
     this.choose();
     if (this.isDrawn) this.draw();
-    this.chose?.();
   }
 
   choose() {
@@ -175,30 +174,6 @@ export class Flame {
     const style = `left:${left * 100}%;width:${width * 100}%;top:${row * ROW}px`;
     const text = width > 0.012 ? cut(this.shortText(node), 120) : '';
     return make('div', { class: `box ${kind}${isAbove ? ' above' : ''}`, style, 'data-box': at }, text);
-  }
-
-  // All boxes in pixels, in colours that any program reads.
-  picture() {
-    if (!this.isDrawn) this.draw();
-    const colours = new Map();
-    const colourFor = (kind) => {
-      if (!colours.has(kind)) {
-        const sample = this.holder.appendChild(make('div', { class: `box ${kind}` }));
-        const tint = kind.startsWith('operation') ? [[colourOf('panel'), 0.5]] : [];
-        colours.set(kind, plainColour([colourOf('panel')], [getComputedStyle(sample).backgroundColor], ...tint));
-        sample.remove();
-      }
-      return colours.get(kind);
-    };
-    const boxes = this.boxes.map(({ node, row, left, width }) => ({
-      x: left * this.width,
-      y: row * ROW,
-      width: Math.max(width * this.width - 1, 0.5),
-      height: ROW - 1,
-      colour: colourFor(this.kindOf(node)),
-      text: this.shortText(node),
-    }));
-    return { width: this.width, height: Number.parseFloat(this.inner.style.height), boxes };
   }
 
   kindOf(node) {

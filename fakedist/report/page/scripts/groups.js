@@ -14,7 +14,7 @@ export function ranksOf(text) {
 
 // The world as a grid, one column of GPUs per node; the group's members are filled, this rank is ringed. Its size, and
 // the squares of each colour.
-export function groupPicture(width, ranks, { worldSize, perNode, rank }) {
+function groupPicture(width, ranks, { worldSize, perNode, rank }) {
   const nodes = Math.ceil(worldSize / perNode);
   const cell = Math.max(2, Math.min(14, Math.floor(Math.sqrt((width * 150) / (nodes * perNode * 1.3)))));
   const pitch = cell + (cell > 4 ? 2 : 1);

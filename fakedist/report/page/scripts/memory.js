@@ -473,7 +473,6 @@ export class MemoryChart extends ZoomChart {
     const parts = [...this.describe(move, block, false), picks, stack];
     this.pinned.replaceChildren(...parts.filter(Boolean));
     this.markBlock();
-    this.chose?.(block);
   }
 
   // The stack that allocated a block, innermost call first; the job's own lines stand out.

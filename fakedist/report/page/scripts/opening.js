@@ -1,12 +1,11 @@
 // What opening a page takes, whichever page: its numbers are unpacked, its tables and charts are put together, and its
-// colours, keys, paper and pictures work.
+// colours, keys and paper work.
 
 import { drawWhenSeen, redrawn } from './chart.js';
 import { wireCopies } from './copying.js';
 import { $, $$ } from './dom.js';
 import { wireKeys } from './help.js';
 import { wireNav } from './nav.js';
-import { saveCharts } from './saving.js';
 import { wireScrolls, wireTable } from './tables.js';
 import { wirePrint, wireTheme } from './theme.js';
 import { loadLibrary, unpack } from './unpack.js';
@@ -31,7 +30,6 @@ async function open(build) {
   wireTheme(redraw);
   wirePrint(redraw);
   wireKeys();
-  saveCharts(data.meta, drawn, charts.memory?.flame);
   done();
   window.fakedist = { ...charts, ...others, data };
   document.documentElement.dataset.ready = 'yes';

@@ -1,11 +1,13 @@
 // The page of a sweep: charts whose points open their reports, and tables that filter.
 
-import { isReport } from './address.js';
 import { Chart } from './chart.js';
 import { $ } from './dom.js';
 import { openPage } from './opening.js';
 
 const NARROW = 640; // pixels
+
+// The reports of a sweep lie below its page: an address from elsewhere is not followed.
+const isReport = (path) => /^(?:runs\/[0-9a-f]+\/)?rank\d+\/report\.html$/.test(path);
 
 class PointChart extends Chart {
   // On a phone the legend takes a line of its own, above the points.

@@ -51,7 +51,7 @@ export class Switches {
     const box = make('input', { type: 'checkbox', role: 'switch', 'aria-label': name });
     box.addEventListener('change', () => {
       for (const rival of this.replay.rivals(number)) if (box.checked) this.boxes.get(rival).checked = false;
-      this.changed();
+      this.show();
     });
     holder.append(box);
     this.boxes.set(number, box);
@@ -64,12 +64,7 @@ export class Switches {
   // Switch these on and all others off.
   set(numbers) {
     for (const [number, box] of this.boxes) box.checked = numbers.includes(number);
-    this.changed();
-  }
-
-  changed() {
     this.show();
-    this.chose?.(this.on);
   }
 
   showRecorded() {

@@ -12,7 +12,6 @@ import torch
 
 from fakedist.gpu.demand.formulas import KernelPart
 from fakedist.gpu.demand.operation_demand import Demand, DemandCounter
-from fakedist.torch_releases import installed
 
 aten = torch.ops.aten
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -86,8 +85,6 @@ def test_each_gradient_of_a_depthwise_convolution_reads_that_of_the_result_and_d
 
 @pytest.fixture
 def precisions() -> Iterator[None]:
-    if installed() < (2, 9):
-        pytest.skip("torch 2.8 has no precision of each operation")
     kept = torch.backends.cudnn.conv.fp32_precision, torch.backends.cudnn.rnn.fp32_precision
     yield
     torch.backends.cudnn.conv.fp32_precision, torch.backends.cudnn.rnn.fp32_precision = kept
@@ -218,8 +215,6 @@ def test_packed_sequences_of_varlen_attention_count_one_by_one() -> None:
     from fakedist.gpu.demand.work_shapes import AttentionOperator
     from fakedist.gpu.values.operators import Operator
 
-    if installed() < (2, 10):
-        pytest.skip("torch has no varlen_attn")
     importlib.import_module("torch.nn.attention.varlen")  # registers the operation
 
     func = torch.ops.torch_attn._varlen_attn.default

@@ -9,7 +9,6 @@ import torch
 
 from fakedist.gpu.demand.operation_demand import Demand, DemandCounter, tensor_bytes
 from fakedist.gpu.demand.work_shapes import AttentionShape, ProductShape
-from fakedist.torch_releases import installed
 
 aten = torch.ops.aten
 
@@ -187,10 +186,7 @@ def test_a_grouped_product_in_eight_bits_has_its_scaling(scale: tuple[int, ...],
     ("func", "args", "width"),
     [
         (aten.native_layer_norm.default, (made(8, 4, 96), [4, 96], None, None, 1e-5), 384),
-        pytest.param(
-            *(aten._fused_rms_norm.default, (made(8, 4, 96), [96], None, None), 96),
-            marks=pytest.mark.skipif(installed() < (2, 9), reason="this torch's CUDA has no fused RMSNorm"),
-        ),
+        (aten._fused_rms_norm.default, (made(8, 4, 96), [96], None, None), 96),
         (aten._softmax.default, (made(8, 500, 3), 1, False), 500),
         (aten._log_softmax.default, (made(8, 500), -1, False), 500),
         (aten.sum.dim_IntList, (made(8, 500), [0]), 8),
