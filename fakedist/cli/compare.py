@@ -11,6 +11,7 @@ from fakedist.cli.output import (
     JSON,
     MARKDOWN,
     TEXT,
+    RunPath,
     all_rows_option,
     chosen_output,
     file_option,
@@ -20,7 +21,7 @@ from fakedist.cli.say import reading
 
 
 @click.command()
-@click.argument("runs", metavar="A B [C]...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", metavar="A B [C]...", nargs=-1, required=True, type=RunPath())
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, HTML)
 @all_rows_option("Show small changes too.")

@@ -26,6 +26,7 @@ from fakedist.cli.nsys import nsys
 from fakedist.cli.play import play
 from fakedist.cli.profile import profile
 from fakedist.cli.report import report
+from fakedist.cli.run_list import runs
 from fakedist.cli.say import MORE_MEMORY, TOO_LITTLE_MEMORY, last_line, print_error, say
 from fakedist.cli.sweep import sweep
 from fakedist.cli.time import time
@@ -108,6 +109,7 @@ for _command in (
     sweep,
     report,
     view,
+    runs,
     lines,
     compare,
     time,

@@ -26,6 +26,7 @@ from fakedist.cli.output import (
     MARKDOWN,
     TEXT,
     Output,
+    RunPath,
     all_rows_option,
     chosen_output,
     file_option,
@@ -55,7 +56,7 @@ class _TimeCommand(GroupedCommand):
 
 
 @click.command(cls=_TimeCommand, params=[*pricing_options(), *count_options(), *rollout_options()])
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
 @click.option(
     "--what-if",
     "what_ifs",

@@ -25,6 +25,7 @@ from fakedist.rundir.directory import (
     default_name,
     in_use,
     is_in_use,
+    remove_if_empty,
 )
 from fakedist.rundir.journal import read_journal
 from fakedist.rundir.manifest import load_manifest
@@ -339,6 +340,7 @@ class _Runner:
             streams = dataclasses.replace(self._streams, door=door)
             run_directory, ending = launching.profile(job, self._directory / f"rank{rank}", force, streams)
         except FakedistError as error:
+            remove_if_empty(self._directory)
             if raises:
                 raise
             ending = Ending(Outcome.ERROR, error.exit_code, error.message)

@@ -35,7 +35,7 @@ LIBRARY_HOMES = {
 SAME_THING = {
     "build": "compiles one library of ours, with its flags",
     "doctor": "`fakedist doctor`: its checks, and its command",
-    **dict.fromkeys(("match", "play"), "a subject: its report, and its command"),
+    **dict.fromkeys(("match", "play", "run_list"), "a subject: its report, and its command"),
     "comparison": "runs: the engine that compares them, and its report",
     "rollout": "an engine's rollout: its options, and its report",
     "topology": "the ranks' groups: their analysis, their report, and their command",
@@ -53,7 +53,9 @@ SMALL_FOR_A_REASON = {
     **dict.fromkeys(("cli/task_program", "launcher/count_gpus"), "the program of a process"),
     "rank/started/sitecustomize": "Python imports it by this name where a process begins",
     "rank/leaving": "ends the process; it must stay this short",
-    **dict.fromkeys(("cli/calibrate", "cli/compare", "cli/doctor", "cli/lines", "cli/match"), "one module a command"),
+    **dict.fromkeys(
+        ("cli/calibrate", "cli/compare", "cli/doctor", "cli/lines", "cli/match", "cli/run_list"), "one module a command"
+    ),
     "report/content/rollout": "one module a subject",
     **dict.fromkeys(
         (
