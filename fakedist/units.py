@@ -51,7 +51,7 @@ def format_age(duration_s: float) -> str:
     for unit, seconds in (("days", 86_400), ("h", 3_600), ("min", 60)):
         if duration_s >= (2 if unit == "days" else 1) * seconds:
             return f"{duration_s // seconds:.0f} {unit}"
-    return f"{max(duration_s, 0):.0f} s"
+    return f"{max(int(duration_s), 0)} s"
 
 
 def _three_digits(amount: float) -> str:

@@ -6,6 +6,7 @@ import codecs
 import errno
 import io
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ from fakedist.cli.time import time
 from fakedist.cli.topology import topology
 from fakedist.cli.view import view
 from fakedist.docstrings import docstring_of
-from fakedist.errors import ExitCode, FakedistError
+from fakedist.errors import ExitCode, FakedistError, JobError
 from fakedist.launcher.checked_script import ScriptSyntaxError
 from fakedist.temporary import remove_left_over
 
@@ -95,7 +96,33 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+#: What is typed for a command of another name -> what to type.
+_MEANT = {
+    **dict.fromkeys(("run", "torchrun", "python"), "fakedist profile --world-size 1024 --rank 0 train.py"),
+    "diff": "fakedist compare A B",
+    **{f"{kind}s": f"fakedist profile --{kind} list" for kind in ("gpu", "fabric", "host")},
+    **dict.fromkeys(("list", "ls"), "fakedist runs"),
+    **dict.fromkeys(("prune", "clean"), "fakedist runs --prune"),
+    "show": "fakedist report RUN",
+    "open": "fakedist view RUN",
+    "help": "fakedist --help",
+}
+
+
+class _Commands(click.Group):
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with what to type for a script or a command of another name."""
+        meant = _MEANT.get(args[0])
+        if args[0].endswith(".py"):
+            meant = f"fakedist profile --world-size 1024 --rank 0 {shlex.join(args)}"
+        if meant and args[0] not in self.commands:
+            raise JobError(f"no command is called {args[0]!r}", meant)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, message="fakedist %(version)s")
 def cli() -> None:
     """Run one rank of a thousand-GPU PyTorch job, unmodified, on one GPU or none.

@@ -254,8 +254,7 @@ def _remove_ranks(path: Path, ranks: Sequence[str]) -> None:
         if is_in_use(path / name):
             raise in_use(path / name)
     for name in ranks:
-        with create_run_directory(path / name, force=True):
-            pass
+        remove_run(path / name)
 
 
 def _remove(path: Path) -> None:
@@ -286,6 +285,15 @@ def prune(path: Path) -> None:
     """Delete a directory of one run or several, unless something keeps it: RunDirectoryError then."""
     if why := why_kept(path):
         raise RunDirectoryError(f"{path} stays: {why}")
+    remove_run(path)
+
+
+def remove_run(path: Path) -> None:
+    """Delete a directory of one run or several: the files that fakedist wrote there, and it if nothing else is in it.
+
+    Raises:
+        RunDirectoryError: It is something else, or in use.
+    """
     with create_run_directory(path, force=True):
         pass
 

@@ -129,7 +129,8 @@ def load_manifest(run_directory: Path) -> Manifest:
         problem = "is not a run directory: it has no run.json" if run_directory.is_dir() else "does not exist"
         if run_directory.is_file():
             problem = "is a file, and a run directory is needed here"
-        raise RunDirectoryError(f"{run_directory} {problem}", "fakedist profile -o RUN ... makes one") from None
+        hint = "fakedist runs lists the runs here; fakedist profile makes one"
+        raise RunDirectoryError(f"{run_directory} {problem}", hint) from None
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", DAMAGED) from error
     except UnreadableError as error:

@@ -31,7 +31,18 @@ _SIZE = ["profile", "--world-size", "8"]
             "fakedist profile --gpu=h200 --world-size 8 --no-kernels train.py --lr 3 x",
         ),
         ([*_SIZE, "--gpu", "h100", "--gpu", "b200", "train.py"], "give one of them: --gpu b200"),
-        (["time", "run", "--gpu", "h100", "--gpu", "b200"], "give one of them: --gpu b200"),
+        (
+            [*_SIZE, "--gpu", "h100,b200", "--device=virtual", "train.py"],
+            "fakedist time RUN --gpu h100,b200 then prices",
+        ),
+        (["profile", "nothere.py"], "give the path of a Python script"),
+        (["diff", "a", "b"], "fakedist compare A B"),
+        (["gpus"], "fakedist profile --gpu list"),
+        (["train.py", "--lr", "3"], "fakedist profile --world-size 1024 --rank 0 train.py --lr 3"),
+        (["ls"], "fakedist runs"),
+        (["compare"], "fakedist compare A B; fakedist runs lists the runs here"),
+        (["compare", "a"], "fakedist compare A B; fakedist runs lists the runs here"),
+        (["report", "nothere"], "fakedist runs lists the runs here; fakedist profile makes one"),
         (["report", "trace.json.gz"], "profiler.export_chrome_trace(FILE) writes one"),
         (["report", "report.html"], "fakedist report RUN needs the directory"),
         (["report", "run/report.html"], "fakedist report run"),
@@ -61,3 +72,12 @@ def test_the_hint_can_be_typed(
 def test_an_option_given_twice_alike_counts_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*_SIZE, "--gpu", "nothing", "--gpu", "nothing", "--device", "virtual", "absent.py"]) == 2
     assert "given 2 times" not in capsys.readouterr().err
+
+
+def test_a_script_that_is_no_text_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train").write_bytes(b"\x7fELF\0")
+    assert main([*_SIZE, "--rank=0", "--device=virtual", "train"]) == 2
+    assert "train is a binary file, not a Python script" in capsys.readouterr().err
