@@ -123,10 +123,10 @@ def profile(
     run_directory, ending = run_one(asked[0], directory, force, streams)
     if ending.is_refusal:
         remove_run(run_directory)
-        return say_ending(ending, asked[0], run_directory)
-    if output.format == TEXT:
-        say("(Losses, times and rates that the script printed above are not the real job's.)\n")
-    print_report(run_directory, output, all_layers=all_rows, full=full, section=section)
+    else:
+        if output.format == TEXT:
+            say("(Losses, times and rates that the script printed above are not the real job's.)\n")
+        print_report(run_directory, output, all_layers=all_rows, full=full, section=section)
     return say_ending(ending, asked[0], run_directory)
 
 
