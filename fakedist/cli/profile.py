@@ -90,10 +90,9 @@ def profile(
     format is text. torchrun's --standalone, --node-rank, --master-addr, --master-port and --rdzv-* are ignored.
 
     Several ranks run one after the other, or with --jobs side by side. Each receives what those before it in the list
-    sent (docs/tape.md). --rank stages runs rank 0, finds the pipeline among its groups, and runs a rank of each other
-    stage; the step of the whole job follows (docs/time.md). --rank distinct finds which ranks run alike, and runs the
-    first and the last of each kind (docs/match.md). --rank hottest runs rank 0, and then the rank that gets the
-    most tokens for its experts, of those in rank 0's pipeline stage.
+    sent (docs/tape.md). --rank stages finds the pipeline among rank 0's groups, and runs a rank of each stage; the step
+    of the whole job follows (docs/time.md). --rank distinct runs the first and the last rank of each kind
+    (docs/match.md). --rank hottest runs rank 0, then the rank of its stage whose experts get the most tokens.
     """
     from fakedist.launcher import launching
 
