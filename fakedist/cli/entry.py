@@ -172,7 +172,8 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
             click.echo(error.format_message(), err=True)
             return ExitCode.USAGE
         context = error.ctx if isinstance(error, click.UsageError) else None
-        return print_error(error.format_message(), f"{context.command_path} --help" if context else "", ExitCode.USAGE)
+        command = context.command_path if context else "fakedist"
+        return print_error(error.format_message(), f"{command} --help", ExitCode.USAGE)
     except ScriptSyntaxError as error:
         say(str(error), err=True)
         return last_line(ExitCode.ERROR, "the script does not compile; nothing was run")

@@ -80,6 +80,9 @@ def _check_readable(report: Path) -> None:
         raise ReportError(f"{report} is a directory", "give the file: fakedist nsys REPORT.nsys-rep")
     if not report.exists():
         raise ReportError(f"{report} does not exist", "nsys profile --trace=cuda,nvtx -o REPORT ... makes one")
+    if report.suffix == ".py":
+        hint = f"nsys profile --trace=cuda,nvtx -o REPORT python {report}   makes one"
+        raise ReportError(f"{report} is a script, not a report", hint)
     if report.suffix == ".qdstrm":
         hint = f"QdstrmImporter --input-file {report}   makes it a .nsys-rep"
         raise ReportError(f"{report} is a stream of nsys that is not yet a report", hint)

@@ -131,7 +131,7 @@ class _SweepCommand(ScriptCommand):
     "--headroom", metavar="SHARE", help="Share of the memory that the fastest point must leave free.  [default: 5%]"
 )
 @click.option("--context", metavar="SIZE", help="Memory of the CUDA context.  [default: as published]")
-@click.option("--trials", type=int, metavar="N", help="Run only this many points, drawn from a seed.")
+@click.option("--trials", type=click.IntRange(min=1), metavar="N", help="Run only this many points, drawn from a seed.")
 @_removed("--sampler", "--sampler is no more: --trials N draws points from a seed; leave it out")
 @executor_options
 @click.option("--memory-limit", metavar="SIZE", help="End a rank whose processes hold more host memory than this.")

@@ -15,7 +15,7 @@ from fakedist.bounded import UnreadableError, read_json
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
-from fakedist.rundir.directory import DAMAGED, MANIFEST_NAME
+from fakedist.rundir.directory import DAMAGED, MANIFEST_NAME, rank_directories
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.plain import PlainValueError, from_plain, to_plain
@@ -130,6 +130,9 @@ def load_manifest(run_directory: Path) -> Manifest:
         if run_directory.is_file():
             problem = "is a file, and a run directory is needed here"
         hint = "fakedist runs lists the runs here; fakedist profile makes one"
+        of_sweep = sorted(path.parent for path in run_directory.glob(f"runs/*/*/{MANIFEST_NAME}"))
+        if several := rank_directories(run_directory) or of_sweep:
+            problem, hint = "holds several runs, and one is needed here", f"such as {several[0]}"
         raise RunDirectoryError(f"{run_directory} {problem}", hint) from None
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", DAMAGED) from error

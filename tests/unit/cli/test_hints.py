@@ -42,6 +42,11 @@ _SIZE = ["profile", "--world-size", "8"]
         (["ls"], "fakedist runs"),
         (["compare"], "fakedist compare A B; fakedist runs lists the runs here"),
         (["compare", "a"], "fakedist compare A B; fakedist runs lists the runs here"),
+        (["time", "ranks"], "such as ranks/rank0"),
+        (["compare", "swept", "run"], "such as swept/runs/0af/rank4"),
+        (["nsys", "train.py"], "nsys profile --trace=cuda,nvtx -o REPORT python train.py"),
+        ([*_SIZE, "--output"], "fakedist --help"),
+        (["sweep", "--world-size=8", "--axis=tp=1,2", "--trials=0", "train.py"], "fakedist sweep --help"),
         (["report", "nothere"], "fakedist runs lists the runs here; fakedist profile makes one"),
         (["report", "trace.json.gz"], "profiler.export_chrome_trace(FILE) writes one"),
         (["report", "report.html"], "fakedist report RUN needs the directory"),
@@ -61,6 +66,9 @@ def test_the_hint_can_be_typed(
     (tmp_path / "run").mkdir()
     for name in ("train.py", "trace.json.gz", "report.html", "step.nsys-rep"):
         (tmp_path / name).write_text("{}")
+    for name in ("ranks/rank0", "swept/runs/0af/rank4"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "run.json").write_text("{}")
     for name in ("report.html", "run.json", "trace.json.gz"):
         (tmp_path / "run" / name).write_text("{}")
     for name in ("WORLD_SIZE", "RANK"):
