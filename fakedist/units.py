@@ -46,6 +46,14 @@ def format_us(duration_us: float) -> str:
     return f"{minutes} min {seconds} s"
 
 
+def format_age(duration_s: float) -> str:
+    """Seconds as text in the largest unit that fits: "12 s", "5 min", "3 h", "12 days"."""
+    for unit, seconds in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if duration_s >= (2 if unit == "days" else 1) * seconds:
+            return f"{duration_s // seconds:.0f} {unit}"
+    return f"{max(int(duration_s), 0)} s"
+
+
 def _three_digits(amount: float) -> str:
     return f"{amount:.2f}" if abs(amount) < 9.995 else f"{amount:.1f}"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.output import JSON, TEXT, chosen_output, force_option, format_options, output_option
+from fakedist.cli.output import JSON, TEXT, RunPath, chosen_output, force_option, format_options, output_option
 from fakedist.cli.say import reading
 from fakedist.errors import JobError, ReportError
 from fakedist.temporary import scratch_directory
@@ -15,7 +15,7 @@ _EXPORT_S = 3600.0
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunPath())
 @click.option(
     "--from-trace",
     "trace",

@@ -11,16 +11,19 @@ from fakedist.cli.output import (
     JSON,
     MARKDOWN,
     TEXT,
+    RunPath,
     all_rows_option,
     chosen_output,
     file_option,
     format_options,
 )
 from fakedist.cli.say import reading
+from fakedist.errors import JobError
+from fakedist.rundir.notes import counted
 
 
 @click.command()
-@click.argument("runs", metavar="A B [C]...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", metavar="A B [C]...", nargs=-1, type=RunPath())
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, HTML)
 @all_rows_option("Show small changes too.")
@@ -33,7 +36,8 @@ def compare(runs: tuple[Path, ...], *, file: Path | None, form: str | None, as_j
     runs stand side by side, each with its change from A. Markdown fits a comment on a pull request, HTML is one page.
     """
     if len(runs) < 2:
-        raise click.UsageError("one run was given, and it takes two or more to compare")
+        given = f"{counted(len(runs), 'run')} given, and it takes two or more to compare"
+        raise JobError(given, "fakedist compare A B; fakedist runs lists the runs here")
     from fakedist.report.content.comparison import comparison_report
     from fakedist.report.content.real_step import real_step_report
     from fakedist.results.opening import open_run

@@ -6,6 +6,7 @@ import codecs
 import errno
 import io
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,12 +28,13 @@ from fakedist.cli.nsys import nsys
 from fakedist.cli.play import play
 from fakedist.cli.profile import profile
 from fakedist.cli.report import report
+from fakedist.cli.run_list import runs
 from fakedist.cli.say import MORE_MEMORY, TOO_LITTLE_MEMORY, last_line, print_error, say
 from fakedist.cli.sweep import sweep
 from fakedist.cli.time import time
 from fakedist.cli.view import view
 from fakedist.docstrings import docstring_of
-from fakedist.errors import ExitCode, FakedistError
+from fakedist.errors import ExitCode, FakedistError, JobError
 from fakedist.launcher.checked_script import ScriptSyntaxError
 from fakedist.temporary import remove_left_over
 
@@ -96,19 +98,35 @@ _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EMFILE, e
 
 #: Commands that were removed -> what to type instead.
 _REMOVED = {"topology": "fakedist report RUN --section communication"}
+#: What is typed for a command of another name -> what to type.
+_MEANT = {
+    **dict.fromkeys(("run", "torchrun", "python"), "fakedist profile --world-size 1024 --rank 0 train.py"),
+    "diff": "fakedist compare A B",
+    **{f"{kind}s": f"fakedist profile --{kind} list" for kind in ("gpu", "fabric", "host")},
+    **dict.fromkeys(("list", "ls"), "fakedist runs"),
+    **dict.fromkeys(("prune", "clean"), "fakedist runs --prune"),
+    "show": "fakedist report RUN",
+    "open": "fakedist view RUN",
+    "help": "fakedist --help",
+}
 
 
-class _Program(click.Group):
-    """The program. Commands that were removed are refused by name."""
+class _Commands(click.Group):
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with what to type for a script, and for a command of another name or that was removed."""
+        if args[0] in _REMOVED:
+            raise click.UsageError(f"{args[0]} is no more: {_REMOVED[args[0]]}", ctx)
+        meant = _MEANT.get(args[0])
+        if args[0].endswith(".py"):
+            meant = f"fakedist profile --world-size 1024 --rank 0 {shlex.join(args)}"
+        if meant and args[0] not in self.commands:
+            raise JobError(f"no command is called {args[0]!r}", meant)
+        return super().resolve_command(ctx, args)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """As click does."""
-        if cmd_name in _REMOVED:
-            raise click.UsageError(f"{cmd_name} is no more: {_REMOVED[cmd_name]}", ctx)
-        return super().get_command(ctx, cmd_name)
 
-
-@click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, message="fakedist %(version)s")
 def cli() -> None:
     """Run one rank of a thousand-GPU PyTorch job, unmodified, on one GPU or none.
@@ -122,6 +140,7 @@ for _command in (
     sweep,
     report,
     view,
+    runs,
     lines,
     compare,
     time,
@@ -157,7 +176,8 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
             click.echo(error.format_message(), err=True)
             return ExitCode.USAGE
         context = error.ctx if isinstance(error, click.UsageError) else None
-        return print_error(error.format_message(), f"{context.command_path} --help" if context else "", ExitCode.USAGE)
+        command = context.command_path if context else "fakedist"
+        return print_error(error.format_message(), f"{command} --help", ExitCode.USAGE)
     except ScriptSyntaxError as error:
         say(str(error), err=True)
         return last_line(ExitCode.ERROR, "the script does not compile; nothing was run")

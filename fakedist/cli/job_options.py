@@ -18,6 +18,7 @@ import click
 from fakedist.cli.output import Output
 from fakedist.cli.say import BEFORE_SCRIPT, command_as_typed, own_flags, remark
 from fakedist.errors import JobError
+from fakedist.launcher.checked_script import find_source
 from fakedist.options import Door, Job, JobProgram, make_jobs, options_among, world_from_environment
 from fakedist.options.definition import OPTIONS
 from fakedist.options.option import Option
@@ -179,9 +180,13 @@ def job_options(
     return options
 
 
-def pricing_options() -> list[click.Parameter]:
-    """Every option of pricing."""
-    return [_as_click(option) for option in PRICING_OPTIONS]
+def pricing_options(several: Collection[str] = ()) -> list[click.Parameter]:
+    """Every option of pricing. Those named in ``several`` may be repeated; their texts are then joined by commas."""
+    options = [_as_click(option) for option in PRICING_OPTIONS]
+    for option in options:
+        if option.name in several:
+            option.callback = _joined
+    return [*options]
 
 
 def count_options(metavar: str = "") -> list[click.Parameter]:
@@ -252,6 +257,10 @@ def _only(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) ->
     return texts[-1] if texts else None
 
 
+def _joined(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> str | None:
+    return _only(ctx, param, (",".join(dict.fromkeys(texts)),) if texts else ())
+
+
 def _print_list(name: str) -> None:
     """Print every GPU model, fabric or host that fakedist knows."""
     from fakedist.report.render.terminal import print_sheets
@@ -299,6 +308,7 @@ def jobs_of(arguments: tuple[str, ...], module: str | None, values: Mapping[str,
     program = program_of(arguments, module)
     if plain["world_size"] is None and plain["nnodes"] is None:
         _refuse_world_after_script(program)
+        find_source(program.target, program.is_module)  # a wrong path is the first error
     plain["rank"] = _ranks(values.get("rank"), make_jobs(program, plain, Door.COMMAND_LINE)[0].world_size)
     if plain["rank"] is None:
         plain["rank"] = rank

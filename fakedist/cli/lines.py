@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.output import JSON, TEXT, all_rows_option, chosen_output, file_option, format_options
+from fakedist.cli.output import JSON, TEXT, RunPath, all_rows_option, chosen_output, file_option, format_options
 from fakedist.cli.say import reading, run_or_last
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path), required=False)
+@click.argument("run", type=RunPath(), required=False)
 @file_option
 @format_options(TEXT, JSON)
 @all_rows_option("Show every line.")

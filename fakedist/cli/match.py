@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.output import HTML, JSON, MARKDOWN, TEXT, chosen_output, file_option, format_options
+from fakedist.cli.output import HTML, JSON, MARKDOWN, TEXT, RunPath, chosen_output, file_option, format_options
 from fakedist.cli.say import last_line, reading
 from fakedist.errors import ExitCode
 
 
 @click.command()
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, HTML)
 def match(runs: tuple[Path, ...], *, file: Path | None, form: str | None, as_json: bool) -> int:

@@ -54,7 +54,7 @@ def nsys(
     """
     from fakedist.launcher.nsight import export_sqlite
     from fakedist.results.imported import write_run
-    from fakedist.rundir.directory import create_run_directory, free_name
+    from fakedist.rundir.directory import create_run_directory, new_unnamed
     from fakedist.traces.nsys_report import read_report
     from fakedist.traces.one_step import StepChoice
 
@@ -67,7 +67,7 @@ def nsys(
             export_sqlite(report, exported, _EXPORT_S)
         with reading(report):
             imported = read_report(exported, report, StepChoice(step, process, gpu_index))
-    where = directory or free_name(f"fakedist-{report.stem}")
+    where = directory or new_unnamed(report.stem)
     with create_run_directory(where, force) as run_directory, reading(report):
         write_run(imported, run_directory)
     with reading(report):
@@ -80,6 +80,9 @@ def _check_readable(report: Path) -> None:
         raise ReportError(f"{report} is a directory", "give the file: fakedist nsys REPORT.nsys-rep")
     if not report.exists():
         raise ReportError(f"{report} does not exist", "nsys profile --trace=cuda,nvtx -o REPORT ... makes one")
+    if report.suffix == ".py":
+        hint = f"nsys profile --trace=cuda,nvtx -o REPORT python {report}   makes one"
+        raise ReportError(f"{report} is a script, not a report", hint)
     if report.suffix == ".qdstrm":
         hint = f"QdstrmImporter --input-file {report}   makes it a .nsys-rep"
         raise ReportError(f"{report} is a stream of nsys that is not yet a report", hint)

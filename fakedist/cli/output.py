@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fakedist.rundir.directory import HOME, keep_named
 from fakedist.visible import MOST_OF_A_TEXT, visible, visible_lines
 
 if TYPE_CHECKING:
@@ -105,6 +106,12 @@ def _one(ctx: click.Context, param: click.Parameter, value: tuple[object, ...]) 
     return value[0] if value else None
 
 
+def _named(ctx: click.Context, param: click.Parameter, value: tuple[Path, ...]) -> Path | None:
+    """As :func:`_one`, of a directory that is from now on kept."""
+    path = _one(ctx, param, value)
+    return keep_named(path) if isinstance(path, Path) else None
+
+
 #: Settings of an option that says where or how a result goes: of two values, neither may be taken in silence.
 ONCE: dict[str, Any] = {"multiple": True, "callback": _one}
 
@@ -122,7 +129,22 @@ def output_option(
 ) -> Callable[[_Command], _Command]:
     """Add ``-o METAVAR``, a path that reaches the command as ``name``. A file's path may not be a directory's."""
     kind = click.Path(path_type=Path, dir_okay=not is_file)
-    return click.option("-o", "--output", name, type=kind, metavar=metavar, help=help_text, required=required, **ONCE)
+    settings = ONCE if is_file else {**ONCE, "callback": _named}
+    return click.option(
+        "-o", "--output", name, type=kind, metavar=metavar, help=help_text, required=required, **settings
+    )
+
+
+class RunPath(click.Path):
+    """A run: its path, or its name alone if it is in ``.fakedist/``."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path, which need not exist."""
+        in_home = HOME / value
+        return super().convert(in_home if not Path(value).exists() and in_home.exists() else value, param, ctx)
 
 
 def file_option(command: _Command) -> _Command:
@@ -144,7 +166,9 @@ def force_option(kind: str) -> Callable[[_Command], _Command]:
 
 def run_directory_options(command: _Command) -> _Command:
     """Add ``-o DIR`` and ``--force`` of a command that writes a run directory."""
-    return output_option("directory", "DIR", "The run directory to write.")(force_option("run directory")(command))
+    return output_option("directory", "DIR", "The run directory to write.  [default: a new one in .fakedist/]")(
+        force_option("run directory")(command)
+    )
 
 
 def chosen_output(form: str | None, as_json: bool, file: Path | None = None) -> Output:

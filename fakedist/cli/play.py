@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fakedist.cli.output import CSV, JSON, MARKDOWN, TEXT, Output, chosen_output, file_option, format_options
+from fakedist.cli.output import CSV, JSON, MARKDOWN, TEXT, Output, RunPath, chosen_output, file_option, format_options
 from fakedist.cli.say import reading
 from fakedist.options.expert_loads import parse_router_load
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunPath())
 @click.option("--router-load", "load", metavar="LOAD", help="The load to draw.  [default: the run's]")
 @click.option("--draws", type=click.IntRange(min=1), metavar="N", help="How many to draw.  [default: 1000]")
 @click.option("--seed", type=int, metavar="N", help="Seed of the first draw.  [default: 0; with --ranks the run's]")

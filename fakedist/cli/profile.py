@@ -25,6 +25,7 @@ from fakedist.cli.output import (
 from fakedist.cli.say import print_report, remark, say, say_ending, say_first_failure
 from fakedist.options import Job
 from fakedist.options.expert_loads import EVEN
+from fakedist.rundir.directory import remove_if_empty, remove_run
 
 if TYPE_CHECKING:
     from fakedist.launcher.launching import Streams
@@ -89,10 +90,9 @@ def profile(
     format is text. torchrun's --standalone, --node-rank, --master-addr, --master-port and --rdzv-* are ignored.
 
     Several ranks run one after the other, or with --jobs side by side. Each receives what those before it in the list
-    sent (docs/tape.md). --rank stages runs rank 0, finds the pipeline among its groups, and runs a rank of each other
-    stage; the step of the whole job follows (docs/time.md). --rank distinct finds which ranks run alike, and runs the
-    first and the last of each kind (docs/match.md). --rank hottest runs rank 0, and then the rank that gets the
-    most tokens for its experts, of those in rank 0's pipeline stage.
+    sent (docs/tape.md). --rank stages finds the pipeline among rank 0's groups, and runs a rank of each stage; the step
+    of the whole job follows (docs/time.md). --rank distinct runs the first and the last rank of each kind
+    (docs/match.md). --rank hottest runs rank 0, then the rank of its stage whose experts get the most tokens.
     """
     from fakedist.launcher import launching
 
@@ -120,9 +120,12 @@ def profile(
         more = _ranks_by_load(asked[0], word) if word in _BY_LOAD else None
         return _several(asked, streams, more, directory=directory, force=force, output=output, jobs=jobs, cold=cold)
     run_directory, ending = run_one(asked[0], directory, force, streams)
-    if output.format == TEXT:
-        say("(Losses, times and rates that the script printed above are not the real job's.)\n")
-    print_report(run_directory, output, all_layers=all_rows, full=full, section=section)
+    if ending.is_refusal:
+        remove_run(run_directory)
+    else:
+        if output.format == TEXT:
+            say("(Losses, times and rates that the script printed above are not the real job's.)\n")
+        print_report(run_directory, output, all_layers=all_rows, full=full, section=section)
     return say_ending(ending, asked[0], run_directory)
 
 
@@ -186,6 +189,12 @@ def _show_ranks(runs: Sequence[RankRun], job: Job, directory: Path, output: Outp
     from fakedist.report.content.job import RankRow, job_report
     from fakedist.results.job_time import open_job_runs
 
+    if runs and all(run.ending.is_refusal for run in runs):
+        for run in runs:
+            if run.run_directory is not None:
+                remove_run(run.run_directory)
+        remove_if_empty(directory)
+        return
     rows = [RankRow(run.rank, run.run_directory, run.ending, run.wall_s) for run in runs]
     ran = [row.rank for row in rows if row.run_directory is not None]
     found = open_job_runs(directory, ran) if ran else None

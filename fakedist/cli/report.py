@@ -14,6 +14,7 @@ from fakedist.cli.output import (
     MARKDOWN,
     TEXT,
     Output,
+    RunPath,
     all_rows_option,
     chosen_output,
     file_option,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path), required=False)
+@click.argument("run", type=RunPath(), required=False)
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, HTML, CSV)
 @click.option("--table", metavar="NAME", help=f"The table for --format csv.  [default: {DEFAULT_TABLE}]")

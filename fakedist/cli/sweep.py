@@ -18,6 +18,7 @@ from fakedist.cli.say import last_line, remark
 from fakedist.errors import ExitCode
 from fakedist.options import world_from_environment
 from fakedist.options.definition import NOT_SWEPT, OPTIONS
+from fakedist.rundir.directory import HOME, make_home
 from fakedist.units import format_us, parse_bytes
 
 if TYPE_CHECKING:
@@ -120,13 +121,13 @@ class _SweepCommand(ScriptCommand):
     "--headroom", metavar="SHARE", help="Share of the memory that the fastest point must leave free.  [default: 5%]"
 )
 @click.option("--context", metavar="SIZE", help="Memory of the CUDA context.  [default: as published]")
-@click.option("--trials", type=int, metavar="N", help="Run only this many points, drawn from a seed.")
+@click.option("--trials", type=click.IntRange(min=1), metavar="N", help="Run only this many points, drawn from a seed.")
 @removed_option("--sampler", "--sampler is no more: --trials N draws points from a seed; leave it out")
 @executor_options
 @click.option("--memory-limit", metavar="SIZE", help="End a rank whose processes hold more host memory than this.")
 @click.option("--fresh", is_flag=True, help="Run every point again.")
 @click.option("--dry-run", is_flag=True, help="Print each point with its command, and run nothing.")
-@output_option("directory", "DIR", "Directory of the sweep.  [default: fakedist-sweep-NAME]")
+@output_option("directory", "DIR", "Directory of the sweep.  [default: .fakedist/sweep-NAME]")
 @format_options(TEXT, JSON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SWEEP.toml | SCRIPT [ARGS]...")
 @click.pass_context
@@ -177,9 +178,12 @@ def sweep(
     asked = CommandLineSettings(axes, derived, conditions, prices, _options(values), settings)
     say_ignored(ctx)
     plan = _plan(arguments, module, asked)
-    directory = directory or Path(f"fakedist-sweep-{plan.name}")
+    older = Path(f"fakedist-sweep-{plan.name}")  # where sweeps went before
+    directory = directory or (older if _is_sweep(older) else HOME / f"sweep-{plan.name}")
     if dry_run:
         return _dry_run(plan, directory, output)
+    if directory.parent == HOME:
+        make_home()
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     executor = make_executor(on, jobs, remark, cold=cold)
     return _run(plan, directory, output, executor, fresh=fresh, limit_bytes=limit_bytes)

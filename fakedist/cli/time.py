@@ -26,6 +26,7 @@ from fakedist.cli.output import (
     MARKDOWN,
     TEXT,
     Output,
+    RunPath,
     all_rows_option,
     chosen_output,
     file_option,
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 #: What ``--format csv`` shows unless ``--table`` names another table.
 _DEFAULT_TABLE = "layer_times"
+#: Options that take several values, for a table.
+_AXES = ("gpu", "fabric")
 
 
 class _TimeCommand(GroupedCommand):
@@ -54,8 +57,8 @@ class _TimeCommand(GroupedCommand):
     }
 
 
-@click.command(cls=_TimeCommand, params=[*pricing_options(), *count_options(), *rollout_options()])
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.command(cls=_TimeCommand, params=[*pricing_options(_AXES), *count_options(), *rollout_options()])
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
 @click.option(
     "--what-if",
     "what_ifs",
@@ -100,7 +103,7 @@ def time(
     _check_output(output, len(runs), several=several, table=table, all_rows=all_rows, what_ifs=what_ifs)
     if rollout is not None and (several or output.format == CSV or "," in f"{values['gpu']}{values['fabric']}"):
         raise click.UsageError("a rollout is for one run, GPU and fabric, as text, markdown or JSON")
-    choices = [str(values[name]).split(",") if values[name] else [None] for name in ("gpu", "fabric")]
+    choices = [str(values[name]).split(",") if values[name] else [None] for name in _AXES]
     if max(map(len, choices)) > 1:
         if several or what_ifs or output.format == CSV:
             raise click.UsageError("several GPUs or fabrics are for one run, as text, markdown or JSON, no --what-if")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.output import removed_option
+from fakedist.cli.output import RunPath, removed_option
 from fakedist.cli.say import linked_page, page_of, reading, run_or_last
 from fakedist.temporary import kept_directory
 
@@ -19,7 +19,7 @@ _KEPT_S = 86_400
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path), required=False)
+@click.argument("run", type=RunPath(), required=False)
 @click.option(
     "--port", type=int, metavar="N", help="Serve the page on 127.0.0.1 instead, until Ctrl-C. 0 takes a free port."
 )

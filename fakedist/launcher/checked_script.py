@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import traceback
 import zipfile
@@ -26,7 +27,7 @@ def check_script(job: Job) -> None:
         JobError: The script or module does not exist, or cannot be read.
         ScriptSyntaxError: It does not compile.
     """
-    path = _module_source(job.target) if job.is_module else _script_source(job.target)
+    path = find_source(job.target, job.is_module)
     where = os.path.join(os.getcwd(), job.target)
     try:
         where.encode()
@@ -39,11 +40,18 @@ def check_script(job: Job) -> None:
     try:
         source = path.read_bytes()
     except OSError as error:
-        raise JobError(f"{path} cannot be read: {error.strerror}") from error
+        raise JobError(f"{path} cannot be read: {error.strerror}", f"chmod u+r {shlex.quote(str(path))}") from error
+    if b"\0" in source:
+        raise JobError(f"{path} is a binary file, not a Python script", "give the path of a Python script")
     try:
         compile(source, os.path.join(os.getcwd(), path), "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:  # ValueError: null bytes
+    except SyntaxError as error:
         raise ScriptSyntaxError("".join(traceback.format_exception_only(error)).rstrip()) from None
+
+
+def find_source(target: str, is_module: bool) -> Path | None:
+    """The source of a script or module; None if it has none that can be read. JobError if it does not exist."""
+    return _module_source(target) if is_module else _script_source(target)
 
 
 def _script_source(target: str) -> Path | None:

@@ -21,10 +21,11 @@ from fakedist.rundir.directory import (
     MANIFEST_NAME,
     TAPE_NAME,
     check_replaceable,
-    create_run_directory,
     default_name,
     in_use,
     is_in_use,
+    remove_if_empty,
+    remove_run,
 )
 from fakedist.rundir.journal import read_journal
 from fakedist.rundir.manifest import load_manifest
@@ -54,8 +55,7 @@ class RanksTogether:
         self._ended: dict[str, TaskResult] = {}
         for rank in ranks:  # an earlier run's tape would be taken for the new one
             if (run := self._run_directory(rank)).exists():
-                with create_run_directory(run, True):
-                    pass
+                remove_run(run)
         self._results = _run(executor, self._tasks(tuple(ranks)))
 
     def __contains__(self, rank: int) -> bool:
@@ -339,6 +339,7 @@ class _Runner:
             streams = dataclasses.replace(self._streams, door=door)
             run_directory, ending = launching.profile(job, self._directory / f"rank{rank}", force, streams)
         except FakedistError as error:
+            remove_if_empty(self._directory)
             if raises:
                 raise
             ending = Ending(Outcome.ERROR, error.exit_code, error.message)
@@ -395,5 +396,5 @@ def _prepare_directory(directory: Path, ranks: Sequence[int], force: bool) -> No
             raise in_use(run)
         check_replaceable(run, force)
     if (directory / MANIFEST_NAME).exists():
-        with create_run_directory(directory, force):
-            pass
+        check_replaceable(directory, force)
+        remove_run(directory)

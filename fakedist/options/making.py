@@ -126,7 +126,7 @@ def _world_size(stored: dict[str, object], door: Door) -> object:
             hint = _WORLD_SIZE.written(door, _WORLD_SIZE.example)
             if door is Door.COMMAND_LINE:
                 hint += ", or WORLD_SIZE in the environment"
-            raise JobError("how many ranks has the job?", hint)
+            raise JobError("how many ranks does the job have?", hint)
         return size
     spelled = NNODES.written(door, nodes)
     if per_node is None:

@@ -17,7 +17,7 @@ from fakedist.analysis.layer_table import Fold, fold_layers, fold_table, unfolde
 from fakedist.cost_model.breakdown import fold_times
 from fakedist.cost_model.host_times import host_waits, late_launches
 from fakedist.cost_model.rollout.rollout_time import RolloutTime, time_rollout
-from fakedist.errors import RunDirectoryError
+from fakedist.errors import JobError, RunDirectoryError
 from fakedist.findings.case import Case
 from fakedist.findings.finding_all import find_faults
 from fakedist.findings.ignoring import is_ignored
@@ -84,6 +84,8 @@ class RunTables:
 
     def _read(self, name: str, columns: Sequence[str] | None) -> pd.DataFrame:
         if self._directory is not None and name not in self._made:
+            if name not in TABLES:
+                raise JobError(f"no table is called {name!r}", f"tables are {', '.join(sorted(TABLES))}")
             frame = read_table(self._directory, name, columns).to_pandas(strings_to_categorical=columns is not None)
             assert isinstance(frame, pd.DataFrame)
             return frame
@@ -425,7 +427,12 @@ class Run:
         return self._tables.num_rows(name)
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """One table, or some columns with categorical strings; RunDirectoryError if it is missing or damaged."""
+        """One table, or some columns with categorical strings.
+
+        Raises:
+            JobError: No table has this name.
+            RunDirectoryError: It is missing or damaged.
+        """
         return self._tables.table(name, columns)
 
     def __repr__(self) -> str:

@@ -46,6 +46,16 @@ def verdict(summary: Summary, cwd: str) -> Verdict | None:
     return _beside_outside(summary) if capacity and reserved else None
 
 
+#: Of a GPU's memory, the share up to which its use leaves room: memory then limits nothing.
+_ROOMY = 0.5
+
+
+def has_room(summary: Summary) -> bool:
+    """Whether a rank leaves half of its GPU's memory free, so that a shorter step helps more than less memory."""
+    high = summary.estimated_outside.high_bytes if summary.estimated_outside else 0
+    return summary.fits and summary.peak_reserved_bytes + high <= _ROOMY * summary.capacity_bytes
+
+
 def need_text(summary: Summary) -> str:
     """The need of a rank that ran out of memory: "needs 91.80 GiB reserved (88.12 GiB allocated) of 79.11 GiB".
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 import re
 import shutil
@@ -20,6 +21,11 @@ from fakedist.visible import visible
 #: What to type about a run directory that cannot be read.
 DAMAGED = "the run directory is damaged; profile the job again"
 
+#: The directory, in the current one, of runs that got no name with -o.
+HOME = Path(".fakedist")
+#: An empty file in a directory whose name fakedist chose, locked until the process that chose it ends. Only such a
+#: directory is ever pruned.
+UNNAMED_NAME = ".unnamed"
 MANIFEST_NAME = "run.json"
 JOURNAL_NAME = "journal.bin"
 LOCK_NAME = ".lock"
@@ -50,19 +56,56 @@ _LEFT_OVER = re.compile(rf"(?:{re.escape(SCRATCH_PREFIX)}|{re.escape(FRESH_PREFI
 
 
 def default_name(job: Job, ranks: Sequence[int] = (), *, which: str = "") -> Path:
-    """An unused name for a directory of one run or several: script, ranks (or ``which``) and world size."""
+    """A new directory of one run or several: script, ranks (or ``which``) and world size. See :func:`new_unnamed`."""
     stem = job.target.rpartition(".")[2] if job.is_module else Path(job.target).stem
     which = which or (f"ranks{min(ranks)}-{max(ranks)}" if ranks else f"rank{job.rank}")
-    return free_name(f"fakedist-{stem}-{which}of{job.world_size}")
+    return new_unnamed(f"{stem}-{which}of{job.world_size}")
 
 
-def free_name(base: str) -> Path:
-    """An unused name in the current directory: ``base``, or ``base`` with a number."""
-    path, count = Path(base), 1
-    while path.exists():
-        count += 1
-        path = Path(f"{base}-{count}")
+def new_unnamed(base: str) -> Path:
+    """Create a directory in ``.fakedist/`` that the user did not name: ``base``, or ``base`` with a number.
+
+    Raises:
+        RunDirectoryError: It cannot be written.
+    """
+    make_home()
+    with _writing(HOME / base):
+        for number in itertools.count(1):
+            path = HOME / (base if number == 1 else f"{base}-{number}")
+            with suppress(FileExistsError):
+                path.mkdir()
+                mark = os.open(path / UNNAMED_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                fcntl.flock(mark, fcntl.LOCK_EX)
+                return path
+    raise AssertionError("unreachable")
+
+
+def make_home() -> None:
+    """Create ``.fakedist/``, which git ignores, unless it exists; RunDirectoryError if it cannot be written."""
+    with _writing(HOME):
+        HOME.mkdir(exist_ok=True)
+        if not (HOME / ".gitignore").exists():
+            (HOME / ".gitignore").write_text("*\n")
+
+
+def keep_named(path: Path) -> Path:
+    """Note that the user named this directory, so that it is never pruned. Returns it."""
+    with suppress(OSError):
+        (path / UNNAMED_NAME).unlink(missing_ok=True)
     return path
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raise RunDirectoryError if the path cannot be written; but OSError for a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise RunDirectoryError(
+            f"{visible(str(path))} cannot be written: {error.strerror}", "choose another place with -o"
+        ) from error
 
 
 def rank_directories(path: Path) -> list[Path]:
@@ -74,13 +117,14 @@ def rank_directories(path: Path) -> list[Path]:
 
 
 def last_written(folder: Path, *names: str) -> Path | None:
-    """The file of these names in a directory of this folder, or one folder below, that was written last."""
-    found = [path for name in names for depth in ("*", "*/*") for path in folder.glob(f"{depth}/{name}")]
+    """The file of these names written last, in a directory of this folder or of ``.fakedist/``, or one below."""
+    depths = ("*", "*/*", f"{HOME}/*/*")
+    found = [path for name in names for depth in depths for path in folder.glob(f"{depth}/{name}")]
     return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
 def last_run(folder: Path) -> Path:
-    """The run in this folder, or one folder below, that was written last.
+    """The run in this folder that was written last; see :func:`last_written`.
 
     Raises:
         RunDirectoryError: There is none.
@@ -99,24 +143,26 @@ def create_run_directory(path: Path, force: bool) -> Iterator[Path]:
         RunDirectoryError: The path holds something that may not be replaced, cannot be written, or is in use by
             another run.
     """
-    try:
+    with _writing(path):
         _remove_ranks(path, check_replaceable(path, force))
         path.mkdir(parents=True, exist_ok=True)
         lock = _locked(path)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise RunDirectoryError(
-            f"{visible(str(path))} cannot be written: {error.strerror}", "choose another place with -o"
-        ) from error
     try:
+        if (path / MANIFEST_NAME).exists():  # chosen anew, by whoever replaces it
+            keep_named(path)
         clear(path)
         yield path.resolve()
     finally:
         (path / LOCK_NAME).unlink(missing_ok=True)  # while still locked: later it could be another run's
-        with suppress(OSError):  # nothing was kept
-            path.rmdir()
+        remove_if_empty(path)
         os.close(lock)
+
+
+def remove_if_empty(path: Path) -> None:
+    """Remove a directory that has nothing but a mark."""
+    with suppress(OSError):
+        if {entry.name for entry in path.iterdir()} <= {UNNAMED_NAME}:
+            keep_named(path).rmdir()
 
 
 def _locked(path: Path) -> int:
@@ -177,7 +223,7 @@ def check_ours(path: Path) -> list[str]:
     if path.exists() and not path.is_dir():
         raise RunDirectoryError(f"{path} is a file", "choose another place with -o")
     names = {entry.name for entry in path.iterdir()} if path.exists() else set()
-    names -= {LOCK_NAME, *filter(_LEFT_OVER.fullmatch, names)}
+    names -= {LOCK_NAME, UNNAMED_NAME, *filter(_LEFT_OVER.fullmatch, names)}
     ranks = sorted(name for name in names if _RANK.fullmatch(name))
     if names and MANIFEST_NAME not in names and not ranks:
         raise RunDirectoryError(f"{path} is neither empty nor a run directory", "choose another place with -o")
@@ -207,8 +253,7 @@ def _remove_ranks(path: Path, ranks: Sequence[str]) -> None:
         if is_in_use(path / name):
             raise in_use(path / name)
     for name in ranks:
-        with create_run_directory(path / name, force=True):
-            pass
+        remove_run(path / name)
 
 
 def _remove(path: Path) -> None:
@@ -218,10 +263,44 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def is_in_use(path: Path) -> bool:
+def why_kept(path: Path) -> str:
+    """Why :func:`prune` leaves a directory of one run or several, in a few words; empty if it goes."""
+    if path.parent != HOME:
+        return f"not in {HOME}"
+    if HOME.is_symlink() or path.is_symlink():
+        return "a link"
+    if not (path / UNNAMED_NAME).is_file():
+        return "named with -o"
+    if is_in_use(path, UNNAMED_NAME) or any(map(is_in_use, (path, *rank_directories(path)))):
+        return "still runs"
+    try:
+        check_ours(path)
+    except RunDirectoryError as error:
+        return error.message.removeprefix(f"{path} ")
+    return ""
+
+
+def prune(path: Path) -> None:
+    """Delete a directory of one run or several, unless something keeps it: RunDirectoryError then."""
+    if why := why_kept(path):
+        raise RunDirectoryError(f"{path} stays: {why}")
+    remove_run(path)
+
+
+def remove_run(path: Path) -> None:
+    """Delete a directory of one run or several: the files that fakedist wrote there, and it if nothing else is in it.
+
+    Raises:
+        RunDirectoryError: It is something else, or in use.
+    """
+    with create_run_directory(path, force=True):
+        pass
+
+
+def is_in_use(path: Path, lock_name: str = LOCK_NAME) -> bool:
     """Return whether a run is writing to the directory now."""
     try:
-        lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+        lock = os.open(path / lock_name, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return False
     try:

@@ -15,7 +15,7 @@ from fakedist.bounded import UnreadableError, read_json
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
-from fakedist.rundir.directory import DAMAGED, MANIFEST_NAME
+from fakedist.rundir.directory import DAMAGED, MANIFEST_NAME, rank_directories
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.plain import PlainValueError, from_plain, to_plain
@@ -129,7 +129,11 @@ def load_manifest(run_directory: Path) -> Manifest:
         problem = "is not a run directory: it has no run.json" if run_directory.is_dir() else "does not exist"
         if run_directory.is_file():
             problem = "is a file, and a run directory is needed here"
-        raise RunDirectoryError(f"{run_directory} {problem}", "fakedist profile -o RUN ... makes one") from None
+        hint = "fakedist runs lists the runs here; fakedist profile makes one"
+        of_sweep = sorted(path.parent for path in run_directory.glob(f"runs/*/*/{MANIFEST_NAME}"))
+        if several := rank_directories(run_directory) or of_sweep:
+            problem, hint = "holds several runs, and one is needed here", f"such as {several[0]}"
+        raise RunDirectoryError(f"{run_directory} {problem}", hint) from None
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", DAMAGED) from error
     except UnreadableError as error:
@@ -142,8 +146,9 @@ def load_manifest(run_directory: Path) -> Manifest:
             f"{run_directory} has schema version {version}; this fakedist reads up to {SCHEMA_VERSION}",
             "pip install --upgrade fakedist",
         )
-    if isinstance(values["job"], dict) and values["job"].get("gpu_lag") == "estimated":
-        values["job"]["gpu_lag"] = "full"  # earlier versions had a value in between
+    job = values["job"] if isinstance(values, dict) else None
+    if isinstance(job, dict) and job.get("gpu_lag") == "estimated":
+        job["gpu_lag"] = "full"  # earlier versions had a value in between
     try:
         manifest = from_plain(Manifest, values)
     except (PlainValueError, JobError) as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fakedist.errors import ExitCode
+
 
 class Outcome(StrEnum):
     """How a rank ended, as run.json has it."""
@@ -68,6 +70,11 @@ class Ending:
     def ended_well(self) -> bool:
         """Whether the script ended without an error: at its end, after its last step, or by an exit with code 0."""
         return self.outcome in (Outcome.FINISHED, Outcome.STOPPED) or (self.outcome is Outcome.EXIT and self.code == 0)
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the script's argument parser refused its command line."""
+        return self.outcome is Outcome.EXIT and self.code == ExitCode.USAGE and bool(self.message)
 
     @property
     def is_accident(self) -> bool:

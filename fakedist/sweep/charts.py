@@ -86,23 +86,34 @@ def parallel_axes(sweep: Sweep) -> Figure:
     return framed(figure, "Points over all axes", height=440)
 
 
+#: The most points that have their names next to them; of more points, only those that no other beats.
+_MOST_NAMED = 12
+
+
 def memory_against_speed(sweep: Sweep) -> Figure:
     """Memory against speed by status, the front as a line, the GPU's memory, and the fastest point's interval."""
     speeds = _speeds(sweep)
     figure = new_figure()
     timed = [row for row in sweep.rows if row.id in speeds and row.fullest is not None]
+    named = [row.id for row in timed if len(timed) <= _MOST_NAMED or row.id in sweep.ranking.front][:_MOST_NAMED]
+    capacities = {row.fullest.capacity_bytes for row in timed if row.fullest is not None}
+    widest = max(capacities, default=0) / GIB
     for status, colour in _STATUS_COLOURS.items():
         rows = [row for row in timed if row.status is status]
         if rows:
             figure.add_scatter(
                 x=[_gib(row) for row in rows],
                 y=[speeds[row.id] for row in rows],
-                mode="markers",
+                mode="markers+text",
                 name=str(status),
                 marker={"color": colour, "size": 9},
-                text=[_hover(row, sweep) for row in rows],
+                text=[shown(row.label) if row.id in named else "" for row in rows],
+                textposition=[f"middle {'left' if 2 * _gib(row) > widest else 'right'}" for row in rows],
+                textfont={"size": 11},
+                cliponaxis=False,
+                hovertext=[_hover(row, sweep) for row in rows],
                 customdata=[_link(row, sweep) for row in rows],
-                hovertemplate="%{text}<extra></extra>",
+                hovertemplate="%{hovertext}<extra></extra>",
             )
     front = sorted((row for row in timed if row.id in sweep.ranking.front), key=_gib)
     if front:
@@ -114,7 +125,6 @@ def memory_against_speed(sweep: Sweep) -> Figure:
             line={"color": INK, "width": 1.5, "dash": "dot", "shape": "hv"},
             hoverinfo="skip",
         )
-    capacities = {row.fullest.capacity_bytes for row in timed if row.fullest is not None}
     for capacity in sorted(capacities):
         text = {"annotation_text": f"memory of the GPU, {capacity / GIB:.1f} GiB", "annotation_position": "bottom left"}
         figure.add_vline(x=capacity / GIB, line={"color": MUTED, "width": 1}, **text, annotation_textangle=-90)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 
 import pandas as pd
 
 from fakedist.errors import SweepError
+from fakedist.report.content.run_list import ListedRun, size_of
+from fakedist.rundir.directory import HOME
 from fakedist.rundir.plain import to_plain
-from fakedist.sweep.point_rows import Row
+from fakedist.sweep.point_rows import Row, Status
 from fakedist.sweep.ranking import Ranking, rank_rows, sentences
 from fakedist.sweep.space import COLUMNS, text_of
 from fakedist.sweep.sweep_directory import (
@@ -21,6 +25,7 @@ from fakedist.sweep.sweep_directory import (
     RUN_AGAIN,
     TABLE_NAME,
     About,
+    is_sweep,
     read_about,
     read_known,
 )
@@ -89,6 +94,21 @@ def open_sweep(path: str | os.PathLike[str]) -> Sweep:
         label = visible(wrong.label, MOST_OF_A_TEXT)
         raise SweepError(f"{journal} has a row for {label}, which is not a point of {ABOUT_NAME}", RUN_AGAIN)
     return Sweep(directory.resolve(), about, rows)
+
+
+def list_sweeps() -> list[ListedRun]:
+    """Every sweep in the current directory and in ``.fakedist/``."""
+    return [_listed(path) for folder in (HOME, Path()) for path in folder.glob("*") if is_sweep(path)]
+
+
+def _listed(path: Path) -> ListedRun:
+    job, verdict = "a sweep", "cannot be read"
+    with suppress(SweepError):
+        sweep = open_sweep(path)
+        job = f"sweep of {Path(sweep.about.program).name}"
+        verdict = f"{sum(row.status is Status.FITS for row in sweep.rows)} of {len(sweep.rows)} points fit"
+    begun = datetime.fromtimestamp((path / ABOUT_NAME).stat().st_mtime).astimezone()
+    return ListedRun(path=path, created=begun, job=job, verdict=verdict, size_bytes=size_of(path), kept="a sweep")
 
 
 def _is_on(row: Row, axes: Mapping[str, Container[str]]) -> bool:

@@ -350,3 +350,18 @@ def _is_alive(pid: int) -> bool:
     with suppress(OSError):
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     return False
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"), [("3", "the script's own exit code"), ("0,1", "rank 0 ended as exit")], ids=["one", "several"]
+)
+def test_a_command_line_that_the_script_refuses_leaves_no_run_and_no_report(
+    run_fakedist: RunFakedist, tmp_path: Path, ranks: str, said: str
+) -> None:
+    script = "import argparse\nparser = argparse.ArgumentParser()\nparser.parse_args()\n"
+    (tmp_path / "train.py").write_text(script)
+    ended = run_fakedist("profile", "--world-size=8", f"--rank={ranks}", "train.py", "--bogus", cwd=tmp_path)
+    assert (ended.code, ended.stdout) == (2, "")
+    assert "train.py: error: unrecognized arguments: --bogus" in ended.stderr
+    assert ended.stderr.splitlines()[-1] == f"fakedist: exit 2: {said}"
+    assert [path.name for path in (tmp_path / ".fakedist").iterdir()] == [".gitignore"]

@@ -111,7 +111,7 @@ def test_a_rank_without_tapes_says_what_records_them(run_fakedist: RunFakedist, 
     together = run_fakedist(*shlex.split(told), cwd=tmp_path)
     assert together.code == 0, together.stderr
     assert together.stdout.count("GOT ['plan']") == 2
-    assert together.stdout.count("fakedist-needs-ranks0-5of8/rank") == 2
+    assert together.stdout.count(".fakedist/needs-ranks0-5of8/rank") == 2
 
 
 @pytest.mark.nightly

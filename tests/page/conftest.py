@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from fakedist.report.page.run_page import write_page
+from fakedist.results.opening import open_run
 from tests.page.browser import DESKTOP, Reader, browser, no_browser
+from tests.unit.report.page.test_switches import trained
 
 
 @pytest.fixture(scope="module")
@@ -24,3 +28,10 @@ def reader(opened_browser: Reader) -> Iterator[Reader]:
     yield opened_browser
     opened_browser.page.set_viewport_size(DESKTOP)
     assert opened_browser.told == []
+
+
+@pytest.fixture(scope="module")
+def advised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = trained(tmp_path_factory.mktemp("runs") / "run")
+    write_page(open_run(run), run / "report.html")
+    return run / "report.html"

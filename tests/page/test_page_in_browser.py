@@ -9,16 +9,13 @@ import pandas as pd
 import pytest
 
 from fakedist.report.page.run_page import write_page
-from fakedist.report.page.switches import find_switches
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
-from fakedist.results.verdict import span_text
 from fakedist.units import format_bytes, format_us
 from tests.page.browser import Reader, drawn, serious_faults
 from tests.unit.analysis.recorded import MIB, HandMade, new_run, wrote_nothing
 from tests.unit.cost_model.times_by_hand import kernel, record
 from tests.unit.report import handmade
-from tests.unit.report.page.test_switches import CAPACITY, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -344,86 +341,6 @@ def test_the_peak_opens_a_layer_and_goes_back(reader: Reader, written: Path) -> 
     assert picture.locator(".path b").inner_text().startswith("the peak")
 
 
-@pytest.fixture(scope="module")
-def advised(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = trained(tmp_path_factory.mktemp("runs") / "run")
-    write_page(open_run(run), run / "report.html")
-    return run / "report.html"
-
-
-def switch(page: Any, title: str) -> Any:
-    return page.get_by_role("switch", name=f"with this change: {title}")
-
-
-LOSS, CHECKPOINT = (
-    "compute the loss in 8 chunks, for the most with the output layer in the chunks",
-    "checkpoint layers.0-3 (Block)",
-)
-
-
-def test_switches_move_the_verdict_the_bar_and_the_timeline(reader: Reader, advised: Path) -> None:
-    page = reader.open(advised)
-    card, recorded = page.locator("#verdict"), page.locator("#verdict").inner_html()
-    peak = page.locator("[data-figure=peak_allocated]")
-    drawn(page, "#timeline")
-    evidence, found = find_switches(open_run(advised.parent))
-    changes = {row.advice.title: row.change for row in found}
-    assert evidence is not None
-
-    def left(*titles: str) -> tuple[int, int]:
-        least, most = evidence.saved([change for title in titles if (change := changes[title])])
-        return evidence.peak - most, evidence.peak - least
-
-    def expected(*titles: str) -> str:
-        return span_text(*left(*titles))
-
-    switch(page, CHECKPOINT).check()
-    assert peak.inner_text() == expected(CHECKPOINT) != format_bytes(evidence.peak)
-    switch(page, LOSS).press("Space")
-    assert peak.inner_text() == expected(CHECKPOINT, LOSS) != expected(CHECKPOINT)
-    assert card.locator(".pill").inner_text() == "fits"
-    assert "with 2 changes: needs" in card.inner_text()
-    widths = card.locator(".track i").evaluate_all("all => all.map((each) => parseFloat(each.style.width))")
-    assert sum(widths[:-1]) == pytest.approx(100 * left(CHECKPOINT, LOSS)[0] / CAPACITY, abs=0.01)
-    page.wait_for_timeout(_SETTLED)
-    most = format_bytes(left(CHECKPOINT, LOSS)[1])
-    assert f"with the changes at most {most}" in page.locator("#timeline").inner_text()
-    page.emulate_media(media="print")
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert card.inner_html() == recorded  # paper has what the run itself showed
-    page.evaluate("dispatchEvent(new Event('afterprint'))")
-    page.emulate_media(media="screen")
-    assert peak.inner_text() == expected(CHECKPOINT, LOSS)
-    page.get_by_role("button", name="all off").click()
-    assert card.inner_html() == recorded
-    assert page.locator("#timeline li.after").is_hidden()
-
-
-def test_switches_hide_the_callers_of_the_refusal(reader: Reader, advised: Path, tmp_path: Path) -> None:
-    text, mark = advised.read_text(), '<div class="gauge"'
-    assert mark in text
-    (tmp_path / "report.html").write_text(text.replace(mark, f'<p data-figure="called_by">called by me</p>{mark}', 1))
-    page = reader.open(tmp_path / "report.html")
-    called_by = page.locator("#verdict [data-figure=called_by]")
-    switch(page, LOSS).press("Space")
-    assert called_by.inner_text() == ""
-    page.get_by_role("button", name="all off").click()
-    assert called_by.inner_text() == "called by me"
-
-
-def test_every_combination_of_switches_is_pythons(reader: Reader, advised: Path) -> None:
-    page = reader.open(advised)
-    evidence, found = find_switches(open_run(advised.parent))
-    assert evidence is not None
-    ways = [[at for at in range(len(found)) if mask >> at & 1] for mask in range(1 << len(found))]
-    replayed = """(ways) => ways.map((on) => fakedist.switches.replay.run(on))
-        .map(({ least, most }) => [least.bytes, most.bytes])"""
-    bytes_ = page.evaluate(replayed, ways)
-    chosen = [[change for at in way if (change := found[at].change)] for way in ways]
-    ends = [[evidence.peak - gives for gives in evidence.saved(changes)[::-1]] for changes in chosen]
-    assert bytes_ == ends
-
-
 def boxes(page: Any) -> list[str]:
     return [text for text in page.locator("#flame .box").all_inner_texts() if text]
 
@@ -707,3 +624,24 @@ def test_the_critical_path_is_drawn_where_it_is_known(reader: Reader, written: P
     page.get_by_role("checkbox", name="critical path", include_hidden=True).check()
     page.wait_for_timeout(_SETTLED)
     assert page.locator("#kernels path").count() == before + 2
+
+
+def test_the_navigation_of_a_phone_follows_what_is_read(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.emulate_media(reduced_motion="reduce")
+    for name in ("Time", "Verdict"):
+        page.locator(f"#{name.lower()}").evaluate("each => each.scrollIntoView()")
+        page.locator("nav a[aria-current]", has_text=name).wait_for()
+        inside = """each => [each.getBoundingClientRect(), each.parentElement.getBoundingClientRect()]
+            .flatMap(({ left, right }) => [left, right])"""
+        left, right, bar_left, bar_right = page.locator("nav a[aria-current]").evaluate(inside)
+        assert bar_left <= left < right <= bar_right
+
+
+def test_notes_that_put_no_figure_in_doubt_are_folded(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    folded = page.locator("#reading details.harmless")
+    assert folded.locator("li").first.is_hidden()
+    folded.locator("summary").click()
+    assert folded.locator("li").first.is_visible()

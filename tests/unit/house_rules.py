@@ -35,7 +35,7 @@ LIBRARY_HOMES = {
 SAME_THING = {
     "build": "compiles one library of ours, with its flags",
     "doctor": "`fakedist doctor`: its checks, and its command",
-    **dict.fromkeys(("match", "play"), "a subject: its report, and its command"),
+    **dict.fromkeys(("match", "play", "run_list"), "a subject: its report, and its command"),
     "comparison": "runs: the engine that compares them, and its report",
     "rollout": "an engine's rollout: its options, and its report",
     "topology": "the ranks' groups: their analysis, and their report",
@@ -54,7 +54,10 @@ SMALL_FOR_A_REASON = {
     "rank/started/sitecustomize": "Python imports it by this name where a process begins",
     "rank/leaving": "ends the process; it must stay this short",
     **dict.fromkeys(
-        ("cli/calibrate", "cli/compare", "cli/doctor", "cli/explain", "cli/lines", "cli/match", "cli/view"),
+        (
+            *("cli/calibrate", "cli/compare", "cli/doctor", "cli/explain"),
+            *("cli/lines", "cli/match", "cli/run_list", "cli/view"),
+        ),
         "one module a command",
     ),
     "report/content/rollout": "one module a subject",

@@ -109,7 +109,7 @@ def test_world_size_and_rank_come_from_the_environment_unless_nodes_are_given(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ("profile train.py", "--world-size 1024"),
+        ("profile -m fakedist", "--world-size 1024"),
         ("profile --world-sise 8 train.py", "Did you mean '--world-size'?"),
         ("profile --wrold-size 8 --rank 0 train.py", "Did you mean '--world-size'?"),
         ("profile --world-size eight train.py", "--world-size is a whole number, not 'eight'"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fakedist.errors import JobError
-from fakedist.units import UNLIMITED_BYTES, format_bytes, format_flops, format_us, parse_bytes, parse_us
+from fakedist.units import UNLIMITED_BYTES, format_age, format_bytes, format_flops, format_us, parse_bytes, parse_us
 
 
 @pytest.mark.parametrize(
@@ -75,3 +75,11 @@ def test_operations_are_in_thousands_as_gpus_are_sold() -> None:
 @pytest.mark.parametrize("text", ["850 us", "850 µs", "850 \u03bcs", ".85 ms"])
 def test_microseconds_are_read_in_each_spelling(text: str) -> None:
     assert parse_us(text) == 850
+
+
+@pytest.mark.parametrize(
+    ("age_s", "text"),
+    [(-1, "0 s"), (59.9, "59 s"), (60, "1 min"), (7199, "1 h"), (86_400, "24 h"), (200_000, "2 days")],
+)
+def test_ages_are_in_the_largest_unit_that_fits(age_s: float, text: str) -> None:
+    assert format_age(age_s) == text

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fakedist.cli.output import JSON, TEXT, chosen_output, output_option
+from fakedist.cli.output import JSON, TEXT, RunPath, chosen_output, output_option
 from fakedist.cli.say import reading, remark, say
 from fakedist.rundir.notes import counted
 
@@ -19,7 +19,7 @@ _ASTRA_SIM = "AstraSim_Analytical_Congestion_Aware"
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.argument("runs", nargs=-1, required=True, type=RunPath(), metavar="RUN...")
 @output_option("directory", "DIR", "The directory to write into.", required=True)
 @click.option("--format", "form", type=click.Choice(["chakra"]), required=True, help="Format of the traces.")
 @click.option("--name", metavar="NAME", help="What the files' names begin with.  [default: the script's name]")

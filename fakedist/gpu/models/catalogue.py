@@ -232,6 +232,11 @@ def find_gpu(name: str, power_watts: float | None = None) -> GpuSpec:
     wanted = name.lower()
     spec = GPUS.get(_ALIASES.get(wanted, wanted))
     if spec is None:
+        if "," in name:
+            raise JobError(
+                f"{name!r} names several GPUs, and a rank runs on one",
+                f"--gpu {name.partition(',')[0]} here; fakedist time RUN --gpu {name} then prices the run for each",
+            )
         if not wanted.endswith(GPU_FILE_ENDING):
             raise JobError(
                 f"fakedist does not know the GPU {name!r}",

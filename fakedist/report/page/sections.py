@@ -35,6 +35,7 @@ from fakedist.report.text.wording import (
     job_command,
     layer_label,
     note_texts,
+    num_warnings,
     or_dash,
     peak_moment,
     remedy_text,
@@ -53,6 +54,7 @@ from fakedist.results.run import Run
 from fakedist.results.verdict import (
     broke_off,
     communication_word,
+    has_room,
     limit_name,
     limit_text,
     limits_text,
@@ -399,6 +401,8 @@ def verdict_section(run: Run, summary: Summary) -> dict[str, object]:
         "rates": short_time_figures(*summary.timed)[1:] if summary.timed else [],
         "limits": limits_text(summary.timed[0]) if summary.timed else "",
         "num_notes": len(summary.notes),
+        "num_warnings": num_warnings(summary.notes),
+        "time_first": has_room(summary),
         "provenance": [
             (
                 name.replace("wall_us", "wall time").replace("_", " "),
@@ -431,7 +435,7 @@ def holders(summary: Summary, layers: pd.DataFrame | None, lines: list[HeldLine]
     rows = []
     if layers is not None and len(layers):
         row = layers.nlargest(1, "peak_own_bytes").to_dict("records")[0]
-        rows.append(("most, by layer", layer_label(row["name"], row["num_repeats"]), row["peak_own_bytes"]))
+        rows.append(("most, by layer, own", layer_label(row["name"], row["num_repeats"]), row["peak_own_bytes"]))
     if lines:
         rows.append(("most, by line", lines[0].label, lines[0].bytes))
     return [
@@ -699,8 +703,10 @@ def advice_section(summary: Summary, cwd: str, switches: Sequence[Switch] = ()) 
 
 def reading_section(run: Run, summary: Summary) -> dict[str, object]:
     """The limits of the figures: notes, unanswered functions, made-up values."""
+    notes, num = note_texts(summary.notes, run.manifest.cwd), num_warnings(summary.notes)
     return {
-        "notes": note_texts(summary.notes, run.manifest.cwd),
+        "notes": notes[:num],
+        "harmless": notes[num:],
         "provenance": list(run.manifest.provenance.items()),
         "invented": [
             {**row, "line": short_line(str(row["line"]), run.manifest.cwd)}

@@ -520,7 +520,7 @@ def most_layers(sheet: Sheet, layers: pd.DataFrame, most: int) -> Sheet:
 
 
 #: Columns of the table of layers that the short report leaves out.
-_ONLY_IN_FULL = ("grads", "other", "own")
+_ONLY_IN_FULL = ("grads", "other")
 
 
 def largest_sheet(blocks: list[LargeBlock], cwd: str) -> Sheet:

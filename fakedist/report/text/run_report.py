@@ -60,6 +60,7 @@ from fakedist.report.text.wording import (
     finding_text,
     gives_alone,
     note_texts,
+    num_warnings,
     peak_moment,
     peaks_text,
     remedy_text,
@@ -74,14 +75,21 @@ from fakedist.report.text.wording import (
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.results.summing_up import layer_memory
-from fakedist.results.verdict import limit_text, refusal_stack, relative_time, step_verdict, timed_step_name, verdict
+from fakedist.results.verdict import (
+    has_room,
+    limit_text,
+    refusal_stack,
+    relative_time,
+    step_verdict,
+    timed_step_name,
+    verdict,
+)
 from fakedist.rundir.finding import Finding
 from fakedist.rundir.host_memory import HostMemory
 from fakedist.rundir.notes import counted
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.step_time import KernelSource, StepTime
 from fakedist.rundir.summary import Advice, Outside, Summary
-from fakedist.rundir.time_notes import WARNINGS
 from fakedist.units import format_bytes
 
 
@@ -150,7 +158,7 @@ def render_short(run_directory: Path | Run, console: Console) -> None:
     left -= num_rows
     room -= num_rows
     shown = warnings[: min(max(room, 1), _NUM_WARNINGS)]
-    _print_outlook(console, advice, gains, least, left - len(shown))
+    _print_outlook(console, advice, gains, least, left - len(shown), is_time_first=has_room(summary))
     console.print()
     for warning in shown:
         print_long(console, Text(cut(warning, console.width), style="yellow"))
@@ -220,11 +228,12 @@ def _print_traced(console: Console, run: Run, time: StepTime, source: KernelSour
 
 def _warnings(summary: Summary, cwd: str) -> list[str]:
     """The notes on figures that are made up or may be wrong, the gravest first."""
-    grave = [note for note in summary.notes if note.code in WARNINGS]
-    return note_texts(sorted(grave, key=lambda note: WARNINGS.index(note.code)), cwd)
+    return note_texts(summary.notes, cwd)[: num_warnings(summary.notes)]
 
 
-def _print_outlook(console: Console, advice: list[str], gains: list[str], least: list[str], num_rows: int) -> None:
+def _print_outlook(
+    console: Console, advice: list[str], gains: list[str], least: list[str], num_rows: int, *, is_time_first: bool
+) -> None:
     """Print ``least`` of the changes of memory and time, and as many others as ``num_rows`` have room for."""
     shown, left = list(least), num_rows - 2 - sum(_num_folded(piece, console) for piece in least)  # a heading
     for piece in filter(None, (piece for pair in zip_longest(advice, gains) for piece in pair)):
@@ -233,7 +242,7 @@ def _print_outlook(console: Console, advice: list[str], gains: list[str], least:
             left -= takes
     if shown:
         print_heading(console, "What would help, estimated, each on its own")
-    for piece in [*advice, *gains]:
+    for piece in [*gains, *advice] if is_time_first else [*advice, *gains]:
         if piece in shown:
             print_words(console, Text(piece), 2)
 
@@ -308,10 +317,8 @@ def _peak(console: Console, summary: Summary, cwd: str, *, is_short: bool = Fals
         print_words(console, Text(f"what would make it fit, estimated: {remedy}"), 2)
     if is_short:
         return
-    if not remedy and (advice := top_advice(summary, cwd)):
-        print_words(console, Text(advice), 2)
-    if limit := step_verdict(summary):
-        print_words(console, Text(limit), 2)
+    for text in _outlook(summary, cwd):
+        print_words(console, Text(text), 2)
 
 
 def _print_outside(console: Console, outside: Outside) -> None:
@@ -386,7 +393,11 @@ def run_markdown(run: Run, *, all_layers: bool = False) -> str:
         rows = [_advice(piece, summary) for piece in summary.advice]
         pieces.append("\n".join(["**What would help**, estimated, each on its own", "", *rows]))
     if notes := note_texts(summary.notes, run.manifest.cwd):
-        pieces.append("\n".join(["**Notes**", "", *(f"- {escaped(note)}" for note in notes)]))
+        items, num = [f"- {escaped(note)}" for note in notes], num_warnings(summary.notes)
+        pieces.append("\n".join(["**Notes**", "", *items[:num]]) if num else "**Notes**")
+        if harmless := items[num:]:
+            title = f"<details><summary>{counted(len(harmless), 'note')}: no figure is in doubt</summary>"
+            pieces.append("\n".join([title, "", *harmless, "", "</details>"]))
     text = ""
     for number, piece in enumerate(pieces):
         if len(text) + len(piece) > MAX_CHARACTERS:
@@ -413,11 +424,16 @@ def _verdict(run: Run, summary: Summary) -> list[str]:
     lines[-1] += f" ({summary.peak_phase} of step {summary.peak_step}; {ended})."
     if remedy := remedy_text(summary):
         lines += ["", f"What would make it fit, estimated: {escaped(remedy)}."]
-    elif advice := top_advice(summary, run.manifest.cwd):
-        lines += ["", f"{escaped(advice)}."]
-    if limit := step_verdict(summary):
-        lines += ["", f"{escaped(limit[0].upper() + limit[1:])}."]
+    for text in _outlook(summary, run.manifest.cwd):
+        lines += ["", f"{escaped(text[0].upper() + text[1:])}."]
     return lines
+
+
+def _outlook(summary: Summary, cwd: str) -> list[str]:
+    """The first advice, unless the verdict has a remedy, and what limits the step: that first where memory has room."""
+    advice = "" if remedy_text(summary) else top_advice(summary, cwd)
+    texts = [advice, step_verdict(summary)]
+    return [text for text in (texts[::-1] if has_room(summary) else texts) if text]
 
 
 def _outside(outside: Outside) -> list[str]:

@@ -19,6 +19,7 @@ from fakedist.rundir.notes import Note, listed
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.step_time import KernelSource, StepTime
 from fakedist.rundir.summary import Advice, Remedy, Summary
+from fakedist.rundir.time_notes import WARNINGS
 from fakedist.units import format_bytes, format_flops, format_us
 
 #: Columns of the layer table: their categories, and their rank for leaving columns out.
@@ -79,8 +80,17 @@ def ending(summary: Summary, cwd: str) -> str:
 
 
 def note_texts(notes: Sequence[Note], cwd: str) -> list[str]:
-    """The notes' texts, with files relative to the working directory or to where packages are installed."""
-    return [_within(note.text, cwd) for note in notes]
+    """The notes' texts, the gravest first, with files relative to the working directory or to installed packages."""
+    return [_within(note.text, cwd) for note in sorted(notes, key=lambda note: _gravity(note.code))]
+
+
+def num_warnings(notes: Sequence[Note]) -> int:
+    """The notes on figures that are made up, missing or may be wrong, which are the first of :func:`note_texts`."""
+    return sum(note.code in WARNINGS for note in notes)
+
+
+def _gravity(code: str) -> int:
+    return WARNINGS.index(code) if code in WARNINGS else len(WARNINGS)
 
 
 def _within(text: str, cwd: str) -> str:

@@ -12,7 +12,7 @@ import pandas as pd
 from fakedist.results.compare.layer_matching import OUTSIDE
 from fakedist.results.run import Run
 from fakedist.rundir.manifest import Manifest
-from fakedist.rundir.outcome import Ending, Outcome
+from fakedist.rundir.outcome import BEYOND_CAPACITY, Ending, Outcome
 from fakedist.rundir.summary import Summary
 from fakedist.units import format_bytes, format_change, format_us, format_us_change
 
@@ -95,6 +95,8 @@ def _incomplete(summary: Summary) -> str:
     ending = summary.exit
     if ending.outcome in (Outcome.FINISHED, Outcome.STOPPED):
         return ""
+    if ending == BEYOND_CAPACITY:
+        return "does not fit the GPU: it went on beyond the GPU's memory, so its figures are complete"
     steps = len(summary.steps)
     return f"{_ending(ending)} after {steps} step{'' if steps == 1 else 's'}: its figures end there"
 

@@ -124,7 +124,7 @@ def test_every_key_reaches_the_job(tmp_path: Path) -> None:
         (JOB + 'gpu_memory = "80"', "gpu_memory cannot be read: '80' is not a size", ""),
         (JOB + JOB, "two jobs are called 'llama'", "a name of its own"),
         (JOB.replace("world_size", "world_sise"), "unknown key 'world_sise'", "'world_size'?"),
-        (JOB.replace("world_size = 1024", ""), "how many ranks has the job?", "world_size = 1024"),
+        (JOB.replace("world_size = 1024", ""), "how many ranks does the job have?", "world_size = 1024"),
         (JOB.replace('"llama"', '"../llama"'), "letters, digits, dots, dashes", ""),
         (JOB.replace('name = "llama"', ""), "a job has a name", ""),
         ('[check]\nbaseline = "x"' + JOB, "unknown key 'baseline'", "'baselines'?"),

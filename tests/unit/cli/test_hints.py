@@ -31,7 +31,23 @@ _SIZE = ["profile", "--world-size", "8"]
             "fakedist profile --gpu=h200 --world-size 8 --no-kernels train.py --lr 3 x",
         ),
         ([*_SIZE, "--gpu", "h100", "--gpu", "b200", "train.py"], "give one of them: --gpu b200"),
-        (["time", "run", "--gpu", "h100", "--gpu", "b200"], "give one of them: --gpu b200"),
+        (
+            [*_SIZE, "--gpu", "h100,b200", "--device=virtual", "train.py"],
+            "fakedist time RUN --gpu h100,b200 then prices",
+        ),
+        (["profile", "nothere.py"], "give the path of a Python script"),
+        (["diff", "a", "b"], "fakedist compare A B"),
+        (["gpus"], "fakedist profile --gpu list"),
+        (["train.py", "--lr", "3"], "fakedist profile --world-size 1024 --rank 0 train.py --lr 3"),
+        (["ls"], "fakedist runs"),
+        (["compare"], "fakedist compare A B; fakedist runs lists the runs here"),
+        (["compare", "a"], "fakedist compare A B; fakedist runs lists the runs here"),
+        (["time", "ranks"], "such as ranks/rank0"),
+        (["compare", "swept", "run"], "such as swept/runs/0af/rank4"),
+        (["nsys", "train.py"], "nsys profile --trace=cuda,nvtx -o REPORT python train.py"),
+        ([*_SIZE, "--output"], "fakedist --help"),
+        (["sweep", "--world-size=8", "--axis=tp=1,2", "--trials=0", "train.py"], "fakedist sweep --help"),
+        (["report", "nothere"], "fakedist runs lists the runs here; fakedist profile makes one"),
         (["report", "trace.json.gz"], "profiler.export_chrome_trace(FILE) writes one"),
         (["report", "report.html"], "fakedist report RUN needs the directory"),
         (["report", "run/report.html"], "fakedist report run"),
@@ -50,6 +66,9 @@ def test_the_hint_can_be_typed(
     (tmp_path / "run").mkdir()
     for name in ("train.py", "trace.json.gz", "report.html", "step.nsys-rep"):
         (tmp_path / name).write_text("{}")
+    for name in ("ranks/rank0", "swept/runs/0af/rank4"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "run.json").write_text("{}")
     for name in ("report.html", "run.json", "trace.json.gz"):
         (tmp_path / "run" / name).write_text("{}")
     for name in ("WORLD_SIZE", "RANK"):
@@ -61,3 +80,12 @@ def test_the_hint_can_be_typed(
 def test_an_option_given_twice_alike_counts_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*_SIZE, "--gpu", "nothing", "--gpu", "nothing", "--device", "virtual", "absent.py"]) == 2
     assert "given 2 times" not in capsys.readouterr().err
+
+
+def test_a_script_that_is_no_text_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train").write_bytes(b"\x7fELF\0")
+    assert main([*_SIZE, "--rank=0", "--device=virtual", "train"]) == 2
+    assert "train is a binary file, not a Python script" in capsys.readouterr().err

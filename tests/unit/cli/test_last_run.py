@@ -33,6 +33,11 @@ def test_the_last_of_any_kind_is_taken_and_a_single_run_where_one_is_needed(
     assert run_or_last(None) == Path("ranks")
     wrote(Path("sweep/journal.jsonl"), 40)
     assert run_or_last(None) == Path("sweep")
+    wrote(Path(".fakedist/train-rank0of8/run.json"), 50)
+    assert run_or_last(None) == Path(".fakedist/train-rank0of8")
+    for rank in (0, 64):
+        wrote(Path(f".fakedist/train-ranks0-64of128/rank{rank}/run.json"), 60)
+    assert run_or_last(None) == Path(".fakedist/train-ranks0-64of128")
     monkeypatch.chdir("ranks")
     assert run_or_last(None) == Path("rank64")
 

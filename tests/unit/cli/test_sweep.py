@@ -54,7 +54,7 @@ def test_options_may_follow_a_sweep_file(
     assert main(["sweep", "--steps", "2", "sweep.toml", "--dry-run", *more]) == 0
     text = capsys.readouterr().out
     assert ("3 points of 3" if more else "2 points of 2") in text
-    assert f"into {'elsewhere' if more else 'fakedist-sweep-sweep'};" in text
+    assert f"into {'elsewhere' if more else '.fakedist/sweep-sweep'};" in text
 
 
 def test_results_are_printed_where_nothing_can_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_wrong_option_is_refused_and_no_gpu_is_guessed(
 
 
 def test_several_gpus_and_fabrics_make_one_table(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    choice = ["--gpu", "h100,b200", "--fabric", "dgx-h100-ndr,p5-efa"]
+    choice = ["--gpu", "h100", "--gpu", "b200", "--fabric", "dgx-h100-ndr,p5-efa"]
     assert main(["time", str(run), *choice]) == 0
     shown = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
     pairs = [[gpu, fabric] for gpu in ("h100-80g", "b200") for fabric in ("dgx-h100-ndr", "p5-efa")]

@@ -40,7 +40,12 @@ NO_STEPS = {"world_size": 8, "steps": 0}
     [
         (Door.COMMAND_LINE, NODES, CONTRADICTION, "leave out --world-size"),
         (Door.COMMAND_LINE, {"nnodes": 4}, "--nnodes 4 needs the GPUs per node", "--nnodes 4 --gpus-per-node 8"),
-        (Door.COMMAND_LINE, {}, "how many ranks has the job?", "--world-size 1024, or WORLD_SIZE in the environment"),
+        (
+            Door.COMMAND_LINE,
+            {},
+            "how many ranks does the job have?",
+            "--world-size 1024, or WORLD_SIZE in the environment",
+        ),
         (Door.COMMAND_LINE, NO_STEPS, "--steps must be 1 or more, not 0", "--steps 3"),
         (Door.TOML, NO_STEPS, "steps must be 1 or more, not 0", "steps = 3"),
         (Door.PYTHON, NO_STEPS, "steps must be 1 or more, not 0", "steps=3"),

@@ -25,9 +25,9 @@ def test_markdown_says_the_verdict_and_every_table(tmp_path: Path) -> None:
     recorded = "(2 steps recorded; validation and saving did not run)"
     of = "986.00 MiB of it for NCCL, estimated: 78.04 GiB is left"
     assert f"rank 1 of 8 **fits** {recorded}, headroom 79.00 GiB, {of}. Peak" in text
-    assert text.count("<details>") == text.count("</details>") == 8
+    assert text.count("<details>") == text.count("</details>") == 9
     assert "| layers.0-2.mlp x3 |" in text
-    assert "\nup to 821.51 MiB less reserved, estimated: use expandable segments.\n" in text
+    assert "\nUp to 821.51 MiB less reserved, estimated: use expandable segments.\n" in text
     assert "- **up to 821.51 MiB** less reserved at the peak" in text
     assert "- a word that a reader of these figures must know" in text
     tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("|")]

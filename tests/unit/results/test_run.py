@@ -5,6 +5,7 @@ import pytest
 
 import fakedist
 from fakedist.cli import main
+from fakedist.errors import JobError
 from fakedist.report.page.run_page import page
 from fakedist.rundir.directory import SNAPSHOT_NAME
 from tests.unit.analysis.recorded import MIB
@@ -106,3 +107,9 @@ def test_a_hostile_snapshot_is_refused_in_one_line(tmp_path: Path, capsys: pytes
     (tmp_path / "x.pickle").write_bytes(b"cos\nsystem\n(S'touch made'\ntR.")
     assert main(["report", str(tmp_path / "x.pickle")]) == 1
     assert "tries to run os.system" in capsys.readouterr().err
+
+
+def test_a_table_that_no_run_has_is_refused_with_those_there_are(run: fakedist.Run) -> None:
+    with pytest.raises(JobError, match="no table is called 'memory'") as refused:
+        run.table("memory")
+    assert refused.value.hint.startswith("tables are asleep, blocks, ")

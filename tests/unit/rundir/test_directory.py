@@ -1,12 +1,23 @@
 import fcntl
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from fakedist.errors import RunDirectoryError
 from fakedist.options import Job
-from fakedist.rundir.directory import create_run_directory, default_name, is_in_use, last_run
+from fakedist.rundir.directory import (
+    create_run_directory,
+    default_name,
+    is_in_use,
+    keep_named,
+    last_run,
+    prune,
+    why_kept,
+)
 from fakedist.rundir.tables import read_table, write_table
 from fakedist.temporary import replacing
 
@@ -158,11 +169,93 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 def test_the_default_name_says_script_and_rank_and_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     job = Job(world_size=1024, rank=3, target="jobs/train.py")
-    assert default_name(job) == Path("fakedist-train-rank3of1024")
-    Path("fakedist-train-rank3of1024").mkdir()
-    assert default_name(job) == Path("fakedist-train-rank3of1024-2")
+    assert default_name(job) == Path(".fakedist/train-rank3of1024")
+    assert default_name(job) == Path(".fakedist/train-rank3of1024-2")
+    assert Path(".fakedist/.gitignore").read_text() == "*\n"
     module = Job(world_size=8, rank=0, target="package.train", is_module=True)
-    assert default_name(module) == Path("fakedist-train-rank0of8")
+    assert default_name(module) == Path(".fakedist/train-rank0of8")
+
+
+def test_a_default_name_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(".fakedist").write_text("x")
+    with pytest.raises(RunDirectoryError, match=r"\.fakedist cannot be written: File exists"):
+        default_name(Job(world_size=8, rank=0, target="train.py"))
+
+
+def unnamed(name: str) -> Path:
+    """A run without a name of the user's, of a process that has ended."""
+    made = subprocess.run(
+        [sys.executable, "-c", f"from fakedist.rundir.directory import new_unnamed; print(new_unnamed({name!r}))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    path = Path(made.stdout.strip())
+    (path / "run.json").write_text(MANIFEST)
+    (path / "report.html").write_text("page")
+    return path
+
+
+def test_only_what_is_ours_alone_is_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = unnamed("made")
+    ranks = tmp_path / ".fakedist/ranks"
+    for name in ("named", "foreign", "damaged", "linked", "ranks"):
+        shutil.copytree(made, made.with_name(name))
+    (ranks / "run.json").unlink()
+    make_run(ranks / "rank0")
+    keep_named(made.with_name("named"))
+    made.with_name("foreign").joinpath("notes.txt").write_text("mine")
+    made.with_name("damaged").joinpath("run.json").write_text("{}")
+    made.with_name("linked").rename("elsewhere")
+    made.with_name("linked").symlink_to(tmp_path / "elsewhere")
+    assert {path.name: why_kept(path) for path in Path(".fakedist").iterdir() if path.is_dir()} == {
+        "made": "",
+        "ranks": "",
+        "named": "named with -o",
+        "foreign": "holds something that fakedist did not write: notes.txt",
+        "damaged": ".fakedist/damaged/run.json is damaged, or was not written by fakedist",
+        "linked": "a link",
+    }
+    assert why_kept(Path("elsewhere")) == "not in .fakedist"
+    prune(made)
+    prune(Path(".fakedist/ranks"))
+    assert not made.exists()
+    assert not ranks.exists()
+    with pytest.raises(RunDirectoryError, match="named stays: named with -o"):
+        prune(Path(".fakedist/named"))
+    assert Path(".fakedist/named/report.html").exists()
+    Path(".fakedist").rename("home")
+    Path(".fakedist").symlink_to("home")
+    assert why_kept(Path(".fakedist/foreign")) == "a link"
+
+
+def test_a_run_that_goes_on_is_not_pruned_not_even_between_two_of_its_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = Job(world_size=8, rank=0, target="train.py")
+    between = default_name(job, (0, 1))
+    make_run(between / "rank0")
+    assert why_kept(between) == "still runs"
+    running = unnamed("running")
+    assert why_kept(running) == ""
+    with (running / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert why_kept(running) == "still runs"
+
+
+def test_a_run_that_replaces_another_is_named_and_one_that_keeps_nothing_leaves_no_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with create_run_directory(unnamed("made"), force=True) as path:
+        (path / "run.json").write_text(MANIFEST)
+    assert why_kept(Path(".fakedist/made")) == "named with -o"
+    with create_run_directory(default_name(Job(world_size=8, rank=0, target="train.py")), force=False) as path:
+        pass
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(

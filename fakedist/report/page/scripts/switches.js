@@ -1,9 +1,39 @@
 // Advised changes as switches: the verdict, the bar and the timeline with those that are on.
 
 import { $, $$, make } from './dom.js';
-import { bytesText, listed, spanText, usText } from './text.js';
+import { bytesText, countText, listed, spanText, usText } from './text.js';
 
 const counted = (number, name) => `${number} ${name}${number === 1 ? '' : 's'}`;
+// Figures of the verdict that are per second of the step, or a share of what it could do.
+const RATES = ['MFU', 'tokens/s', 'samples/s'];
+// Headings of what shows the run as it was recorded, whatever is switched on.
+const RECORDED = [
+  ...['segments', 'layers', 'time', 'communication', 'outside', 'device'].map((id) => `#h-${id}`),
+  '[data-recorded]',
+  ...['#h-peak', '#peak h3'],
+];
+
+// The most of each phase of a step, and what it ends with, by "step phase".
+function phasesOf({ data, numMoves }, after) {
+  const phases = new Map();
+  const { span_move: first = [], span_step: step, span_phase: phase } = data;
+  const round = (bytes) => Math.max(Math.ceil(bytes - 1e-3), 0);
+  for (let at = 0; at < first.length; at += 1) {
+    const key = `${step[at]} ${data.meta.phases[phase[at]]}`;
+    const end = first[at + 1] ?? numMoves;
+    let peak = after[first[at] - 1] || 0;
+    for (let move = first[at]; move < end; move += 1) peak = Math.max(peak, after[move]);
+    const known = phases.get(key)?.peak ?? 0;
+    phases.set(key, { peak: Math.max(round(peak), known), end: round(after[end - 1] || 0) });
+  }
+  return phases;
+}
+
+function rateText(text, factor) {
+  const value = Number(text.replace(/[,%]/g, '')) * factor;
+  return text.includes('%') ? `${value.toFixed(1)}%` : countText(Math.round(value));
+}
+
 const shareOf = (bytes, whole) => `${((100 * bytes) / (whole || 1)).toFixed(3)}%`;
 
 function timeSpan([low, high]) {
@@ -19,7 +49,7 @@ class Original {
 
   set(node, ...content) {
     if (!node) return;
-    const kept = ['class', 'aria-label'].map((name) => [name, node.getAttribute(name)]);
+    const kept = ['class', 'aria-label', 'data-value'].map((name) => [name, node.getAttribute(name)]);
     if (!this.parts.has(node)) this.parts.set(node, { content: [...node.childNodes], kept });
     node.replaceChildren(...content);
   }
@@ -84,6 +114,9 @@ export class Switches {
     this.showFigures(outcome, texts);
     this.showFits(outcome, texts);
     this.showStep(outcome, texts);
+    this.showRates(outcome, texts);
+    this.showTables(outcome, texts);
+    this.markOthers(texts);
     this.showBar(outcome);
     const off = make('button', { type: 'button', class: 'quiet', onclick: () => this.set([]) }, 'all off');
     const parts = [texts.peak, texts.needs, texts.step, texts.unpriced].filter(Boolean);
@@ -156,6 +189,59 @@ export class Switches {
     const time = [...step.childNodes].filter((node) => node.nodeName !== 'SMALL');
     const price = outcome.priceUs?.[1] ? ` + ${timeSpan(outcome.priceUs)}` : '';
     this.original.set(step, ...time, price, more);
+  }
+
+  // Rates of the step, which takes longer by what the changes cost.
+  showRates(outcome, texts) {
+    const { stepUs } = this.replay.room;
+    for (const name of RATES) {
+      const node = $(`[data-figure="${name}"]`, this.card);
+      if (!node) continue;
+      const recorded = node.firstChild.textContent;
+      const isKnown = outcome.priceUs && stepUs && !outcome.unpriced.length;
+      const scaled = (us) => rateText(recorded, stepUs / (stepUs + us));
+      const [most, least] = isKnown ? outcome.priceUs.map(scaled) : [recorded, recorded];
+      const why = texts.unpriced || 'their price is not known';
+      const more = isKnown ? `estimated, with ${texts.changes}` : `without the changes: ${why}`;
+      this.original.set(node, least === most ? most : `${least} to ${most}`, make('small', {}, more));
+    }
+  }
+
+  // The tables by category and by phase, with the least that the changes save.
+  showTables({ least, most }, { changes }) {
+    const { timeline } = this.memory;
+    const set = (cell, text, value) => {
+      this.original.set(cell, text);
+      cell.dataset.value = value;
+    };
+    const held = timeline.categories.map((_, c) => Math.trunc(most.held[c]));
+    for (const row of $$('#categories tbody tr')) {
+      const kind = $('.chip', row).className.split('k-')[1];
+      const bytes = held[timeline.colours.indexOf(kind)] ?? 0;
+      const share = (100 * bytes) / (most.bytes || 1);
+      set(row.cells[1], bytesText(bytes), bytes);
+      set(row.cells[2], `${share.toFixed(1)}%`, share);
+    }
+    const phases = phasesOf(timeline, most.after);
+    for (const row of $$('#phases tbody tr')) {
+      const phase = phases.get(`${row.cells[0].dataset.value} ${row.cells[1].textContent.split(' ')[0]}`);
+      const bytes = phase ? [phase.peak, -1, phase.end] : [-1, -1, -1]; // reserved is not known
+      for (const [at, value] of bytes.entries()) set(row.cells[at + 2], value < 0 ? '-' : bytesText(value), value);
+    }
+    const ends = least === most ? '' : ', where they save least';
+    for (const table of $$('#categories, #phases')) {
+      this.mark($('h3', table.closest('.panel')), `estimated, with ${changes}${ends}`);
+    }
+  }
+
+  mark(node, text) {
+    this.original.set(node, ...node.childNodes, ' ', make('span', { class: 'tag' }, text));
+  }
+
+  // What is not computed again is marked.
+  markOthers({ changes }) {
+    const text = `without the ${changes.replace(/^1 /, '')}`;
+    for (const node of $$(RECORDED.join(', '))) this.mark(node, text);
   }
 
   showBar(outcome) {

@@ -87,7 +87,7 @@ def test_the_verdict_names_the_top_advice_who_holds_most_and_the_files(tmp_path:
     found = read(run)
     assert found.figures["advice"].startswith("up to 821.51 MiB less reserved, estimated: use expandable segments")
     words = " ".join(" ".join(found.words).split())
-    assert "most, by layer 104.00 MiB 51.4% layers.0-2.mlp x3" in words
+    assert "most, by layer, own 104.00 MiB 51.4% layers.0-2.mlp x3" in words
     assert "most, by line" in words
     write_page(open_run(run), run / "report.html")
     there = read_page((run / "report.html").read_text())

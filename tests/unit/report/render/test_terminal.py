@@ -1,6 +1,6 @@
 """The text of a report, to the letter. To renew the expected texts after an intended change:
 
-python -m tests.unit.report.text.test_terminal
+python -m tests.unit.report.render.test_terminal
 """
 
 import io
@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from fakedist.errors import RunDirectoryError
-from fakedist.report.text.run_report import SECTIONS, _advice_lines, render, render_short
+from fakedist.report.text.run_report import SECTIONS, _advice_lines, render, render_short, run_markdown
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.rundir import notes, time_notes
@@ -229,6 +229,28 @@ def test_the_short_report_leaves_out_a_change_that_gives_nothing_by_itself(tmp_p
     pieces = [Advice("checkpoint", f"change {number}", "", number * MIB, gives_low_bytes=0) for number in range(6)]
     shown = "\n".join(_advice_lines(replace(summary, advice=pieces), []))
     assert re.findall(r"change \d", shown) == [f"change {number}" for number in range(1, 4)]
+
+
+@pytest.mark.parametrize(("capacity", "is_time_first"), [(79 << 30, True), (3 << 29, False)])
+def test_what_shortens_the_step_comes_first_where_memory_has_room(
+    tmp_path: Path, capacity: int, is_time_first: bool
+) -> None:
+    run = timed(tmp_path / "run")
+    manifest = load_manifest(run)
+    summary = manifest.summary
+    assert summary is not None
+    assert summary.time is not None
+    step_us = summary.time.step_us
+    ways = {"b200": step_us / 2, "h200": 0.75 * step_us}  # the limit names the first
+    gains = [TimeGain(gpu, f"--gpu {gpu}", us) for gpu, us in ways.items()]
+    path = [PathPart("kernels", "", "", "", 0, 1, step_us)]
+    time = replace(summary.time, gains=gains, critical_path=path)
+    changed = replace(summary, capacity_bytes=capacity, estimated_outside=None, time=time)
+    write_manifest(run, replace(manifest, summary=changed))
+    shown, full, markdown = short(run, 120), text(run, 160), run_markdown(open_run(run))
+    assert (shown.index("step -25.0%") < shown.index("less reserved:")) is is_time_first
+    assert (full.index("the step, estimated: limited") < full.index("less reserved, estimated")) is is_time_first
+    assert (markdown.index("The step, estimated: lim") < markdown.index("less reserved, estimated")) is is_time_first
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from fakedist.report.text.wording import note_texts, remedy_text
+from fakedist.report.text.wording import note_texts, num_warnings, remedy_text
 from fakedist.results.verdict import limit_text, limits_text, relative_time, short_line
 from fakedist.rundir.notes import Note
 from fakedist.rundir.step_time import GroupTime, PathPart, StepLimit, TimeGain
@@ -30,6 +30,13 @@ def test_files_are_named_from_where_the_command_was_given_or_where_packages_are(
 )
 def test_notes_name_files_from_where_the_command_was_given(cwd: str, text: str) -> None:
     assert note_texts([Note("told", "at /home/me/train.py:3")], cwd) == [text]
+
+
+def test_the_gravest_notes_come_first_and_are_counted() -> None:
+    codes = ("stopped_before_the_end", "went_on_without_memory", "other", "no_last_record")
+    notes = [Note(code, code) for code in codes]
+    assert note_texts(notes, "") == ["no_last_record", "went_on_without_memory", "stopped_before_the_end", "other"]
+    assert num_warnings(notes) == 2
 
 
 GAINS = [

@@ -14,6 +14,7 @@ from fakedist.report.render.markdown import report_markdown
 from fakedist.report.render.terminal import render
 from fakedist.results.comparison import Comparison
 from fakedist.rundir.manifest import load_manifest, write_manifest
+from fakedist.rundir.outcome import BEYOND_CAPACITY
 from tests.unit.analysis.recorded import KIB, MIB, HandMade
 from tests.unit.report.handmade import built
 from tests.unit.report.two_runs import run_of
@@ -114,6 +115,18 @@ def test_a_run_that_was_killed_half_way_is_told_before_its_figures(tmp_path: Pat
     with console.capture() as shown:
         render(comparison_report(comparison), console)
     assert shown.get().index("B killed") < shown.get().index("Memory, measured")
+
+
+def test_a_run_that_went_on_beyond_the_gpu_has_all_of_its_figures(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, {}, {"ended": "out_of_memory"})
+    manifest = load_manifest(tmp_path / "b")
+    assert manifest.summary is not None
+    went_on = replace(manifest.summary, exit=BEYOND_CAPACITY)
+    write_manifest(tmp_path / "b", replace(manifest, summary=went_on))
+    assert comparison.warnings == ["B out of memory after 2 steps: its figures end there"]
+    assert Comparison(tmp_path / "a", tmp_path / "b").warnings == [
+        "B does not fit the GPU: it went on beyond the GPU's memory, so its figures are complete"
+    ]
 
 
 def test_every_way_of_printing_starts_with_the_reason(
