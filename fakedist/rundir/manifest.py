@@ -142,8 +142,9 @@ def load_manifest(run_directory: Path) -> Manifest:
             f"{run_directory} has schema version {version}; this fakedist reads up to {SCHEMA_VERSION}",
             "pip install --upgrade fakedist",
         )
-    if isinstance(values["job"], dict) and values["job"].get("gpu_lag") == "estimated":
-        values["job"]["gpu_lag"] = "full"  # earlier versions had a value in between
+    job = values["job"] if isinstance(values, dict) else None
+    if isinstance(job, dict) and job.get("gpu_lag") == "estimated":
+        job["gpu_lag"] = "full"  # earlier versions had a value in between
     try:
         manifest = from_plain(Manifest, values)
     except (PlainValueError, JobError) as error:
