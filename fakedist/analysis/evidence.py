@@ -45,7 +45,8 @@ class Change:
     """A change to the job and what it saves.
 
     ``least`` is the saving that is certain, where ``most`` is only the most that it can be; None if both are one. Of
-    changes that share one of their ``subjects`` only one can be made. ``price`` is None if it is not known.
+    changes that share one of their ``subjects`` only one can be made. ``price`` is None if it is not known. With
+    ``has_other_blocks``, a step has others than now, and as many bytes more may be allocated that nothing asked for.
     """
 
     rule: str
@@ -57,6 +58,7 @@ class Change:
     subjects: frozenset[str] = frozenset()
     price: Price | None = None
     is_variant: bool = False
+    has_other_blocks: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,8 @@ class Evidence:
         if all(change.least is None for change in changes):
             return most, most
         least = self._saved([change.least or change.most for change in changes])
-        return min(least, most), max(least, most) + self.rounding
+        cut_otherwise = self.rounding * any(change.has_other_blocks for change in changes)
+        return min(least, most) - cut_otherwise, max(least, most) + self.rounding
 
     @cached_property
     def kept_peak(self) -> int:

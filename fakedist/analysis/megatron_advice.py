@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fakedist.analysis.evidence import Change, Evidence, Passes, Saving, owners, passes_of, recompute_price, recomputed
+from fakedist.analysis.evidence import (
+    Change,
+    Evidence,
+    Passes,
+    Price,
+    Saving,
+    owners,
+    passes_of,
+    recompute_price,
+    recomputed,
+)
 from fakedist.analysis.layer_table import Fold
 from fakedist.analysis.recording import Array
 
@@ -127,16 +137,18 @@ class Megatron:
             how = "uniform --recompute-num-layers 1" if some == number else f"block --recompute-num-layers {some}"
             flags = f"--recompute-granularity full --recompute-method {how}"
             words = "" if some == number else f"the first {some} of "
-            chosen = passes.owner < some
+            saving = recomputed(evidence, passes, passes.owner < some)
             yield Change(
                 "checkpoint",
                 f"recompute {words}{fold.name} ({fold.class_name}): {flags}",
                 "each layer keeps only its output and recomputes the rest in backward"
                 + ("" if some == number else "; of a pipeline, each stage recomputes so many layers"),
-                recomputed(evidence, passes, chosen),
+                saving,
+                saving,
                 subjects=subjects,
-                price=recompute_price(evidence, passes, (owner >= 0) & (owner < some)),
+                price=_reentrant_price(evidence, passes, (owner >= 0) & (owner < some)),
                 is_variant=some < number,
+                has_other_blocks=True,
             )
 
     def _modules(self, evidence: Evidence, fold: Fold) -> Iterator[tuple[_Module, list[int]]]:
@@ -165,11 +177,27 @@ class Megatron:
             )
         before = self.values("recompute-modules") if self.values("recompute-granularity") == ["selective"] else []
         flags = " ".join(["--recompute-granularity selective --recompute-modules", *before, module.name])
+        # At most, the gradient of each tensor that it gets is copied, too: no longer than its forward.
+        price = _reentrant_price(evidence, passes, owner >= 0)
         return Change(
             "recompute-module",
             f"recompute {module.name} of {fold.name}: {flags}",
             f"{module.name} of each layer is computed again in backward; one --recompute-modules names all modules",
             saving,
+            saving,
             subjects=frozenset({module.name}),
-            price=recompute_price(evidence, passes, owner >= 0),
+            price=None if price is None else replace(price, high_us=2 * price.high_us),
+            has_other_blocks=True,
         )
+
+
+def _reentrant_price(evidence: Evidence, passes: Passes, layers: Array) -> Price | None:
+    """The time of the kernels that run again.
+
+    At most, the GPU also waits as long as the host needs for one layer: each has a backward of its own.
+    """
+    price = recompute_price(evidence, passes, layers)
+    if price is None:
+        return None
+    waits_us = evidence.host_us("forward", layers) / max(len(np.unique(passes.owner)), 1)
+    return replace(price, high_us=price.high_us + waits_us)

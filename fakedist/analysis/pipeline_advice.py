@@ -166,6 +166,7 @@ def alternate(evidence: Evidence) -> Iterator[Change]:
         line=evidence.main_line(gone > 0),
         subjects=frozenset({"schedule"}),
         price=None if evidence.kernels is None else Price(0.0, evidence.calls_us(sent), "sends and receives"),
+        has_other_blocks=True,
     )
 
 

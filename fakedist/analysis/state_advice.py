@@ -130,6 +130,7 @@ def _shard_optimizer(
         subjects=frozenset({"shard"}),
         # ZeroRedundancyOptimizer broadcasts each parameter by itself, which takes longer than one gather of all.
         price=None if megatron is None else _gather_price(evidence, reduced_us / 2),
+        has_other_blocks=megatron is not None,  # it pads its buffers, and has parameters in them too
     )
 
 

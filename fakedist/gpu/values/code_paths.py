@@ -212,6 +212,11 @@ class CodePaths:
             if candidate.positions == position and self.target(other) is not None and len(self.after[other]) > 1
         )
 
+    def begin(self, index: int) -> tuple[int, int]:
+        """The line and column at which an instruction's source begins; (0, 0) if it is not known."""
+        position = self.instructions[index].positions
+        return (0, 0) if position is None else (position.lineno or 0, position.col_offset or 0)
+
     def stays(self, test: int, way: int, around: int | None = None) -> bool:
         """Return whether, after a test, one way leads around its loop while the other leaves it.
 

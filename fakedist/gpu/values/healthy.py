@@ -55,9 +55,10 @@ class Health(enum.IntEnum):
     """How healthy a job is that goes a way."""
 
     FINE = 0
-    MAY_FAIL = 1
-    STAYS = 2
-    FAILS = 3
+    MAY_STAY = 1
+    MAY_FAIL = 2
+    STAYS = 3
+    FAILS = 4
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,12 @@ class _Decision:
     index: int
     is_same_statement: bool = True
 
+    def continues_at(self, point: _Point, paths: CodePaths) -> bool:
+        """Whether a test comes after this one in the source, with nothing stored between them."""
+        return (
+            self.is_same_statement and self.frame is point.frame and paths.begin(self.index) < paths.begin(point.index)
+        )
+
 
 class _Walk:
     """Follows the code after a read that gives ``answer``."""
@@ -261,14 +268,17 @@ class _Walk:
         """Both ways of a branch that does not depend on the value.
 
         Once the value has been tested, one healthy way is enough, but in the test's own statement: ``bad and strict``.
+        There another test of the loop's condition decides: ``error > 1e-3 and step < 100``.
         """
         self._branches += 1
         if self._branches > _MOST_BRANCHES:
             return Health.FINE
         one_is_enough = decided is not None and not decided.is_same_statement
+        continues = decided is not None and decided.continues_at(point, paths)
         verdicts: list[Health] = []
         for way in paths.after[point.index]:
-            verdict = self._way(self._at(point, paths, way), decided, left)
+            stays = continues and paths.stays(point.index, way)
+            verdict = Health.MAY_STAY if stays else self._way(self._at(point, paths, way), decided, left)
             if one_is_enough and verdict is Health.FINE:
                 return verdict
             verdicts += [] if verdict is None else [verdict]

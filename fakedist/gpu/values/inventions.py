@@ -116,7 +116,7 @@ class Inventions:
                 self._last.matter -= 1
             if held <= _MOST_ASSERTIONS:
                 return outlook.answer
-        if outlook is not None and outlook.avoids is Health.STAYS:
+        if outlook is not None and outlook.avoids in (Health.MAY_STAY, Health.STAYS):
             self._count_branch(line, outlook.answer)
             return outlook.answer
         self._count_branch(line, answer)

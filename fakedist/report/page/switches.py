@@ -122,6 +122,7 @@ def _described(switch: Switch, num_cuts: list[int]) -> dict[str, object]:
         "priceUs": None if advice.price_us is None else [advice.price_us, advice.price_high_us or advice.price_us],
         "spentOn": advice.spent_on,
         "num": num_cuts,
+        "hasOtherBlocks": switch.change is not None and switch.change.has_other_blocks,
     }
 
 

@@ -1,4 +1,4 @@
-"""A small GPT in bfloat16, replicated, sharded or tensor-parallel, on which the tests of advice make changes."""
+"""A small GPT in bfloat16, replicated, sharded, tensor-parallel or in stages, which tests of advice change."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 DIM, HEADS, LAYERS, VOCAB = 512, 8, 6, 16_384
 PIECES = 8
+SCHEDULES = {"all-forwards-first": ScheduleGPipe, "one-forward-one-backward": Schedule1F1B}
 _SHARDED = ("shard-gradients", "shard-parameters")
 _TENSOR_PARALLEL = ("gathered-logits", "loss-parallel")
+PRODUCTS = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
 KEPT = [
     torch.ops.aten.addmm.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
@@ -63,6 +66,8 @@ class GPT(nn.Module):
         options: dict[str, Any] = {"use_reentrant": False}
         if self.change == "selective-checkpoint":
             options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, KEPT)
+        elif self.change.endswith("products kept"):
+            options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, PRODUCTS)
         offloads = self.change == "offload"
         with torch.autograd.graph.save_on_cpu(pin_memory=True) if offloads else nullcontext():
             for layer in self.layers:
@@ -87,6 +92,53 @@ class GPT(nn.Module):
         return of_logits(self.head(x), targets)
 
 
+class Stage(nn.Module):
+    """Every stage has as many layers; the first has the embedding, too, and the last the output layer."""
+
+    def __init__(self, number: int, num_stages: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, DIM) if number == 0 else None
+        self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.head = nn.Linear(DIM, VOCAB, bias=False) if number == num_stages - 1 else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the stage before sends, [batch, length, DIM] or tokens, to what the next one gets, or logits."""
+        x = x if self.embedding is None else self.embedding(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x if self.head is None else self.head(x)
+
+
+def train_in_stages(schedule: str, batch: int, length: int) -> None:
+    """Three steps of PIECES micro-batches; each rank is a stage."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    is_first, is_last = rank == 0, rank == size - 1
+    stage = Stage(rank, size).cuda().bfloat16()
+    rows = torch.empty(batch // PIECES, length, dtype=torch.int64, device="cuda")
+    hidden, logits = (
+        torch.empty(*rows.shape, width, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        for width in (DIM, VOCAB)
+    )
+    optimizer = torch.optim.AdamW(stage.parameters(), fused=True)
+    piped = SCHEDULES[schedule](
+        PipelineStage(
+            stage,
+            rank,
+            size,
+            torch.device("cuda", torch.cuda.current_device()),
+            input_args=(rows if is_first else hidden,),
+            output_args=(logits if is_last else hidden,),
+        ),
+        PIECES,
+        loss_fn=lambda logits, targets: of_logits(logits.flatten(0, 1), targets.flatten()) / targets.numel(),
+    )
+    for _ in range(3):
+        tokens = torch.randint(VOCAB, (batch, length + 1), device="cuda")
+        piped.step(*[tokens[:, :-1]] * is_first, target=tokens[:, 1:] if is_last else None)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def of_logits(logits: Tensor, targets: Tensor) -> Tensor:
     """The summed loss of some logits."""
     return F.cross_entropy(logits.float(), targets, reduction="sum")
@@ -104,7 +156,11 @@ def on_ranks(gpt: GPT, change: str) -> nn.Module:
         head = ColwiseParallel(output_layouts=Replicate() if is_whole else Shard(-1), use_local_output=is_whole)
         halves = {"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel()}
         return parallelize_module(gpt, mesh, {**halves, "head": head})
-    return nn.parallel.DistributedDataParallel(gpt)
+    replicated = nn.parallel.DistributedDataParallel(gpt)
+    if not change.startswith("compiled"):
+        return replicated
+    compiled: nn.Module = torch.compile(replicated)
+    return compiled
 
 
 def main() -> None:
@@ -116,6 +172,9 @@ def main() -> None:
     args = parser.parse_args()
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    if args.change in SCHEDULES:
+        train_in_stages(args.change, args.batch, args.seq_len)
+        return
     gpt = GPT(args.change).cuda().bfloat16()
     model = on_ranks(gpt, args.change)
     optimizer: torch.optim.Optimizer

@@ -55,8 +55,10 @@ export class Replay {
     const high = ends[ends.length - 1];
     // Bytes that nothing asked for may go as well, where the outcome is not certain.
     const low = ends.length > 1 ? { ...ends[0], bytes: ends[0].bytes - this.room.rounding } : high;
+    const more = chosen.some((number) => this.switches[number].hasOtherBlocks) ? this.room.rounding : 0;
+    const most = { ...high, bytes: high.bytes + more };
     const unused = Math.max(this.room.reserved - this.timeline.peak.bytes, 0);
-    return { ends, least: low, most: high, low: low.bytes, high: high.bytes + unused, ...this.price(chosen) };
+    return { ends, least: low, most, low: low.bytes, high: most.bytes + unused, ...this.price(chosen) };
   }
 
   // The run without these savings: its peak, the peak's move and bytes by category, and what is held after every move.
