@@ -25,7 +25,6 @@ from fakedist.sweep.sweep_directory import (
     RUN_AGAIN,
     TABLE_NAME,
     About,
-    is_sweep,
     read_about,
     read_known,
 )
@@ -98,7 +97,7 @@ def open_sweep(path: str | os.PathLike[str]) -> Sweep:
 
 def list_sweeps() -> list[ListedRun]:
     """Every sweep in the current directory and in ``.fakedist/``."""
-    return [_listed(path) for folder in (HOME, Path()) for path in folder.glob("*") if is_sweep(path)]
+    return [_listed(path.parent) for folder in (HOME, Path()) for path in folder.glob(f"*/{ABOUT_NAME}")]
 
 
 def _listed(path: Path) -> ListedRun:

@@ -41,10 +41,12 @@ class ListedRun:
 
 def list_runs() -> list[ListedRun]:
     """Every directory of one run or several in the current directory and in ``.fakedist/``, the newest first."""
-    entries = [path for folder in (HOME, Path()) for path in folder.glob("*")]
-    return newest_first(
-        [_listed(path) for path in entries if (path / MANIFEST_NAME).is_file() or rank_directories(path)]
-    )
+    found: set[Path] = set()
+    for folder in (HOME, Path()):  # glob passes over directories that may not be read
+        found.update(path.parent for path in folder.glob(f"*/{MANIFEST_NAME}"))
+        ranks = {path.parents[1] for path in folder.glob(f"*/rank*/{MANIFEST_NAME}")} - {HOME}
+        found.update(filter(rank_directories, ranks))
+    return newest_first([_listed(path) for path in found])
 
 
 def newest_first(runs: list[ListedRun]) -> list[ListedRun]:
