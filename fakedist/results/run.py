@@ -288,7 +288,7 @@ class Run:
         self.summary = summary
         self.device = device or summary.device
         self._tables = tables
-        self.memory = None if manifest.imported else RunMemory(tables, summary)
+        self.memory = RunMemory(tables, summary) if summary.peak_allocated_bytes or not manifest.imported else None
         self.by_category = dict(summary.by_category) if tables.has("phases") else None
         self.time = RunTime(tables, *summary.timed) if summary.timed else None
 
@@ -296,6 +296,11 @@ class Run:
     def is_snapshot(self) -> bool:
         """Whether it is a memory snapshot of torch: its phases, layers and categories are inferred, or not known."""
         return self.manifest.job is None and self.manifest.imported is None
+
+    @property
+    def is_inferred(self) -> bool:
+        """Whether it is a file from a real GPU, whose phases and categories are inferred, if known at all."""
+        return self.manifest.job is None
 
     @property
     def figures(self) -> RunFigures:

@@ -53,7 +53,7 @@ def infer(recording: Recording, event_stack: Ints, *, is_native: bool) -> bool:
     evidence = [known[stack] for stack in event_stack.tolist()]
     action = events["action"]
     silent, unknown = StackEvidence(SILENT), StackEvidence(UNKNOWN)
-    made, freed = _lives(action, events["address"].astype(np.int64))
+    made, freed = block_lives(action, events["address"].astype(np.int64))
     is_told = action == _ALLOC
     # Recorded with context="alloc", what frees has the stack of what it frees.
     known_frees = freed[freed < len(action)]
@@ -69,11 +69,21 @@ def infer(recording: Recording, event_stack: Ints, *, is_native: bool) -> bool:
     if not {"forward", "backward", "optimizer"} & set(places.phase):
         return False
     layer = _Layers(recording.layers).of(evidence, places)
-    _add_scopes(recording, places, layer, evidence)
-    recording.regions = [RegionRow(first, last, 0) for first, last in places.saved]
-    recording.marks = _marks(_Lives.of(recording, places, evidence, (made, freed)))
+    describe(recording, places, layer, evidence, (made, freed))
     _add_steps(recording, places)
     return True
+
+
+def describe(
+    recording: Recording, places: Places, layer: Ints, evidence: list[StackEvidence], lives: tuple[Ints, Ints]
+) -> None:
+    """Add operations, the ranges that save activations, and the marks of blocks, from what is known of each event.
+
+    ``lives`` are those of :func:`block_lives`.
+    """
+    _add_scopes(recording, places, layer, evidence)
+    recording.regions = [RegionRow(first, last, 0) for first, last in places.saved]
+    recording.marks = _marks(_Lives.of(recording, places, evidence, lives))
 
 
 def _add_scopes(recording: Recording, places: Places, layer: Ints, evidence: list[StackEvidence]) -> None:
@@ -243,7 +253,7 @@ class _Lives:
         )
 
 
-def _lives(action: Array, address: Ints) -> tuple[Ints, Ints]:
+def block_lives(action: Array, address: Ints) -> tuple[Ints, Ints]:
     """The events that made blocks, and those that freed them; the number of events where none did."""
     alive: dict[int, int] = {}
     made: list[int] = []

@@ -382,8 +382,10 @@ class ProcessTrace:
         process: The reader's own number of the process; -1 without one.
         processes: A row for what each process of the file ran on each GPU.
         world_size: 0 if the trace does not name it.
-        memory: Requests to the allocator on the GPU, by time: device, time, address, bytes (negative: freed), allocated
-            and reserved (afterwards).
+        memory: Requests to the allocator on the GPU, by time: device, process, thread, time, address, bytes (negative:
+            freed), allocated and reserved (afterwards).
+        functions: Calls of Python functions, if memory was traced: process, thread, start, end and text, a row of
+            ``texts``.
         num_elsewhere: Activities of other processes and GPUs, which are left out.
         num_unreadable: Damaged events.
     """
@@ -407,6 +409,8 @@ class ProcessTrace:
     processes: list[TracedProcess] = field(default_factory=list)
     world_size: int = 0
     memory: dict[str, Ints] = field(default_factory=dict)
+    functions: dict[str, Ints] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
     num_elsewhere: int = 0
     num_unreadable: int = 0
 

@@ -53,8 +53,6 @@ from fakedist.traces.step_trace import (
 
 Bools = npt.NDArray[np.bool_]
 _OURS = "fakedist::"
-#: Marks a layer as unknown, as opposed to -1, outside of any range.
-_UNKNOWN = -2
 
 
 @dataclass
@@ -62,6 +60,7 @@ class LaunchSites:
     """Origins of launches: rows of ranges, -1 without one.
 
     Attributes:
+        forward: Inside a node, the operation of the forward that created the node.
         phase: The range that gives the phase. Inside a node the phase is backward in any case.
         in_node: Autograd was running a node.
         recompute: It belongs to a forward that is recomputed inside a node.
@@ -70,6 +69,7 @@ class LaunchSites:
     """
 
     layer: Ints
+    forward: Ints
     operation: Ints
     phase: Ints
     in_node: Bools
@@ -130,21 +130,22 @@ def launch_sites(ranges: Ranges, thread: Ints, time: Ints) -> LaunchSites:
     # A layer deeper than the node belongs to a recomputed forward, which has its own ranges.
     of_node = in_node & (start[layer] < start[node])
     sequence = _numbers_of_nodes(ranges, lanes, nodes)
-    made = _layers_of_nodes(_Forward(ranges, lanes, layers), nodes, sequence, node[of_node])
-    unknown = of_node.copy()
-    unknown[of_node] = made == _UNKNOWN
-    layer[of_node] = np.where(made == _UNKNOWN, layer[of_node], made)
+    forward = np.full(len(lane), -1, np.int64)
+    forward[of_node] = _forwards_of_nodes(_Forward(ranges, lanes), nodes, sequence, node[of_node])
+    is_made = forward >= 0
+    layer[is_made] = layers.innermost(lanes[forward[is_made]], ranges.start[forward[is_made]])
     with_gradient = _Chosen(ranges, lanes, _with_gradient(ranges)).innermost(lane, time)
     ours = _Chosen(ranges, lanes, _of_ours(ranges)).innermost(lane, time)
     return LaunchSites(
         layer=layer,
+        forward=forward,
         operation=np.where(start[node] > start[operation], node, operation),
         phase=_phase_ranges(ranges, lanes, lane, time),
         in_node=in_node,
         recompute=in_node & (start[with_gradient] > start[node]),
         call=_calls(ranges, lanes, ours),
         in_collective=ours >= 0,
-        unknown=unknown,
+        unknown=of_node & ~is_made,
     )
 
 
@@ -201,39 +202,38 @@ def _phase_ranges(ranges: Ranges, lanes: Ints, lane: Ints, time: Ints) -> Ints:
 
 
 class _Forward:
-    """Looks up the layer that created an autograd node by its sequence number. Each thread counts separately."""
+    """Looks up the operation that created an autograd node by its sequence number. Each thread counts separately."""
 
-    def __init__(self, ranges: Ranges, lanes: Ints, layers: _Chosen) -> None:
+    def __init__(self, ranges: Ranges, lanes: Ints) -> None:
         rows = np.flatnonzero(_with_gradient(ranges))
         # The last operation with a number created the node. Those before it created none.
         rows = rows[np.lexsort((ranges.start[rows], ranges.sequence[rows], lanes[rows]))]
         last = np.ones(len(rows), bool)
         last[:-1] = (lanes[rows[1:]] != lanes[rows[:-1]]) | (ranges.sequence[rows[1:]] != ranges.sequence[rows[:-1]])
         self._rows = rows[last]
-        self.ranges, self.lanes, self._layers = ranges, lanes, layers
+        self.ranges, self.lanes = ranges, lanes
         self._main = int(np.bincount(lanes[rows]).argmax()) if len(rows) else -1
 
-    def layer(self, node: Ints, sequence: Ints, inner: Bools) -> Ints:
-        """The layer's range for each node. ``inner`` marks nodes that run inside another node."""
+    def operation(self, node: Ints, sequence: Ints, inner: Bools) -> Ints:
+        """The operation's range for each node. ``inner`` marks nodes that run inside another node."""
         lane = np.where(inner, self.lanes[node], self._main)  # an inner backward is of what was recomputed there
         key = self._keys(lane, sequence)
         known = self._keys(self.lanes[self._rows], self.ranges.sequence[self._rows])
         index = np.minimum(np.searchsorted(known, key), max(len(known) - 1, 0))
-        layers = np.full(len(node), _UNKNOWN, np.int64)
         if not len(known):
-            return layers
-        hit = (known[index] == key) & (sequence >= 0)
-        row = self._rows[index[hit]]
-        layers[hit] = self._layers.innermost(self.lanes[row], self.ranges.start[row])
-        return layers
+            return np.full(len(node), -1, np.int64)
+        return np.where((known[index] == key) & (sequence >= 0), self._rows[index], -1)
 
     @staticmethod
     def _keys(lane: Ints, sequence: Ints) -> Ints:
         return (lane << 44) | np.maximum(sequence, 0)
 
 
-def _layers_of_nodes(forward: _Forward, nodes: _Chosen, sequence: Ints, node: Ints) -> Ints:
-    """For each launch from a node, its layer's range. Gradient accumulation counts for the node that ran before it."""
+def _forwards_of_nodes(forward: _Forward, nodes: _Chosen, sequence: Ints, node: Ints) -> Ints:
+    """For each launch from a node, the operation of the forward that created it.
+
+    Gradient accumulation counts for the node that ran before it.
+    """
     asked, which = np.unique(node, return_inverse=True)
     ranges, lanes = forward.ranges, forward.lanes
     numbered = _Chosen(ranges, lanes, sequence >= 0)
@@ -241,7 +241,7 @@ def _layers_of_nodes(forward: _Forward, nodes: _Chosen, sequence: Ints, node: In
     before = numbered.before(lanes[asked[bare]], ranges.start[asked[bare]])
     asked[bare] = np.where(before >= 0, before, asked[bare])
     inner = nodes.is_inside()[np.searchsorted(nodes.rows, asked)]
-    return forward.layer(asked, sequence[asked], inner)[which]
+    return forward.operation(asked, sequence[asked], inner)[which]
 
 
 OUTSIDE = 0
@@ -502,9 +502,9 @@ class ImportedStep:
     kernels: KernelsRecord
 
     @classmethod
-    def of(cls, file: Path, trace: Trace, tool: Tool) -> ImportedStep:
-        """The step of a trace; its layers are those that its ranges name."""
-        layers = LayerNumbers()
+    def of(cls, file: Path, trace: Trace, tool: Tool, layers: LayerNumbers | None = None) -> ImportedStep:
+        """The step of a trace; its layers are those that its ranges name, and are added to ``layers``."""
+        layers = layers or LayerNumbers()
         kernels = kernel_record(trace, layers, tool)
         facts = GpuRecord(gpu_name=trace.gpu)
         ended = OutcomeRecord(Outcome.FINISHED, 0, last_phase="other", last_step=trace.step)
