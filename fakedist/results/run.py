@@ -221,8 +221,8 @@ class RunTime:
     def critical_path(self) -> pd.DataFrame:
         """The parts that make the step as long as it is, by layer, group, host and idle time, the longest part first.
 
-        They add up to the step. Columns: those of ``fakedist.rundir.step_time.PathPart``. No rows if the step was
-        imported, or if its streams' waits are unknown.
+        They add up to the step. Columns: those of ``fakedist.rundir.step_time.PathPart``. Those of a file
+        from a real GPU are inferred. No rows if its streams' waits are unknown.
         """
         return pd.DataFrame(to_plain(self._step_time.critical_path), columns=_PATH_COLUMNS)
 

@@ -25,6 +25,7 @@ from fakedist.traces.step_trace import (
     IGNORED,
     MODULE,
     Activity,
+    CudaCalls,
     Intervals,
     Ints,
     ProcessTrace,
@@ -195,7 +196,7 @@ class _TraceEvents:
         self.threads: _Numbering[tuple[object, object]] = _Numbering()
         self.inputs: _Numbering[tuple[tuple[int, ...], ...]] = _Numbering()
         self.operations = _Table(("process", "thread", "start", "end", "id", "sequence", "text", "inputs"))
-        self.calls = _Table(("process", "thread", "start", "correlation", "id"))
+        self.calls = _Table(("process", "thread", "start", "end", "correlation", "id", "text"))
         self.activity = _Table(("gpu", "start", "end", "stream", "correlation", "id", "node", "bytes", *_NAMED))
         self.num_unreadable = 0
         self._add: Mapping[str, _Adding] = (
@@ -258,13 +259,12 @@ class _TraceEvents:
             self.memory.add(device, *self._origin(event), _times(event)[0], address & _ADDRESS, *sizes)
 
     def _add_call(self, event: dict[str, object], more: dict[str, object]) -> None:
-        process, thread = event["pid"], event["tid"]
         self.calls.add(
-            self.processes[process],
-            self.threads[process, thread],
-            _times(event)[0],
+            *self._origin(event),
+            *_times(event),
             _whole(more, "correlation"),
             _whole(more, "External id", "external id"),
+            self.texts[_text(event)],
         )
 
     def _add_activity(self, event: dict[str, object], more: dict[str, object]) -> None:
@@ -353,6 +353,7 @@ def read_chrome_trace(path: Path, choice: StepChoice = StepChoice()) -> ProcessT
         memory=memory,
         functions=_of(events.functions, "process", hosts[gpu]) if len(memory["time"]) else {},
         texts=texts,
+        calls=_cuda_calls(calls, texts, list(events.threads)),
     )
 
 
@@ -431,6 +432,21 @@ def _local_modules(operations: dict[str, Ints], texts: list[str]) -> dict[str, s
         for (_, kind), names in children.items()
         for index, name in enumerate(names)
     }
+
+
+def _cuda_calls(calls: dict[str, Ints], texts: list[str], threads: list[tuple[object, object]]) -> CudaCalls | None:
+    if not len(calls["start"]):
+        return None
+    names, name = np.unique(calls["text"], return_inverse=True)
+    return CudaCalls(
+        thread=calls["thread"],
+        start=calls["start"],
+        end=calls["end"],
+        correlation=calls["correlation"],
+        name=name,
+        names=[texts[number] for number in names.tolist()],
+        threads={number: f"thread {thread}" for number, (_, thread) in enumerate(threads)},
+    )
 
 
 def _launches(calls: dict[str, Ints], operations: dict[str, Ints], device: dict[str, Ints]) -> tuple[Ints, Ints]:

@@ -100,8 +100,8 @@ def one_step(process: ProcessTrace, choice: StepChoice, called: Path) -> Trace:
     memory = process.memory
     if len(memory.get("time", ())):
         during = (memory["time"] >= begin) & (memory["time"] <= end) if row >= 0 else memory["time"] >= 0
-        peaks = (int(memory[name][during].max(initial=0)) for name in ("allocated", "reserved"))
-        notes.append(time_notes.memory_traced(*peaks, step if row >= 0 else -1))
+        allocated, reserved = (int(memory[name][during].max(initial=0)) for name in ("allocated", "reserved"))
+        notes.append(time_notes.memory_traced(allocated, reserved, step if row >= 0 else -1))
     if process.num_unreadable:
         notes.append(time_notes.events_not_read(process.num_unreadable))
     inside = (process.launch >= begin) & (process.launch <= end)
@@ -125,6 +125,7 @@ def one_step(process: ProcessTrace, choice: StepChoice, called: Path) -> Trace:
         gpu=process.gpu,
         notes=notes,
         processes=process.processes,
+        calls=process.calls,
         steps=[_step_row(process, marked, number, number == row) for number in range(len(marked.start))],
     )
 

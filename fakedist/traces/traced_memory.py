@@ -115,12 +115,13 @@ def _is_within(ranges: Ranges, mask: Bools, columns: dict[str, Ints]) -> Bools:
 
 
 def _evidence(ranges: Ranges, sites: LaunchSites, columns: dict[str, Ints]) -> list[StackEvidence]:
-    phases = [*(meaning.phase for meaning in ranges.meanings), ""]
-    names = [*(meaning.name.removeprefix(_NODE).replace("::", ".", 1) for meaning in ranges.meanings), ""]
+    phases = [*(each.phase for each in ranges.meanings), ""]
+    names = [*(each.name.removeprefix(_NODE).replace("::", ".", 1) for each in ranges.meanings), ""]
+    meaning = ranges.meaning.astype(np.int64)
     makes_graph = _is_within(ranges, (ranges.kind == OPERATION) & (ranges.sequence >= 0), columns)
     columns_of_events = (
-        np.where(sites.in_node, "backward", np.array(phases)[taken(ranges.meaning, sites.phase)]),
-        taken(ranges.meaning, sites.operation),
+        np.where(sites.in_node, "backward", np.array(phases)[taken(meaning, sites.phase)]),
+        taken(meaning, sites.operation),
         (sites.layer >= 0) | makes_graph,
         _is_within(ranges, _named(ranges, _ZEROES), columns),
         sites.recompute,
@@ -174,7 +175,7 @@ def _event_record(recording: Recording, trace: Trace, columns: dict[str, Ints], 
     table["stream"] = np.zeros(len(at), np.int64)
     order = np.argsort(at, kind="stable")
     packed = _packed(EventsRecord, {name: column[order] for name, column in table.items()})
-    return EventsRecord(0, recording.frames, recording.stacks, **packed)
+    return EventsRecord(0, recording.frames, recording.stacks, **packed)  # type: ignore[arg-type]
 
 
 def _packed(kind: type[Record], columns: Mapping[str, Array]) -> dict[str, bytes]:

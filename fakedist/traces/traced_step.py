@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.records import GpuRecord, LayersRecord, NoteRecord, OutcomeRecord
 from fakedist.rundir.rows import LayerRow
 from fakedist.rundir.schema import FAMILIES, PHASES
-from fakedist.rundir.step_time import KernelSource, TracedProcess, TracedStep
+from fakedist.rundir.step_time import KernelSource, PathPart, TracedProcess, TracedStep
 from fakedist.rundir.trace_records import (
     HostCalls,
     HostRanges,
@@ -42,6 +42,7 @@ from fakedist.traces.step_trace import (
     SCRIPTS_END,
     STEP,
     Activity,
+    CudaCalls,
     Intervals,
     Ints,
     Ranges,
@@ -318,6 +319,13 @@ class LayerNumbers:
         self.rows.append(LayerRow(len(self.rows), name, "", parent))
 
 
+class TracedPath(NamedTuple):
+    """How much of a critical path each activity is, in microseconds, and its other parts. They add up to the step."""
+
+    kernel_us: npt.NDArray[np.float64]
+    parts: list[PathPart]
+
+
 @dataclass
 class Trace:
     """The trace of one step; ``waits`` is None if the tool did not trace what streams wait for.
@@ -331,6 +339,7 @@ class Trace:
         gpu: The GPU's name; empty if the trace does not give it.
         processes: What each process of the file ran on each GPU.
         steps: The steps of the file.
+        path: Its critical path; None if the host's calls were not traced.
     """
 
     ranges: Ranges
@@ -347,6 +356,8 @@ class Trace:
     waits: Waits | None = None
     processes: list[TracedProcess] = field(default_factory=list)
     steps: list[TracedStep] = field(default_factory=list)
+    calls: CudaCalls | None = None
+    path: TracedPath | None = None
 
 
 @dataclass(frozen=True)
@@ -396,6 +407,7 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
         "flops": _flops(ranges, sites, family, end - start),
         "moved_bytes": np.where(bytes_ >= 0, bytes_, np.nan),
         "bound": np.zeros(len(activity)),
+        "path_us": np.zeros(0) if trace.path is None else trace.path.kernel_us,
     }
     until = max(int(end.max(initial=trace.begin)), trace.begin)
     source = KernelSource(
@@ -409,6 +421,7 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
         report=tool.report,
         processes=trace.processes,
         steps=trace.steps,
+        path=[] if trace.path is None else trace.path.parts,
     )
     packed = {
         name: np.ascontiguousarray(columns[name], code).tobytes() for name, code in columns_of(KernelsRecord).items()

@@ -43,6 +43,7 @@ from fakedist.report.text.time_sheets import (
     family_sheet,
     group_time_sheet,
     layer_time_sheet,
+    path_sheet,
     print_limits,
     print_time,
     time_markdown,
@@ -199,6 +200,9 @@ def _print_traced(console: Console, run: Run, time: StepTime, source: KernelSour
         print_short_table(console, replace(sheet, title="step"))
     if time.by_group:
         print_short_table(console, replace(group_time_sheet(time, "measured"), title="collective"))
+    if time.critical_path:
+        sheet = replace(path_sheet(time, source.source), title="critical path", remarks=[])
+        print_short_table(console, first_rows(sheet, _NUM_TRACED))
     print_short_table(console, replace(family_sheet(time, source.source), title="family of kernels"))
     times, layers = run.table("layer_times"), run.table("layers", ["name", "class_name", "parent"])
     sheet = layer_time_sheet(times, layers, time, source.source, all_layers=False)
