@@ -9,6 +9,7 @@ for a size, makes the file no snapshot.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import numpy as np
 
 from fakedist.analysis.recording import Array, Recording
 from fakedist.analysis.replay import COMMON_POOL, Pool, Segment, Segments, parse_settings, replay
+from fakedist.analysis.stack_lines import BACKWARD
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import GpuRecord
@@ -121,6 +123,10 @@ def check_sizes(trace: list[Entry]) -> None:
         raise NoSnapshotError(f"its events move {moved:,.0f} bytes")
 
 
+#: A line of Python's traceback, as torch writes the stack of a forward in autograd's anomaly mode.
+_FRAME = re.compile(r'File "(.+)", line (\d{1,9}), in (.+)')
+#: Files of a notebook's cells: "<ipython-input-7-1a2b>", and "/tmp/ipykernel_12/345.py", whose name has no number.
+_CELL = re.compile(r"ipython-input-(\d+)-|/ipykernel_\d+/\w+\.py$")
 _CODES = {name: code for code, name in enumerate(ACTIONS)}
 _NATIVE = ("torch::", "c10::", "at::")
 _GAINS, _LOSSES = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
@@ -153,6 +159,18 @@ class _Stacks:
     # By the id of a list of frames, and of a frame. The snapshot keeps them all alive.
     _seen: dict[int, int] = field(default_factory=dict)
     _seen_frames: dict[int, int] = field(default_factory=dict)
+    _cells: dict[str, int] = field(default_factory=dict)
+    _rows: list[tuple[int, ...]] = field(default_factory=list)
+
+    def of_event(self, entry: Entry) -> int:
+        """The number of an event's stack. Below those of a backward in anomaly mode are the forward's frames."""
+        number, forward = self.number(entry.get("frames")), entry.get("forward_frames")
+        if not forward:
+            return number
+        rows = [_FRAME.search(name_of(text, "a frame of a forward")) for text in listed(forward, "a forward's stack")]
+        made = [FrameRow(row[1], int(row[2]), row[3]) for row in reversed(rows) if row]  # traceback's innermost is last
+        own = self._rows[number] if number >= 0 else ()
+        return self._stack((*own, *(self._numbered(row) for row in (BACKWARD, *made))))
 
     def number(self, frames: object) -> int:
         """The number of a stack; -1 without frames."""
@@ -160,14 +178,29 @@ class _Stacks:
             return -1
         if id(frames) not in self._seen:
             rows = tuple(map(self._frame, listed(frames, "a stack")))
-            self._seen[id(frames)] = self.stacks.setdefault(rows, len(self.stacks))
+            self._seen[id(frames)] = self._stack(rows)
         return self._seen[id(frames)]
+
+    def _stack(self, rows: tuple[int, ...]) -> int:
+        if rows not in self.stacks:
+            self.stacks[rows] = len(self._rows)
+            self._rows.append(rows)
+        return self.stacks[rows]
 
     def _frame(self, frame: object) -> int:
         if id(frame) not in self._seen_frames:
             row = FrameRow("", 0, frame) if isinstance(frame, str) else frame_row(frame)
-            self._seen_frames[id(frame)] = self.frames.setdefault(row, len(self.frames))
+            self._seen_frames[id(frame)] = self._numbered(row)
         return self._seen_frames[id(frame)]
+
+    def _numbered(self, row: FrameRow) -> int:
+        """The number of a frame. A notebook's cell has its own number, or how many cells came before it."""
+        if cell := _CELL.search(row.filename):
+            named = (
+                f"In [{cell[1]}]" if cell[1] else f"cell {self._cells.setdefault(row.filename, len(self._cells) + 1)}"
+            )
+            row = row._replace(filename=named)
+        return self.frames.setdefault(row, len(self.frames))
 
 
 def read_foreign(snapshot: Entry, device: int | None = None) -> ForeignSnapshot:
@@ -352,7 +385,10 @@ def _columns(trace: list[Entry], stacks: _Stacks) -> Columns:
             "size": [entry.get("size") for entry in trace],
             "stream": [entry.get("stream") for entry in trace],
             "time_us": [entry.get("time_us") for entry in trace],
-            "stack": [stacks.number(entry.get("frames")) for entry in trace],
+            "stack": [
+                stacks.of_event(entry) if "forward_frames" in entry else stacks.number(entry.get("frames"))
+                for entry in trace
+            ],
         }
     )
 
