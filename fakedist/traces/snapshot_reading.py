@@ -231,7 +231,9 @@ def read_foreign(snapshot: Entry, device: int | None = None) -> ForeignSnapshot:
     moves = {index: entry for index, entry in enumerate(known) if entry["action"] in (*_GAINS, *_LOSSES)}
     reserved = _reserved_before(moves, own)
     others = [number for number, trace in enumerate(traces) if trace and number != device]
-    for history in (known, trace, actions, *traces):
+    known.clear()
+    actions.clear()
+    for history in traces:
         history.clear()
     first = _first_columns(before, reserved, time_us, stacks)
     if more := _more_before(first, rest, own, _settings(snapshot)):
