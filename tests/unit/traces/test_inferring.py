@@ -267,20 +267,19 @@ def test_blocks_of_a_backward_in_anomaly_mode_have_the_line_of_their_forward() -
     made.alloc(512, inside(("/job/model.py", 20, "forward")))
     made.alloc(1024, ENGINE)
     made.alloc(2048, ENGINE)
-    texts = [
-        '  File "/job/train.py", line 90, in <module>\n    main()\n',
-        "?",
-        '  File "/job/model.py", line 20, in forward\n',
-    ]
+    places = (("train.py", 90), ("v/lib/python3.12/site-packages/torch/utils/checkpoint.py", 500), ("model.py", 20))
+    texts = [f'  File "/{name}", line {line}, in forward\n' for name, line in places]
+    texts.insert(1, "?")
     made.trace[1]["forward_frames"] = texts
     recording = made.read()
     frame = build_blocks(recording).frame
     lines = stack_lines(recording.frames, recording.stacks)
     assert [lines[stack] for stack in frame["stack"]] == [
-        "/job/model.py:20 (forward)", "/job/model.py:20 (forward, backward)", ""
+        "/job/model.py:20 (forward)", "/model.py:20 (forward, backward)", ""
     ]  # fmt: skip
     assert frame["phase"].astype(str).tolist() == ["forward", "backward", "backward"]
     assert frame["operation"].tolist()[1:] == ["MmBackward0", "MmBackward0"]
+    assert not frame["recompute"].any()
 
 
 @pytest.mark.parametrize("forward", [7, ["x", 7], [{"filename": "x"}]])
