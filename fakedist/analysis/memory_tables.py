@@ -170,12 +170,16 @@ def step_table(recording: Recording, blocks: Blocks, positions: pd.DataFrame) ->
     table = pd.DataFrame(
         [(row.step, row.start_us, row.wall_us) for row in recording.steps], columns=["step", "start_us", "wall_us"]
     ).astype("int64")
-    step = positions["step"].to_numpy()
+    having, which = np.unique(positions["step"].to_numpy(), return_inverse=True)
+    last = np.zeros(len(having), "int64")
+    last[which] = np.arange(len(which))
+    index = np.searchsorted(having, table["step"], side="right") - 1
+    has_events = (index >= 0) & (np.append(having, -1)[index] == table["step"])
     for name, curve in (("allocated", blocks.replay.allocated_bytes), ("reserved", blocks.replay.reserved_bytes)):
-        before = [curve[step < number][-1:] for number in table["step"]]
-        peaks = [curve[step == number] for number in table["step"]]
-        held = [int((peak if len(peak) else last).max(initial=0)) for peak, last in zip(peaks, before, strict=True)]
-        table[f"peak_{name}_bytes"] = np.array(held, "int64")
+        peaks = np.zeros(len(having) + 1, "int64")  # the last is for steps before every event
+        np.maximum.at(peaks, which, curve)
+        held = np.append(curve[np.maximum.accumulate(last)], 0)[index]
+        table[f"peak_{name}_bytes"] = np.where(has_events, peaks[index], held)
     table["samples"] = np.array([row.samples for row in recording.steps], "int64")
     for name in ("sample_shape", "name"):
         table[name] = pd.Series([getattr(row, name) for row in recording.steps], dtype="object")

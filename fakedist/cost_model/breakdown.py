@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +37,7 @@ from fakedist.rundir.step_time import (
     KernelTime,
     LateLaunches,
     LayerTime,
+    PathKind,
     PathPart,
     Peaks,
     RangeTime,
@@ -422,16 +422,19 @@ def group_times(
 def measured_group_times(kernels: pd.DataFrame) -> list[GroupTime]:
     """The collectives' own kernels that a tool traced, by operation where it is known, most exposed first."""
     own = kernels[kernels["is_call"]]
-    named = own["operation"].astype(str)
-    # torch.profiler names the collective; around NCCL's own kernels others know at most torch's operation.
-    operation = named.where(named.str.contains(" ranks", regex=False), own["name"].astype(str).str.partition("(")[0])
-    rows = own.assign(label=operation, exposed_us=exposed_calls_us(own, kernels[kernels["is_compute"]]))
+    rows = own.assign(label=_call_labels(own), exposed_us=exposed_calls_us(own, kernels[kernels["is_compute"]]))
     made = []
     for label, part in rows.groupby("label"):
         exposed, whole = float(part["exposed_us"].sum()), float(part["known_us"].sum())
         hidden, moved = max(whole - exposed, 0.0), float(np.nan_to_num(part["moved_bytes"].to_numpy("f8")).sum())
         made.append(GroupTime("", 0, 0, str(label), len(part), 0, moved, whole, hidden, exposed))
     return sorted(made, key=lambda row: (-row.exposed_us, -row.time_us, row.operation))
+
+
+def _call_labels(kernels: pd.DataFrame) -> pd.Series:
+    """The collective's name as torch.profiler has it; around NCCL's own kernels others know at most an operation."""
+    named = kernels["operation"].astype(str)
+    return named.where(named.str.contains(" ranks", regex=False), kernels["name"].astype(str).str.partition("(")[0])
 
 
 def exposed_calls_us(calls: pd.DataFrame, compute: pd.DataFrame) -> Array:
@@ -491,7 +494,23 @@ def _waited_for(running: set[int], start: Array, end: Array, gap_end: float) -> 
     return min(running, key=lambda number: (start[number], number))
 
 
-_Kind = Literal["kernels", "collectives", "host", "idle"]
+def traced_path(kernels: pd.DataFrame, source: KernelSource, folds: list[Fold]) -> list[PathPart]:
+    """The parts of a traced step's critical path, the longest first. They add up to the step."""
+    rows = kernels[kernels["path_us"] > 0]
+    if not len(rows):
+        return []
+    numbers = {layer: number for number, fold in enumerate(folds) for layer in fold.layers}
+    has_layers, is_call = bool((kernels["layer"] > 0).any()), rows["is_call"]
+    operation = _call_labels(rows).where(is_call, "" if has_layers else rows["operation"].astype(str))
+    fold_number = rows["layer"].map(numbers).where(~is_call & has_layers, -1)
+    parts = []
+    keys = [operation, fold_number, is_call, rows["stream"]]
+    for (label, number, called, stream), part in rows["path_us"].groupby(keys):
+        fold = folds[int(str(number))] if number != -1 else None
+        name, count = ("", 0) if fold is None else (fold.name, len(fold.layers))
+        kind: PathKind = "collectives" if called else "kernels"
+        parts.append(PathPart(kind, name, "", str(label), count, len(part), float(part.sum()), f"stream {stream}"))
+    return sorted([*parts, *source.path], key=lambda part: -part.time_us)
 
 
 def path_parts(step: PricedStep, tables: Mapping[str, pd.DataFrame], folds: list[Fold]) -> list[PathPart]:
@@ -509,7 +528,7 @@ def path_parts(step: PricedStep, tables: Mapping[str, pd.DataFrame], folds: list
     return sorted(parts, key=lambda part: -part.time_us)
 
 
-def _of_layers(kind: _Kind, layer: Array, us: Array, chosen: Array, folds: list[Fold]) -> list[PathPart]:
+def _of_layers(kind: PathKind, layer: Array, us: Array, chosen: Array, folds: list[Fold]) -> list[PathPart]:
     num = max(max(fold.layers) for fold in folds) + 1
     sums, counts = np.bincount(layer[chosen], us[chosen], num), np.bincount(layer[chosen], minlength=num)
     parts = []
@@ -649,10 +668,12 @@ def break_down(
         step_flops_utilisation=_utilisation(models, busy.step_us, peak if ready["is_known"].all() else None),
     )
     placed = _with_placed(summary, made, step, tables, folds) if isinstance(step, PricedStep) else None
-    return made, placed or _with_traced(summary, ready)
+    return made, placed or _with_traced(summary, ready, step, folds)
 
 
-def _with_traced(summary: StepTime, kernels: pd.DataFrame) -> StepTime:
+def _with_traced(
+    summary: StepTime, kernels: pd.DataFrame, source: PricedStep | KernelSource, folds: list[Fold]
+) -> StepTime:
     """The summary with what only a tool that traced the kernels tells."""
     compute = kernels[kernels["is_compute"]]
     start, us = compute["start_us"].to_numpy("f8"), compute["known_us"].to_numpy("f8")
@@ -660,7 +681,10 @@ def _with_traced(summary: StepTime, kernels: pd.DataFrame) -> StepTime:
     alone_us = union_us(start, start + us) - union_us(start[others], (start + us)[others])
     has_real = _are_real(kernels.loc[~kernels["is_compute"], "name"])
     groups = measured_group_times(kernels) if has_real else []
-    return replace(summary, by_group=groups, copies_alone_us=alone_us, has_real_collectives=has_real)
+    path = traced_path(kernels, source, folds) if isinstance(source, KernelSource) else []
+    return replace(
+        summary, by_group=groups, copies_alone_us=alone_us, has_real_collectives=has_real, critical_path=path
+    )
 
 
 def _utilisation(models: ModelFlops, time_us: float, peak: float | None) -> float | None:

@@ -230,8 +230,8 @@ class RunTime:
     def critical_path(self) -> pd.DataFrame:
         """The parts that make the step as long as it is, by layer, group, host and idle time, the longest part first.
 
-        They add up to the step. Columns: those of ``fakedist.rundir.step_time.PathPart``. No rows if the step was
-        imported, or if its streams' waits are unknown.
+        They add up to the step. Columns: those of ``fakedist.rundir.step_time.PathPart``. Those of a file
+        from a real GPU are inferred. No rows if its streams' waits are unknown.
         """
         return pd.DataFrame(to_plain(self._step_time.critical_path), columns=_PATH_COLUMNS)
 
@@ -297,7 +297,7 @@ class Run:
         self.summary = summary
         self.device = device or summary.device
         self._tables = tables
-        self.memory = None if manifest.imported else RunMemory(tables, summary)
+        self.memory = RunMemory(tables, summary) if summary.peak_allocated_bytes or not manifest.imported else None
         self.by_category = dict(summary.by_category) if tables.has("phases") else None
         self.time = RunTime(tables, *summary.timed) if summary.timed else None
 
@@ -305,6 +305,11 @@ class Run:
     def is_snapshot(self) -> bool:
         """Whether it is a memory snapshot of torch: its phases, layers and categories are inferred, or not known."""
         return self.manifest.job is None and self.manifest.imported is None
+
+    @property
+    def is_inferred(self) -> bool:
+        """Whether it is a file from a real GPU, whose phases and categories are inferred, if known at all."""
+        return self.manifest.job is None
 
     @property
     def figures(self) -> RunFigures:

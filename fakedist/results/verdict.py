@@ -6,12 +6,11 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from fakedist.rundir.notes import counted, listed
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.sources import INDUCTOR_FILE
-from fakedist.rundir.step_time import HostWait, KernelSource, StepLimit, StepTime
+from fakedist.rundir.step_time import HostWait, KernelSource, PathKind, StepLimit, StepTime
 from fakedist.rundir.summary import OutOfMemory, Outside, Summary
 from fakedist.units import MIB, format_bytes, format_us
 
@@ -221,17 +220,15 @@ def main_bound(compute_us: float, memory_us: float, launch_us: float) -> str:
 _BOUNDS = ("compute", "memory", "launch")
 
 
-_PathKind = Literal["kernels", "collectives", "host", "idle"]
-
-
 def limit_text(time: StepTime) -> str:
     """Name what limits the step, and what would lift it: one change, and the best two; empty if not known.
 
     "limited by dp over the NICs or kernels (compute 81%); twice the NIC bandwidth: -4.7%; b200 and ...: -30.0%"
     """
-    parts: dict[tuple[_PathKind, str], float] = {}
+    parts: dict[tuple[PathKind, str], float] = {}
     for part in time.critical_path:
-        parts[part.kind, part.group] = parts.get((part.kind, part.group), 0.0) + part.time_us
+        kind: PathKind = "host" if part.kind == "launch" else part.kind
+        parts[kind, part.group] = parts.get((kind, part.group), 0.0) + part.time_us
     if not parts or not time.step_us:
         return ""
     kind, group = max(parts, key=lambda key: parts[key])
@@ -239,7 +236,7 @@ def limit_text(time: StepTime) -> str:
         return f"limited by {waits}"
     limits = tied_limits(time)
     words = f"limited by {limit_names(limits, time)}" if limits else ""
-    if not limits and kind != "idle":  # of an older run, only the critical path is known
+    if not limits and kind != "idle" and kind != "launch":  # of an older run, only the critical path is known
         num_nodes = max((row.num_nodes for row in time.by_group if row.group == group), default=0)
         limits = [StepLimit(kind, group, num_nodes, math.nan, math.nan, math.nan)]
     name = limit_names(limits, time) if limits else "waits for an unknown reason"
@@ -278,10 +275,15 @@ def limit_name(limit: StepLimit, time: StepTime | None = None) -> str:
     bound = main_bound(*(by_bound.get(bound, 0.0) for bound in _BOUNDS))
     return {
         "kernels": f"kernels ({bound})" if bound else "kernels",
-        "collectives": f"{limit.group} over {'the NICs' if limit.num_nodes > 1 else 'the links of a node'}",
+        "collectives": f"{limit.group or 'collectives'}{_over(limit.num_nodes)}",
         "nics": "all groups over the NICs",
         "host": "the host",
     }[limit.kind]
+
+
+def _over(num_nodes: int) -> str:
+    """Over what a group communicates; empty if its nodes are not known, as in a trace."""
+    return f" over {'the NICs' if num_nodes > 1 else 'the links of a node'}" if num_nodes else ""
 
 
 def lifting_option(limit: StepLimit) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from fakedist.rundir.notes import Note
+
+PathKind = Literal["kernels", "collectives", "host", "launch", "idle"]
+PATH_KINDS: tuple[PathKind, ...] = get_args(PathKind)
 
 
 @dataclass(frozen=True)
@@ -230,6 +233,7 @@ class KernelSource:
         allocator: The calls of the caching allocator; None if it gives nothing back.
         processes: Of a file of another program: what each process ran on each GPU, the most kernels first.
         steps: Of such a file: its steps in order; empty if no range marks one.
+        path: Of such a file: the parts of the step's critical path that are not on the GPU.
     """
 
     source: Literal["measured", "simulated", "estimated"]
@@ -252,6 +256,7 @@ class KernelSource:
     allocator: AllocatorTime | None = None
     processes: list[TracedProcess] = field(default_factory=list)
     steps: list[TracedStep] = field(default_factory=list)
+    path: list[PathPart] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -455,22 +460,26 @@ class PathPart:
     """A part of the critical path of the timed step.
 
     Attributes:
-        kind: kernels, collectives, host (the GPU waits for what the host launches) or idle.
+        kind: kernels, collectives, host (the GPU waits for what the host launches), launch (in a trace: from the call
+            to the kernel) or idle.
         layer: Of kernels and the host, their layer, one name for repeated layers; empty outside of modules.
         group: Of collectives, the group's description, or its name.
-        operation: Of collectives, the operation.
+        operation: Of collectives, the operation; of a trace also that of the host or its call, and that of kernels if
+            no layers are known.
         num_layers: Layers in the row; 0 for collectives and idle time.
         num_launches: Kernels or calls on the path; launches that the GPU waits for.
+        lane: In a trace, its stream or thread.
         time_us: How long it is. The parts add up to ``StepTime.step_us``.
     """
 
-    kind: Literal["kernels", "collectives", "host", "idle"]
+    kind: PathKind
     layer: str
     group: str
     operation: str
     num_layers: int
     num_launches: int
     time_us: float
+    lane: str = ""
 
 
 @dataclass(frozen=True)

@@ -336,11 +336,13 @@ def several_processes(num_parts: int, chosen: tuple[int, int], others: Sequence[
 
 
 @note
-def memory_traced(allocated_bytes: int, reserved_bytes: int) -> str:
-    """torch.profiler traced the allocator, with profile_memory=True."""
+def memory_traced(allocated_bytes: int, reserved_bytes: int, step: int) -> str:
+    """torch.profiler traced the allocator, with profile_memory=True. ``step`` is -1 if the file marks none."""
+    where = "the whole file" if step < 0 else f"step {step}"
     return (
-        f"the allocator's peak in the whole file: {format_bytes(allocated_bytes)} allocated, "
-        f"{format_bytes(reserved_bytes)} reserved; a memory snapshot has whose it was"
+        f"torch.profiler counts at most {format_bytes(allocated_bytes)} allocated and {format_bytes(reserved_bytes)} "
+        f"reserved in {where}; phases and categories are inferred from the ranges around each request, from what stays "
+        "alive, and from sizes"
     )
 
 

@@ -38,6 +38,7 @@ class KernelsRecord(Record):
     Attributes:
         source: Where the kernels come from.
         texts: The texts.
+        path_us: How much of the critical path each is; empty if that is not known.
     """
 
     source: KernelSource
@@ -60,6 +61,7 @@ class KernelsRecord(Record):
     flops: F64
     moved_bytes: F64
     bound: U8
+    path_us: F64 = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,12 @@ from fakedist.bounded import UnreadableError, open_file
 from fakedist.errors import ReportError
 from fakedist.traces.one_step import StepChoice, choose_process
 from fakedist.traces.operation_flops import operation_flops
+from fakedist.traces.snapshot_reading import MOST_BYTES
 from fakedist.traces.step_trace import (
     IGNORED,
     MODULE,
     Activity,
+    CudaCalls,
     Intervals,
     Ints,
     ProcessTrace,
@@ -194,16 +196,17 @@ class _TraceEvents:
         self.threads: _Numbering[tuple[object, object]] = _Numbering()
         self.inputs: _Numbering[tuple[tuple[int, ...], ...]] = _Numbering()
         self.operations = _Table(("process", "thread", "start", "end", "id", "sequence", "text", "inputs"))
-        self.calls = _Table(("process", "thread", "start", "correlation", "id"))
+        self.calls = _Table(("process", "thread", "start", "end", "correlation", "id", "text"))
         self.activity = _Table(("gpu", "start", "end", "stream", "correlation", "id", "node", "bytes", *_NAMED))
         self.num_unreadable = 0
         self._add: Mapping[str, _Adding] = (
             dict.fromkeys((*_KERNELS, *_COPIES), self._add_activity)
             | dict.fromkeys(_CALLS, self._add_call)
             | dict.fromkeys(_OPERATIONS, self._add_operation)
-            | {_FRAMES: self._add_module, _MEMORY: self._add_memory}
+            | {_FRAMES: self._add_frame, _MEMORY: self._add_memory}
         )
-        self.memory = _Table(("device", "time", "address", "bytes", "allocated", "reserved"))
+        self.memory = _Table(("device", "process", "thread", "time", "address", "bytes", "allocated", "reserved"))
+        self.functions = _Table(("process", "thread", "start", "end", "text"))
         self.flops = array("q")
         self._known: dict[str, _Adding | None] = {}
 
@@ -227,13 +230,9 @@ class _TraceEvents:
             self.num_unreadable += 1
 
     def _add_operation(self, event: dict[str, object], more: dict[str, object]) -> None:
-        start, end = _times(event)
-        process, thread = event["pid"], event["tid"]
         self.operations.add(
-            self.processes[process],
-            self.threads[process, thread],
-            start,
-            end,
+            *self._origin(event),
+            *_times(event),
             _whole(more, "External id", "external id"),
             _whole(more, "Sequence number", nothing=-1),
             self.texts[_text(event)],
@@ -241,24 +240,31 @@ class _TraceEvents:
         )
         self.flops.append(operation_flops(str(event["name"]), more))
 
-    def _add_module(self, event: dict[str, object], more: dict[str, object]) -> None:
+    def _add_frame(self, event: dict[str, object], more: dict[str, object]) -> None:
         if _text(event).startswith(MODULE):
             self._add_operation(event, {})
+        else:
+            self.functions.add(*self._origin(event), *_times(event), self.texts[_text(event)])
+
+    def _origin(self, event: dict[str, object]) -> tuple[int, int]:
+        process, thread = event["pid"], event["tid"]
+        return self.processes[process], self.threads[process, thread]
 
     def _add_memory(self, event: dict[str, object], more: dict[str, object]) -> None:
         if event.get("name") == "[memory]" and more.get("Device Type") == _CUDA:
             names = ("Device Id", "Addr", "Bytes", "Total Allocated", "Total Reserved")
             device, address, *sizes = (_whole(more, name) for name in names)
-            self.memory.add(device, _times(event)[0], address & _ADDRESS, *sizes)
+            if max(map(abs, sizes)) > MOST_BYTES:
+                raise OverflowError
+            self.memory.add(device, *self._origin(event), _times(event)[0], address & _ADDRESS, *sizes)
 
     def _add_call(self, event: dict[str, object], more: dict[str, object]) -> None:
-        process, thread = event["pid"], event["tid"]
         self.calls.add(
-            self.processes[process],
-            self.threads[process, thread],
-            _times(event)[0],
+            *self._origin(event),
+            *_times(event),
             _whole(more, "correlation"),
             _whole(more, "External id", "external id"),
+            self.texts[_text(event)],
         )
 
     def _add_activity(self, event: dict[str, object], more: dict[str, object]) -> None:
@@ -325,6 +331,7 @@ def read_chrome_trace(path: Path, choice: StepChoice = StepChoice()) -> ProcessT
     thread, launch = _launches(calls, operations, device)
     order = np.lexsort((device["start"], launch))
     none = np.full(len(order), -1, np.int64)
+    memory = _of(events.memory, "device", described(gpu)[1])
     return ProcessTrace(
         tool="torch.profiler",
         gpu=described(gpu)[-1],
@@ -343,14 +350,19 @@ def read_chrome_trace(path: Path, choice: StepChoice = StepChoice()) -> ProcessT
         processes=processes,
         num_elsewhere=len(events.activity.columns["gpu"]) - len(mine),
         num_unreadable=events.num_unreadable,
-        memory=_of_device(events.memory.arrays(), described(gpu)[1]),
+        memory=memory,
+        functions=_of(events.functions, "process", hosts[gpu]) if len(memory["time"]) else {},
+        texts=texts,
+        calls=_cuda_calls(calls, texts, list(events.threads)),
     )
 
 
-def _of_device(memory: dict[str, Ints], device: int) -> dict[str, Ints]:
-    rows = np.flatnonzero(memory["device"] == device)
-    rows = rows[np.argsort(memory["time"][rows], kind="stable")]
-    return {name: column[rows] for name, column in memory.items()}
+def _of(table: _Table, key: str, number: int) -> dict[str, Ints]:
+    """The rows of a device or process, by time."""
+    columns = table.arrays()
+    rows = np.flatnonzero(columns[key] == number)
+    rows = rows[np.argsort(columns["time" if "time" in columns else "start"][rows], kind="stable")]
+    return {name: column[rows] for name, column in columns.items()}
 
 
 def _hosts(events: _TraceEvents, calls: dict[str, Ints], device: dict[str, Ints]) -> dict[int, int]:
@@ -420,6 +432,21 @@ def _local_modules(operations: dict[str, Ints], texts: list[str]) -> dict[str, s
         for (_, kind), names in children.items()
         for index, name in enumerate(names)
     }
+
+
+def _cuda_calls(calls: dict[str, Ints], texts: list[str], threads: list[tuple[object, object]]) -> CudaCalls | None:
+    if not len(calls["start"]):
+        return None
+    names, name = np.unique(calls["text"], return_inverse=True)
+    return CudaCalls(
+        thread=calls["thread"],
+        start=calls["start"],
+        end=calls["end"],
+        correlation=calls["correlation"],
+        name=name,
+        names=[texts[number] for number in names.tolist()],
+        threads={number: f"thread {thread}" for number, (_, thread) in enumerate(threads)},
+    )
 
 
 def _launches(calls: dict[str, Ints], operations: dict[str, Ints], device: dict[str, Ints]) -> tuple[Ints, Ints]:

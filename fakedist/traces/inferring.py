@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from fakedist.analysis.recording import NUMPY_TYPES, Array, Recording
 from fakedist.analysis.replay import SMALL_BYTES
@@ -53,7 +54,7 @@ def infer(recording: Recording, event_stack: Ints, *, is_native: bool) -> bool:
     evidence = [known[stack] for stack in event_stack.tolist()]
     action = events["action"]
     silent, unknown = StackEvidence(SILENT), StackEvidence(UNKNOWN)
-    made, freed = _lives(action, events["address"].astype(np.int64))
+    made, freed = block_lives(action, events["address"].astype(np.int64))
     is_told = action == _ALLOC
     # Recorded with context="alloc", what frees has the stack of what it frees.
     known_frees = freed[freed < len(action)]
@@ -69,11 +70,21 @@ def infer(recording: Recording, event_stack: Ints, *, is_native: bool) -> bool:
     if not {"forward", "backward", "optimizer"} & set(places.phase):
         return False
     layer = _Layers(recording.layers).of(evidence, places)
-    _add_scopes(recording, places, layer, evidence)
-    recording.regions = [RegionRow(first, last, 0) for first, last in places.saved]
-    recording.marks = _marks(_Lives.of(recording, places, evidence, (made, freed)))
+    describe(recording, places, layer, evidence, (made, freed))
     _add_steps(recording, places)
     return True
+
+
+def describe(
+    recording: Recording, places: Places, layer: Ints, evidence: list[StackEvidence], lives: tuple[Ints, Ints]
+) -> None:
+    """Add operations, the ranges that save activations, and the marks of blocks, from what is known of each event.
+
+    ``lives`` are those of :func:`block_lives`.
+    """
+    _add_scopes(recording, places, layer, evidence)
+    recording.regions = [RegionRow(first, last, 0) for first, last in places.saved]
+    recording.marks = _marks(_Lives.of(recording, places, evidence, lives))
 
 
 def _add_scopes(recording: Recording, places: Places, layer: Ints, evidence: list[StackEvidence]) -> None:
@@ -81,16 +92,39 @@ def _add_scopes(recording: Recording, places: Places, layer: Ints, evidence: lis
     events = recording.device_events
     scopes: dict[tuple[int, str, int, bool], int] = {}
     names: dict[str, int] = {}
-    of_event, named = [], []
-    rows = zip(places.step.tolist(), places.phase, layer.tolist(), evidence, strict=True)
-    for event, (step, phase, number, fact) in enumerate(rows):
-        of_event.append(scopes.setdefault((step, phase, number, fact.is_recompute), len(scopes)))
+    known: dict[int, tuple[int, int]] = {}
+    # The same few kinds of events repeat a million times: each is looked at once.
+    first, which = _kinds_of_events(recording, places, layer, evidence)
+    for event in first.tolist():
+        phase, fact = places.phase[event], evidence[event]
+        scope = (int(places.step[event]), phase, int(layer[event]), fact.is_recompute)
         operation = _BEFORE if event < recording.num_events_before else fact.operation or f"unknown, in {phase}"
-        named.append(names.setdefault(operation, len(names)))
+        known[event] = scopes.setdefault(scope, len(scopes)), names.setdefault(operation, len(names))
     recording.scopes = [ScopeRow(number, *scope[:3], recompute=scope[3]) for scope, number in scopes.items()]
     recording.operations = [OperationRow(number, name) for name, number in names.items()]
-    recording.op_scope, recording.op_operation = np.array(of_event, "u4"), np.array(named, "u4")
-    events["op"] = np.arange(len(of_event), dtype="<i8")
+    numbers = np.array([*known.values()], "u4").reshape(-1, 2)[which]
+    recording.op_scope, recording.op_operation = numbers[:, 0], numbers[:, 1]
+    events["op"] = np.arange(len(which), dtype="<i8")
+
+
+def _kinds_of_events(
+    recording: Recording, places: Places, layer: Ints, evidence: list[StackEvidence]
+) -> tuple[Ints, Ints]:
+    """The first event of each combination of step, phase, layer and evidence, in order; the combination of each."""
+    columns = (
+        places.step,
+        np.array(places.phase, object),
+        layer,
+        np.fromiter(map(id, evidence), np.int64, len(evidence)),
+        np.arange(len(evidence)) < recording.num_events_before,
+    )
+    which = np.zeros(len(evidence), np.int64)
+    for column in columns:
+        code, values = pd.factorize(column)
+        which = pd.factorize(which * len(values) + code)[0]
+    first = np.zeros(int(which.max(initial=-1)) + 1, np.int64)
+    first[which[::-1]] = np.arange(len(which))[::-1]
+    return first, which
 
 
 def _add_steps(recording: Recording, places: Places) -> None:
@@ -217,7 +251,7 @@ class _Lives:
         action, address = events["action"], events["address"].astype(np.int64)
         rows = np.flatnonzero((action == _ALLOC) | (action == _FREE))
         num = len(action)
-        codes = np.unique(np.array(places.phase), return_inverse=True)[1]
+        codes = pd.factorize(np.array(places.phase, object))[0]
         changes = np.append(np.flatnonzero(np.diff(codes)) + 1, num)
         ends = changes[np.searchsorted(changes, made_at, side="right")] if len(made_at) else made_at
         phases = np.array(places.phase, object)
@@ -243,7 +277,7 @@ class _Lives:
         )
 
 
-def _lives(action: Array, address: Ints) -> tuple[Ints, Ints]:
+def block_lives(action: Array, address: Ints) -> tuple[Ints, Ints]:
     """The events that made blocks, and those that freed them; the number of events where none did."""
     alive: dict[int, int] = {}
     made: list[int] = []

@@ -22,6 +22,7 @@ from fakedist.traces.step_trace import (
     STREAM_WAITS,
     TAILS,
     Activity,
+    CudaCalls,
     Ints,
     Meaning,
     Ranges,
@@ -164,6 +165,7 @@ def _check(path: Path) -> int:
 
 #: The lowest 24 bits of globalTid are the thread, the bits above are the process. globalPid has no thread bits set.
 THREAD_BITS = 24
+_THREAD = (1 << THREAD_BITS) - 1
 #: ENUM_NSYS_EVENT_TYPE, with the same numbers in every version since 2022.4.
 _PUSH_POP, _START_END, _DOMAIN = 59, 60, 75
 _IDS = (("domainId", 0), ("textId", -1))
@@ -302,6 +304,24 @@ def read_activity(database: Database) -> Activity:
     )
     sorted_columns = {key: column[order] for key, column in columns.items()}
     return Activity(sorted_columns, name, shape, is_copy, is_graph, list(names), list(shapes))
+
+
+def read_calls(database: Database, process: int) -> CudaCalls:
+    """The CUDA calls of a process, which is the upper bits of its ``globalTid``."""
+    columns = ("globalTid", "start", "end", "correlationId", "nameId")
+    calls = database.integers("CUPTI_ACTIVITY_KIND_RUNTIME", columns)
+    calls = _where(calls, calls["globalTid"] >> THREAD_BITS == process)
+    named, name = np.unique(calls.pop("nameId"), return_inverse=True)
+    texts = database.strings(named)
+    return CudaCalls(
+        thread=calls["globalTid"],
+        start=calls["start"],
+        end=calls["end"],
+        correlation=calls["correlationId"],
+        name=name,
+        names=[texts.get(number, "?").partition("_v")[0] for number in named.tolist()],  # cudaLaunchKernel_v7000
+        threads={tid: f"thread {tid & _THREAD}" for tid in np.unique(calls["globalTid"]).tolist()},
+    )
 
 
 def _part(columns: dict[str, Ints], name: Ints, shape: Ints | None = None) -> Activity:

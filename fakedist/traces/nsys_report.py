@@ -11,9 +11,18 @@ from fakedist.analysis.recording import read_recording
 from fakedist.errors import ReportError
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.trace_records import HostRecord, KernelsRecord
-from fakedist.traces.nsys_database import THREAD_BITS, Database, open_database, read_activity, read_ranges, read_waits
+from fakedist.traces.nsys_database import (
+    THREAD_BITS,
+    Database,
+    open_database,
+    read_activity,
+    read_calls,
+    read_ranges,
+    read_waits,
+)
 from fakedist.traces.one_step import StepChoice, choose_process, one_step
-from fakedist.traces.step_trace import Activity, Ints, ProcessTrace, find_rows, taken
+from fakedist.traces.step_path import find_path
+from fakedist.traces.step_trace import Activity, CudaCalls, Ints, ProcessTrace, find_rows, taken
 from fakedist.traces.traced_step import ImportedStep, LayerNumbers, Tool, Trace, host_record, kernel_record
 
 
@@ -21,7 +30,7 @@ def read_trace(database: Database, choice: StepChoice) -> Trace:
     """One step of one process of a report; ReportError if it lacks kernels, the process, or the step."""
     process = read_process(database, choice)
     trace = one_step(process, choice, database.called)
-    return replace(trace, waits=read_waits(database, process.process, trace.host))
+    return replace(trace, waits=read_waits(database, process.process, trace.host), path=find_path(trace))
 
 
 def gpu_name(database: Database, number: int = 0) -> str:
@@ -61,7 +70,8 @@ def read_process(database: Database, choice: StepChoice = StepChoice()) -> Proce
     is_own = key == chosen
     whole = int(by[is_own][0])
     activity = everything.where(is_own)
-    thread, launch = _launches(database, activity)
+    calls = read_calls(database, whole)
+    thread, launch = _launches(calls, activity)
     order = np.lexsort((activity.columns["start"], launch))
     activity, thread, launch = activity.where(order), thread[order], launch[order]
     made_in, made_at = _captures(database, activity, whole)
@@ -81,6 +91,7 @@ def read_process(database: Database, choice: StepChoice = StepChoice()) -> Proce
         num_elsewhere=len(everything) - len(activity),
         process=whole,
         processes=processes,
+        calls=calls,
     )
 
 
@@ -88,14 +99,12 @@ def read_process(database: Database, choice: StepChoice = StepChoice()) -> Proce
 _PROCESS = (1 << 24) - 1
 
 
-def _launches(database: Database, activity: Activity) -> tuple[Ints, Ints]:
+def _launches(calls: CudaCalls, activity: Activity) -> tuple[Ints, Ints]:
     """For each activity, the thread and time of its launch; -1 and its own start if the launch was not traced."""
-    calls = database.integers("CUPTI_ACTIVITY_KIND_RUNTIME", ("correlationId", "globalTid", "start"))
-    process = int(activity.columns["globalPid"][0]) >> THREAD_BITS if len(activity) else -1
-    mine = (calls["globalTid"] >> THREAD_BITS == process) & (calls["correlationId"] > 0)
-    correlation, thread, start = (calls[name][mine] for name in ("correlationId", "globalTid", "start"))
-    row = find_rows(correlation, activity.columns["correlationId"])
-    return taken(thread, row), np.where(row >= 0, taken(start, row), activity.columns["start"])
+    correlation = np.where(calls.correlation > 0, calls.correlation, -1)
+    asked = activity.columns["correlationId"]
+    row = np.where(asked > 0, find_rows(correlation, asked), -1)
+    return taken(calls.thread, row), np.where(row >= 0, taken(calls.start, row), activity.columns["start"])
 
 
 def _captures(database: Database, activity: Activity, process: int) -> tuple[Ints, Ints]:

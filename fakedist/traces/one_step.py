@@ -86,7 +86,7 @@ def one_step(process: ProcessTrace, choice: StepChoice, called: Path) -> Trace:
     if shown is not None and len(process.processes) > 1:
         others = [(row.process, row.device) for row in process.processes if not row.is_shown]
         notes.append(time_notes.several_processes(len(process.processes), (shown.process, shown.device), others))
-    marked = _marked_steps(ranges, process.thread)
+    marked = marked_steps(ranges, process.thread)
     if not len(marked.start) and choice.step is not None:
         raise ReportError("no range of the file names a step", "omit --step: the whole file then counts as one step")
     if len(marked.start):
@@ -97,9 +97,11 @@ def one_step(process: ProcessTrace, choice: StepChoice, called: Path) -> Trace:
         notes.append(time_notes.no_steps_traced())
         begin = min(int(process.activity.columns["start"].min()), int(ranges.start.min(initial=np.iinfo(np.int64).max)))
         begin, end = min(begin, int(process.launch.min())), int(process.activity.columns["end"].max())
-    if len(process.memory.get("allocated", ())):
-        peaks = (int(process.memory[name].max()) for name in ("allocated", "reserved"))
-        notes.append(time_notes.memory_traced(*peaks))
+    memory = process.memory
+    if len(memory.get("time", ())):
+        during = (memory["time"] >= begin) & (memory["time"] <= end) if row >= 0 else memory["time"] >= 0
+        allocated, reserved = (int(memory[name][during].max(initial=0)) for name in ("allocated", "reserved"))
+        notes.append(time_notes.memory_traced(allocated, reserved, step if row >= 0 else -1))
     if process.num_unreadable:
         notes.append(time_notes.events_not_read(process.num_unreadable))
     inside = (process.launch >= begin) & (process.launch <= end)
@@ -123,11 +125,12 @@ def one_step(process: ProcessTrace, choice: StepChoice, called: Path) -> Trace:
         gpu=process.gpu,
         notes=notes,
         processes=process.processes,
+        calls=process.calls,
         steps=[_step_row(process, marked, number, number == row) for number in range(len(marked.start))],
     )
 
 
-def _marked_steps(ranges: Ranges, thread: Ints) -> Ranges:
+def marked_steps(ranges: Ranges, thread: Ints) -> Ranges:
     """The outermost ranges of steps, in order, of the thread that launches most: data loaders count batches, too."""
     steps = ranges.where(ranges.kind == STEP)
     having = np.unique(steps.thread)

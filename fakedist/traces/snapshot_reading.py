@@ -9,6 +9,7 @@ for a size, makes the file no snapshot.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import numpy as np
 
 from fakedist.analysis.recording import Array, Recording
 from fakedist.analysis.replay import COMMON_POOL, Pool, Segment, Segments, parse_settings, replay
+from fakedist.analysis.stack_lines import BACKWARD
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import GpuRecord
@@ -121,6 +123,10 @@ def check_sizes(trace: list[Entry]) -> None:
         raise NoSnapshotError(f"its events move {moved:,.0f} bytes")
 
 
+#: A line of Python's traceback, as torch writes the stack of a forward in autograd's anomaly mode.
+_FRAME = re.compile(r'File "(.+)", line (\d{1,9}), in (.+)')
+#: Files of a notebook's cells: "<ipython-input-7-1a2b>", and "/tmp/ipykernel_12/345.py", whose name has no number.
+_CELL = re.compile(r"ipython-input-(\d+)-|/ipykernel_\d+/\w+\.py$")
 _CODES = {name: code for code, name in enumerate(ACTIONS)}
 _NATIVE = ("torch::", "c10::", "at::")
 _GAINS, _LOSSES = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
@@ -153,6 +159,18 @@ class _Stacks:
     # By the id of a list of frames, and of a frame. The snapshot keeps them all alive.
     _seen: dict[int, int] = field(default_factory=dict)
     _seen_frames: dict[int, int] = field(default_factory=dict)
+    _cells: dict[str, int] = field(default_factory=dict)
+    _rows: list[tuple[int, ...]] = field(default_factory=list)
+
+    def of_event(self, entry: Entry) -> int:
+        """The number of an event's stack. Below those of a backward in anomaly mode are the forward's frames."""
+        number, forward = self.number(entry.get("frames")), entry.get("forward_frames")
+        if not forward:
+            return number
+        rows = [_FRAME.search(name_of(text, "a frame of a forward")) for text in listed(forward, "a forward's stack")]
+        made = [FrameRow(row[1], int(row[2]), row[3]) for row in reversed(rows) if row]  # traceback's innermost is last
+        own = self._rows[number] if number >= 0 else ()
+        return self._stack((*own, *(self._numbered(row) for row in (BACKWARD, *made))))
 
     def number(self, frames: object) -> int:
         """The number of a stack; -1 without frames."""
@@ -160,18 +178,35 @@ class _Stacks:
             return -1
         if id(frames) not in self._seen:
             rows = tuple(map(self._frame, listed(frames, "a stack")))
-            self._seen[id(frames)] = self.stacks.setdefault(rows, len(self.stacks))
+            self._seen[id(frames)] = self._stack(rows)
         return self._seen[id(frames)]
+
+    def _stack(self, rows: tuple[int, ...]) -> int:
+        if rows not in self.stacks:
+            self.stacks[rows] = len(self._rows)
+            self._rows.append(rows)
+        return self.stacks[rows]
 
     def _frame(self, frame: object) -> int:
         if id(frame) not in self._seen_frames:
             row = FrameRow("", 0, frame) if isinstance(frame, str) else frame_row(frame)
-            self._seen_frames[id(frame)] = self.frames.setdefault(row, len(self.frames))
+            self._seen_frames[id(frame)] = self._numbered(row)
         return self._seen_frames[id(frame)]
+
+    def _numbered(self, row: FrameRow) -> int:
+        """The number of a frame. A notebook's cell has its own number, or how many cells came before it."""
+        if cell := _CELL.search(row.filename):
+            named = (
+                f"In [{cell[1]}]" if cell[1] else f"cell {self._cells.setdefault(row.filename, len(self._cells) + 1)}"
+            )
+            row = row._replace(filename=named)
+        return self.frames.setdefault(row, len(self.frames))
 
 
 def read_foreign(snapshot: Entry, device: int | None = None) -> ForeignSnapshot:
     """Read a device, by default that with the longest history, or without any, with the most memory.
+
+    The snapshot's histories are empty afterwards: events as columns take a fifth of the memory.
 
     Raises:
         NoSnapshotError: It is not a snapshot, or has nothing of the device.
@@ -192,7 +227,14 @@ def read_foreign(snapshot: Entry, device: int | None = None) -> ForeignSnapshot:
     known = [entry for entry, action in zip(trace, actions, strict=True) if action in _CODES]
     before = _alive_before(known, own)
     time_us = number(known[0], "time_us") if known else 0
-    rest, reserved = _columns(known, stacks), _reserved_before(known, own)
+    rest, has_history = _columns(known, stacks), bool(known)
+    moves = {index: entry for index, entry in enumerate(known) if entry["action"] in (*_GAINS, *_LOSSES)}
+    reserved = _reserved_before(moves, own)
+    others = [number for number, trace in enumerate(traces) if trace and number != device]
+    known.clear()
+    actions.clear()
+    for history in traces:
+        history.clear()
     first = _first_columns(before, reserved, time_us, stacks)
     if more := _more_before(first, rest, own, _settings(snapshot)):
         before.append((0, more, None))
@@ -200,21 +242,20 @@ def read_foreign(snapshot: Entry, device: int | None = None) -> ForeignSnapshot:
     recording = Recording(gpu=GpuRecord(device_index=device, alloc_conf=_settings(snapshot)))
     recording.frames, recording.stacks = list(stacks.frames), list(stacks.stacks)
     recording.num_events_before = len(first["op"])
-    recording.segments_before = _segments_before(known, own)
-    recording.pools[device] = _pools(known, own, len(first["op"]))
+    recording.segments_before = _segments_before(moves, own)
+    recording.pools[device] = _pools(moves, own, len(first["op"]))
     if len(first["op"]) + len(rest["op"]):
         events = {name: np.concatenate([first[name], rest[name]]) for name in first}
         stack = events["stack"]
         recording.events[device] = events | {"stack": np.where(events["action"] == _CODES["alloc"], stack, -1)}
     is_native = any(frame.function.startswith(_NATIVE) for frame in recording.frames)
-    is_inferred = bool(known) and infer(recording, stack.astype(np.int64), is_native=is_native)
+    is_inferred = has_history and infer(recording, stack.astype(np.int64), is_native=is_native)
     limits = [notes.snapshot_action_unknown(name, count) for name, count in unknown.items()]
-    if before and known:
+    if before and has_history:
         limits.insert(0, notes.snapshot_starts_late(len(before), sum(size for _, size, _ in before)))
-    others = [number for number, trace in enumerate(traces) if trace and number != device]
     if others:
         limits.append(notes.snapshot_of_several_devices(device, others))
-    if not known:
+    if not has_history:
         limits.append(notes.snapshot_without_history())
     limits.append(notes.snapshot_inferred(is_native) if is_inferred else notes.snapshot_without_layers())
     return ForeignSnapshot(recording, limits, len(before), is_inferred)
@@ -282,19 +323,19 @@ def _block_frames(block: Entry) -> object:
     return block.get("frames")
 
 
-def _reserved_before(trace: list[Entry], segments: list[Entry]) -> int:
+def _reserved_before(moves: dict[int, Entry], segments: list[Entry]) -> int:
     end = sum(number(segment, "total_size", MOST_BYTES) for segment in segments)
-    gained = sum(number(entry, "size", MOST_BYTES) for entry in trace if entry["action"] in _GAINS)
-    lost = sum(number(entry, "size", MOST_BYTES) for entry in trace if entry["action"] in _LOSSES)
+    gained = sum(number(entry, "size", MOST_BYTES) for entry in moves.values() if entry["action"] in _GAINS)
+    lost = sum(number(entry, "size", MOST_BYTES) for entry in moves.values() if entry["action"] in _LOSSES)
     return max(end - gained + lost, 0)
 
 
-def _segments_before(trace: list[Entry], segments: list[Entry]) -> list[Segment]:
+def _segments_before(moves: dict[int, Entry], segments: list[Entry]) -> list[Segment]:
     """The segments before the history began: those at its end, with the history played backwards."""
     held = Segments(
         _segment(segment, "address", "total_size", bool(segment.get("is_expandable"))) for segment in segments
     )
-    for entry in reversed(trace):
+    for entry in reversed(moves.values()):
         if (action := entry["action"]) in _GAINS:
             held.remove(_segment(entry, "addr", "size", action == "segment_map"))
         elif action in _LOSSES:
@@ -309,11 +350,11 @@ def _segment(entry: Entry, key: str, size: str, is_expandable: bool) -> Segment:
     return Segment(at, bytes_, number(entry, "stream"), is_expandable, pool)
 
 
-def _pools(trace: list[Entry], segments: list[Entry], num_before: int) -> dict[int, Pool]:
+def _pools(moves: dict[int, Entry], segments: list[Entry], num_before: int) -> dict[int, Pool]:
     """The private pools of segments, by their events. Older snapshots name pools only in what the end has."""
     at_the_end = {address(segment, "address"): segment.get("segment_pool_id") for segment in segments}
     pools = {}
-    for index, entry in enumerate(trace):
+    for index, entry in moves.items():
         if entry["action"] in _GAINS:
             pool = _pool(entry.get("pool_id", at_the_end.get(address(entry, "addr"))))
             if pool != COMMON_POOL:
@@ -346,7 +387,10 @@ def _columns(trace: list[Entry], stacks: _Stacks) -> Columns:
             "size": [entry.get("size") for entry in trace],
             "stream": [entry.get("stream") for entry in trace],
             "time_us": [entry.get("time_us") for entry in trace],
-            "stack": [stacks.number(entry.get("frames")) for entry in trace],
+            "stack": [
+                stacks.of_event(entry) if "forward_frames" in entry else stacks.number(entry.get("frames"))
+                for entry in trace
+            ],
         }
     )
 

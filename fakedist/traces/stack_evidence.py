@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fakedist.analysis.stack_lines import BACKWARD as BACKWARD_FRAME
 from fakedist.analysis.stack_lines import NATIVE
 from fakedist.rundir.rows import FrameRow
 
@@ -90,9 +91,13 @@ NO_STACK = StackEvidence(BLANK)
 
 
 def read_evidence(frames: Sequence[FrameRow], stacks: Sequence[Sequence[int]]) -> list[StackEvidence]:
-    """The evidence of each stack, whose frames are rows of ``frames``, innermost first."""
+    """The evidence of each stack, whose frames are rows of ``frames``, innermost first.
+
+    A forward's frames, below those of the backward of what it made, tell nothing of the backward.
+    """
     facts = [_FrameFacts.of(frame) for frame in frames]
-    return [_of_stack([facts[number] for number in stack]) for stack in stacks]
+    own = (takewhile(lambda number: frames[number] != BACKWARD_FRAME, stack) for stack in stacks)
+    return [_of_stack([facts[number] for number in stack]) for stack in own]
 
 
 class _FrameFacts(NamedTuple):

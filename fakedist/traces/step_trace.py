@@ -305,6 +305,25 @@ class Waits:
 
 
 @dataclass
+class CudaCalls:
+    """Calls of CUDA on the host.
+
+    Attributes:
+        correlation: What activity refers to.
+        name: Rows of ``names``.
+        threads: What to call a thread.
+    """
+
+    thread: Ints
+    start: Ints
+    end: Ints
+    correlation: Ints
+    name: Ints
+    names: list[str]
+    threads: dict[int, str]
+
+
+@dataclass
 class Activity:
     """Activity on the GPU: kernels, copies, fills and whole graphs, in order of start.
 
@@ -382,8 +401,11 @@ class ProcessTrace:
         process: The reader's own number of the process; -1 without one.
         processes: A row for what each process of the file ran on each GPU.
         world_size: 0 if the trace does not name it.
-        memory: Requests to the allocator on the GPU, by time: device, time, address, bytes (negative: freed), allocated
-            and reserved (afterwards).
+        memory: Requests to the allocator on the GPU, by time: device, process, thread, time, address, bytes (negative:
+            freed), allocated and reserved (afterwards).
+        calls: None if none were traced.
+        functions: Calls of Python functions, if memory was traced: process, thread, start, end and text, a row of
+            ``texts``.
         num_elsewhere: Activities of other processes and GPUs, which are left out.
         num_unreadable: Damaged events.
     """
@@ -407,6 +429,9 @@ class ProcessTrace:
     processes: list[TracedProcess] = field(default_factory=list)
     world_size: int = 0
     memory: dict[str, Ints] = field(default_factory=dict)
+    functions: dict[str, Ints] = field(default_factory=dict)
+    calls: CudaCalls | None = None
+    texts: list[str] = field(default_factory=list)
     num_elsewhere: int = 0
     num_unreadable: int = 0
 

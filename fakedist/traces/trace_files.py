@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,8 +12,10 @@ from fakedist.traces.chrome_trace import read_chrome_trace
 from fakedist.traces.nsys_database import open_database
 from fakedist.traces.nsys_report import read_process, read_report
 from fakedist.traces.one_step import StepChoice, one_step
+from fakedist.traces.step_path import find_path
 from fakedist.traces.step_trace import ProcessTrace
-from fakedist.traces.traced_step import ImportedStep, Tool
+from fakedist.traces.traced_memory import memory_records
+from fakedist.traces.traced_step import ImportedStep, LayerNumbers, Tool
 
 FileKind = Literal["sqlite", "json", "other"]
 
@@ -43,4 +46,7 @@ def read_step(exported: Path, called: Path, choice: StepChoice) -> ImportedStep:
         return read_report(exported, called, choice)
     with no_collector():
         process = read_chrome_trace(exported, choice)
-        return ImportedStep.of(called, one_step(process, choice, called), Tool(process.tool, report=str(called)))
+        trace, layers = one_step(process, choice, called), LayerNumbers()
+        trace = replace(trace, path=find_path(trace))
+        step = ImportedStep.of(called, trace, Tool(process.tool, report=str(called)), layers)
+        return replace(step, records=[*step.records, *memory_records(process, trace, layers)])

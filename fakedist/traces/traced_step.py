@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.records import GpuRecord, LayersRecord, NoteRecord, OutcomeRecord
 from fakedist.rundir.rows import LayerRow
 from fakedist.rundir.schema import FAMILIES, PHASES
-from fakedist.rundir.step_time import KernelSource, TracedProcess, TracedStep
+from fakedist.rundir.step_time import KernelSource, PathPart, TracedProcess, TracedStep
 from fakedist.rundir.trace_records import (
     HostCalls,
     HostRanges,
@@ -42,6 +42,7 @@ from fakedist.traces.step_trace import (
     SCRIPTS_END,
     STEP,
     Activity,
+    CudaCalls,
     Intervals,
     Ints,
     Ranges,
@@ -53,8 +54,6 @@ from fakedist.traces.step_trace import (
 
 Bools = npt.NDArray[np.bool_]
 _OURS = "fakedist::"
-#: Marks a layer as unknown, as opposed to -1, outside of any range.
-_UNKNOWN = -2
 
 
 @dataclass
@@ -62,6 +61,7 @@ class LaunchSites:
     """Origins of launches: rows of ranges, -1 without one.
 
     Attributes:
+        forward: Inside a node, the operation of the forward that created the node.
         phase: The range that gives the phase. Inside a node the phase is backward in any case.
         in_node: Autograd was running a node.
         recompute: It belongs to a forward that is recomputed inside a node.
@@ -70,6 +70,7 @@ class LaunchSites:
     """
 
     layer: Ints
+    forward: Ints
     operation: Ints
     phase: Ints
     in_node: Bools
@@ -130,21 +131,22 @@ def launch_sites(ranges: Ranges, thread: Ints, time: Ints) -> LaunchSites:
     # A layer deeper than the node belongs to a recomputed forward, which has its own ranges.
     of_node = in_node & (start[layer] < start[node])
     sequence = _numbers_of_nodes(ranges, lanes, nodes)
-    made = _layers_of_nodes(_Forward(ranges, lanes, layers), nodes, sequence, node[of_node])
-    unknown = of_node.copy()
-    unknown[of_node] = made == _UNKNOWN
-    layer[of_node] = np.where(made == _UNKNOWN, layer[of_node], made)
+    forward = np.full(len(lane), -1, np.int64)
+    forward[of_node] = _forwards_of_nodes(_Forward(ranges, lanes), nodes, sequence, node[of_node])
+    is_made = forward >= 0
+    layer[is_made] = layers.innermost(lanes[forward[is_made]], ranges.start[forward[is_made]])
     with_gradient = _Chosen(ranges, lanes, _with_gradient(ranges)).innermost(lane, time)
     ours = _Chosen(ranges, lanes, _of_ours(ranges)).innermost(lane, time)
     return LaunchSites(
         layer=layer,
+        forward=forward,
         operation=np.where(start[node] > start[operation], node, operation),
         phase=_phase_ranges(ranges, lanes, lane, time),
         in_node=in_node,
         recompute=in_node & (start[with_gradient] > start[node]),
         call=_calls(ranges, lanes, ours),
         in_collective=ours >= 0,
-        unknown=unknown,
+        unknown=of_node & ~is_made,
     )
 
 
@@ -201,39 +203,38 @@ def _phase_ranges(ranges: Ranges, lanes: Ints, lane: Ints, time: Ints) -> Ints:
 
 
 class _Forward:
-    """Looks up the layer that created an autograd node by its sequence number. Each thread counts separately."""
+    """Looks up the operation that created an autograd node by its sequence number. Each thread counts separately."""
 
-    def __init__(self, ranges: Ranges, lanes: Ints, layers: _Chosen) -> None:
+    def __init__(self, ranges: Ranges, lanes: Ints) -> None:
         rows = np.flatnonzero(_with_gradient(ranges))
         # The last operation with a number created the node. Those before it created none.
         rows = rows[np.lexsort((ranges.start[rows], ranges.sequence[rows], lanes[rows]))]
         last = np.ones(len(rows), bool)
         last[:-1] = (lanes[rows[1:]] != lanes[rows[:-1]]) | (ranges.sequence[rows[1:]] != ranges.sequence[rows[:-1]])
         self._rows = rows[last]
-        self.ranges, self.lanes, self._layers = ranges, lanes, layers
+        self.ranges, self.lanes = ranges, lanes
         self._main = int(np.bincount(lanes[rows]).argmax()) if len(rows) else -1
 
-    def layer(self, node: Ints, sequence: Ints, inner: Bools) -> Ints:
-        """The layer's range for each node. ``inner`` marks nodes that run inside another node."""
+    def operation(self, node: Ints, sequence: Ints, inner: Bools) -> Ints:
+        """The operation's range for each node. ``inner`` marks nodes that run inside another node."""
         lane = np.where(inner, self.lanes[node], self._main)  # an inner backward is of what was recomputed there
         key = self._keys(lane, sequence)
         known = self._keys(self.lanes[self._rows], self.ranges.sequence[self._rows])
         index = np.minimum(np.searchsorted(known, key), max(len(known) - 1, 0))
-        layers = np.full(len(node), _UNKNOWN, np.int64)
         if not len(known):
-            return layers
-        hit = (known[index] == key) & (sequence >= 0)
-        row = self._rows[index[hit]]
-        layers[hit] = self._layers.innermost(self.lanes[row], self.ranges.start[row])
-        return layers
+            return np.full(len(node), -1, np.int64)
+        return np.where((known[index] == key) & (sequence >= 0), self._rows[index], -1)
 
     @staticmethod
     def _keys(lane: Ints, sequence: Ints) -> Ints:
         return (lane << 44) | np.maximum(sequence, 0)
 
 
-def _layers_of_nodes(forward: _Forward, nodes: _Chosen, sequence: Ints, node: Ints) -> Ints:
-    """For each launch from a node, its layer's range. Gradient accumulation counts for the node that ran before it."""
+def _forwards_of_nodes(forward: _Forward, nodes: _Chosen, sequence: Ints, node: Ints) -> Ints:
+    """For each launch from a node, the operation of the forward that created it.
+
+    Gradient accumulation counts for the node that ran before it.
+    """
     asked, which = np.unique(node, return_inverse=True)
     ranges, lanes = forward.ranges, forward.lanes
     numbered = _Chosen(ranges, lanes, sequence >= 0)
@@ -241,7 +242,7 @@ def _layers_of_nodes(forward: _Forward, nodes: _Chosen, sequence: Ints, node: In
     before = numbered.before(lanes[asked[bare]], ranges.start[asked[bare]])
     asked[bare] = np.where(before >= 0, before, asked[bare])
     inner = nodes.is_inside()[np.searchsorted(nodes.rows, asked)]
-    return forward.layer(asked, sequence[asked], inner)[which]
+    return forward.operation(asked, sequence[asked], inner)[which]
 
 
 OUTSIDE = 0
@@ -318,6 +319,13 @@ class LayerNumbers:
         self.rows.append(LayerRow(len(self.rows), name, "", parent))
 
 
+class TracedPath(NamedTuple):
+    """How much of a critical path each activity is, in microseconds, and its other parts. They add up to the step."""
+
+    kernel_us: npt.NDArray[np.float64]
+    parts: list[PathPart]
+
+
 @dataclass
 class Trace:
     """The trace of one step; ``waits`` is None if the tool did not trace what streams wait for.
@@ -331,6 +339,7 @@ class Trace:
         gpu: The GPU's name; empty if the trace does not give it.
         processes: What each process of the file ran on each GPU.
         steps: The steps of the file.
+        path: Its critical path; None if the host's calls were not traced.
     """
 
     ranges: Ranges
@@ -347,6 +356,8 @@ class Trace:
     waits: Waits | None = None
     processes: list[TracedProcess] = field(default_factory=list)
     steps: list[TracedStep] = field(default_factory=list)
+    calls: CudaCalls | None = None
+    path: TracedPath | None = None
 
 
 @dataclass(frozen=True)
@@ -396,6 +407,7 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
         "flops": _flops(ranges, sites, family, end - start),
         "moved_bytes": np.where(bytes_ >= 0, bytes_, np.nan),
         "bound": np.zeros(len(activity)),
+        "path_us": np.zeros(0) if trace.path is None else trace.path.kernel_us,
     }
     until = max(int(end.max(initial=trace.begin)), trace.begin)
     source = KernelSource(
@@ -409,6 +421,7 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
         report=tool.report,
         processes=trace.processes,
         steps=trace.steps,
+        path=[] if trace.path is None else trace.path.parts,
     )
     packed = {
         name: np.ascontiguousarray(columns[name], code).tobytes() for name, code in columns_of(KernelsRecord).items()
@@ -502,9 +515,9 @@ class ImportedStep:
     kernels: KernelsRecord
 
     @classmethod
-    def of(cls, file: Path, trace: Trace, tool: Tool) -> ImportedStep:
-        """The step of a trace; its layers are those that its ranges name."""
-        layers = LayerNumbers()
+    def of(cls, file: Path, trace: Trace, tool: Tool, layers: LayerNumbers | None = None) -> ImportedStep:
+        """The step of a trace; its layers are those that its ranges name, and are added to ``layers``."""
+        layers = layers or LayerNumbers()
         kernels = kernel_record(trace, layers, tool)
         facts = GpuRecord(gpu_name=trace.gpu)
         ended = OutcomeRecord(Outcome.FINISHED, 0, last_phase="other", last_step=trace.step)

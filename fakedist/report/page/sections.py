@@ -265,7 +265,13 @@ def _groups(time: StepTime) -> list[dict[str, object]]:
     ]
 
 
-_PATH_CHIPS = {"kernels": "t-busy", "collectives": "t-communication", "host": "t-launch_gap", "idle": "t-wait"}
+_PATH_CHIPS = {
+    "kernels": "t-busy",
+    "collectives": "t-communication",
+    "host": "t-launch_gap",
+    "launch": "t-launch_gap",
+    "idle": "t-wait",
+}
 
 
 def _path(time: StepTime) -> list[dict[str, object]]:

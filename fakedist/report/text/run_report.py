@@ -44,6 +44,7 @@ from fakedist.report.text.time_sheets import (
     family_sheet,
     group_time_sheet,
     layer_time_sheet,
+    path_sheet,
     print_limits,
     print_time,
     time_markdown,
@@ -191,18 +192,19 @@ def _print_figures(console: Console, run: Run) -> None:
     if summary.timed:
         time, source = summary.timed
         print_heading(console, f"Time of {timed_step_name(summary, source.step)}, {source_word(source)}")
-        figures = short_time_figures if run.memory is not None else time_figures
+        is_imported = run.manifest.imported is not None
+        figures = time_figures if is_imported else short_time_figures
         print_figures(console, figures(time, source), is_right=True)
         print_limits(console, time)
-        if run.memory is None:  # another program's report
+        if is_imported:  # another program's report
             print_items(console, [note.text for note in source.notes])
             _print_traced(console, run, time, source)
-    if run.is_snapshot and run.by_category is not None:
+    if run.memory is not None and run.is_inferred and run.by_category is not None:
         print_short_table(console, replace(category_sheet(summary), title="category at the peak, inferred"))
     if summary.peak_allocated_bytes and run.by_category is not None and run.num_rows("layers") > 1:
         layers = run.table("layers")
         sheet = most_layers(layer_sheet(layers, summary, False), layers, _NUM_LAYERS)
-        inferred = ", inferred" if run.is_snapshot else ""
+        inferred = ", inferred" if run.is_inferred else ""
         print_short_table(console, replace(sheet, title=f"layer at the peak, with children{inferred}"))
     if sheet_of_lines := line_sheet(run, _NUM_LINES, has_inner=False):
         print_short_table(console, replace(sheet_of_lines, title="line at the peak"))
@@ -217,6 +219,9 @@ def _print_traced(console: Console, run: Run, time: StepTime, source: KernelSour
         print_short_table(console, replace(sheet, title="step"))
     if time.by_group:
         print_short_table(console, replace(group_time_sheet(time, "measured"), title="collective"))
+    if time.critical_path:
+        sheet = replace(path_sheet(time, source.source), title="critical path", remarks=[])
+        print_short_table(console, first_rows(sheet, _NUM_TRACED))
     print_short_table(console, replace(family_sheet(time, source.source), title="family of kernels"))
     times, layers = run.table("layer_times"), run.table("layers", ["name", "class_name", "parent"])
     sheet = layer_time_sheet(times, layers, time, source.source, all_layers=False)
@@ -413,7 +418,7 @@ def _verdict(run: Run, summary: Summary) -> list[str]:
     )
     if run.memory is None:
         return [f"### fakedist: {escaped(run_title(run)[:300])}", ""]
-    if run.is_snapshot:
+    if run.is_inferred:
         return [f"### fakedist: {escaped(run_title(run)[:300])}", "", f"Peak, measured: {peaks_text(summary)}."]
     rank = f"rank {summary.rank:,} of {summary.world_size:,}"
     lines = [f"### fakedist: {escaped(run_title(run)[:300])}", ""]

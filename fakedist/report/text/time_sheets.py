@@ -57,7 +57,7 @@ from fakedist.results.verdict import (
     timed_step_name,
 )
 from fakedist.rundir.plain import to_plain
-from fakedist.rundir.step_time import KernelSource, LayerTime, PathPart, StepTime, UncertainPart
+from fakedist.rundir.step_time import PATH_KINDS, KernelSource, LayerTime, PathPart, StepTime, UncertainPart
 from fakedist.units import format_bytes, format_relative, format_us, format_us_change
 
 _NUM_TOP = 10
@@ -83,6 +83,7 @@ def time_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
         *host_sheets(time, run.manifest.cwd, step_word(source)),
         *([range_sheet(time, word)] if time.ranges else []),
         *([gain_sheet(time)] if time.gains else []),
+        *(_path_sheets(time, source) if is_imported else []),
     ]
 
 
@@ -233,14 +234,19 @@ def path_sheet(time: StepTime, word: str) -> Sheet:
     """The longest parts of the step's critical path."""
     rows, rest = time.critical_path[:_NUM_PATH], time.critical_path[_NUM_PATH:]
     step_us = time.step_us or 1.0
+    has_lanes = any(row.lane for row in rows)
     columns = [
         SheetColumn("what", [path_words(row) for row in rows], is_text=True),
         SheetColumn("of", [path_location(row) for row in rows], is_text=True),
+        *([SheetColumn("on", [row.lane for row in rows], is_text=True, rank=3)] if has_lanes else []),
         SheetColumn("launches", [f"{row.num_launches:,}" if row.num_launches else "" for row in rows], rank=1),
         SheetColumn("time", [format_us(row.time_us) for row in rows], rank=KEY),
         SheetColumn("of the step", [f"{row.time_us / step_us:.1%}" for row in rows], rank=2),
     ]
     remarks = ["a faster kernel, collective or host shortens the step only where it is on this path"]
+    if has_lanes:
+        sums = {kind: sum(row.time_us for row in time.critical_path if row.kind == kind) for kind in PATH_KINDS}
+        remarks.insert(0, ", ".join(f"{kind} {us / step_us:.1%}" for kind, us in sums.items() if us))
     if rest:
         more = sum(row.time_us for row in rest)
         remarks.insert(0, f"and {len(rest):,} more, {format_us(more)}, in --json (time.critical_path)")
@@ -249,13 +255,15 @@ def path_sheet(time: StepTime, word: str) -> Sheet:
 
 def path_words(row: PathPart) -> str:
     """A part of the critical path in a word or two."""
-    return {"collectives": row.operation, "host": "host", "idle": "idle"}.get(row.kind, row.kind)
+    return row.operation if row.kind == "collectives" and not row.lane else row.kind
 
 
 def path_location(row: PathPart) -> str:
     """The layer or group of a part of the critical path."""
     if row.kind == "collectives":
-        return row.group
+        return row.group or row.operation
+    if row.lane and row.operation:
+        return row.operation
     return "" if row.kind == "idle" else layer_label(row.layer, row.num_layers)
 
 

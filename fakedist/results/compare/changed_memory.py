@@ -307,7 +307,7 @@ UNUSED_NAMES = {
     "private": "free in private pools",
     "empty": "empty segments, cached",
     "waiting": "freed, but in use on a stream",
-    "unknown": "free before the history began",
+    "unknown": "free at unknown addresses",
 }
 
 

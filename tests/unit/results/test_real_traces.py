@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 
 import pytest
 
@@ -89,6 +90,29 @@ def test_an_inference_on_two_gpus_that_copies_from_the_host() -> None:
         assert row.kernel_us == pytest.approx(us, abs=0.5)
         assert time.copies_alone_us > 0.9 * time.busy_us
         assert time.by_group == []
+
+
+def test_the_critical_path_is_that_of_holistic_trace_analysis() -> None:
+    """HolisticTraceAnalysis 0.5.0, critical_path_analysis(annotation="ProfilerStep", instance_id=3), in microseconds.
+
+    Its gpu_kernel_kernel_overhead begins with the first kernel, ours when the step before has ended.
+    """
+    time, _ = timed(V100)
+    parts = Counter[str]()
+    for part in time.critical_path:
+        parts[part.kind] += round(part.time_us)
+    assert set(parts) == {"kernels", "idle"}
+    assert parts["kernels"] == pytest.approx(94_561.467, abs=3)  # gpu_compute_bound
+    assert parts["idle"] == pytest.approx(1_101.806, rel=0.01)
+
+
+def test_a_resnet_waits_for_its_data_loader() -> None:
+    time, _ = timed(RTX)
+    assert sum(part.time_us for part in time.critical_path) == pytest.approx(time.step_us)
+    first = time.critical_path[0]
+    assert (first.kind, first.lane) == ("host", "thread 23442")
+    assert first.operation == "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    assert first.time_us > 0.5 * time.step_us
 
 
 def test_the_breakdown_is_that_of_holistic_trace_analysis() -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from fakedist.analysis.blocks import build_blocks, event_places
 from fakedist.analysis.recording import Recording
+from fakedist.analysis.stack_lines import stack_lines
 from fakedist.rundir.rows import FrameRow
-from fakedist.traces.snapshot_reading import read_foreign
+from fakedist.traces.snapshot_reading import NoSnapshotError, read_foreign
 from fakedist.traces.stack_evidence import BACKWARD, BLANK, FORWARD, OPTIMIZER, UNKNOWN, read_evidence
 
 Frame = tuple[str, int, str]
@@ -259,3 +260,44 @@ def test_a_stack_tells_a_phase_and_a_purpose(frames: list[Frame], kind: int, pur
     rows = [FrameRow(*frame) for frame in frames]
     (fact,) = read_evidence(rows, [range(len(rows))])
     assert (fact.kind, fact.purpose, fact.operation) == (kind, purpose, operation)
+
+
+def test_blocks_of_a_backward_in_anomaly_mode_have_the_line_of_their_forward() -> None:
+    made = Made()
+    made.alloc(512, inside(("/job/model.py", 20, "forward")))
+    made.alloc(1024, ENGINE)
+    made.alloc(2048, ENGINE)
+    places = (("train.py", 90), ("v/lib/python3.12/site-packages/torch/utils/checkpoint.py", 500), ("model.py", 20))
+    texts = [f'  File "/{name}", line {line}, in forward\n' for name, line in places]
+    texts.insert(1, "?")
+    made.trace[1]["forward_frames"] = texts
+    recording = made.read()
+    frame = build_blocks(recording).frame
+    lines = stack_lines(recording.frames, recording.stacks)
+    assert [lines[stack] for stack in frame["stack"]] == [
+        "/job/model.py:20 (forward)", "/model.py:20 (forward, backward)", ""
+    ]  # fmt: skip
+    assert frame["phase"].astype(str).tolist() == ["forward", "backward", "backward"]
+    assert frame["operation"].tolist()[1:] == ["MmBackward0", "MmBackward0"]
+    assert not frame["recompute"].any()
+
+
+@pytest.mark.parametrize("forward", [7, ["x", 7], [{"filename": "x"}]])
+def test_a_forwards_stack_that_torch_does_not_write_makes_the_file_no_snapshot(forward: object) -> None:
+    made = Made()
+    made.alloc(1024, ENGINE)
+    made.trace[0]["forward_frames"] = forward
+    with pytest.raises(NoSnapshotError, match="forward"):
+        made.read()
+
+
+def test_cells_of_a_notebook_have_numbers() -> None:
+    made = Made(native=False)
+    for file in ("/tmp/ipykernel_41/7731.py", "/tmp/ipykernel_41/2210.py", "<ipython-input-7-1a2b3c>"):
+        made.alloc(512, inside((file, 3, "forward")))
+    made.alloc(512, inside(("/tmp/ipykernel_41/7731.py", 4, "forward")))
+    recording = made.read()
+    lines = stack_lines(recording.frames, recording.stacks)
+    assert [lines[stack] for stack in build_blocks(recording).frame["stack"]] == [
+        "cell 1:3 (forward)", "cell 2:3 (forward)", "In [7]:3 (forward)", "cell 1:4 (forward)"
+    ]  # fmt: skip

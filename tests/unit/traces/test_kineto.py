@@ -116,7 +116,7 @@ def test_the_peak_of_traced_memory_is_noted_and_the_events_of_other_devices_are_
     run = open_imported(trace.write(tmp_path))
     assert run.summary.timed is not None
     (said,) = [note.text for note in run.summary.timed[1].notes if note.code == "memory_traced"]
-    assert "3.00 GiB allocated, 4.00 GiB reserved" in said
+    assert "3.00 GiB allocated and 4.00 GiB reserved in the whole file" in said
 
 
 def counted(name: str, dims: list[Any], values: list[str] | None = None) -> int:

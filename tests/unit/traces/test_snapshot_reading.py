@@ -1,17 +1,31 @@
 """Snapshots as torch writes them: of 2.1, of today, cut by the ring, without a history, of several devices."""
 
+import copy
 from typing import Any
 
 import pytest
 
 from fakedist.analysis.blocks import build_blocks
-from fakedist.traces.snapshot_reading import NoSnapshotError, read_foreign
+from fakedist.traces import snapshot_reading
+from fakedist.traces.snapshot_reading import ForeignSnapshot, NoSnapshotError
 from tests.unit.analysis.recorded import MIB
 
 FRAMES = [
     {"filename": "/site/torch/nn/linear.py", "line": 5, "name": "forward"},
     {"filename": "/job/model.py", "line": 12, "name": "forward"},
 ]
+
+
+def read_foreign(snapshot: dict[str, Any], device: int | None = None) -> ForeignSnapshot:
+    """Read a copy: reading empties the histories."""
+    return snapshot_reading.read_foreign(copy.deepcopy(snapshot), device)
+
+
+def test_reading_empties_the_histories_whose_events_take_most_of_the_memory() -> None:
+    snapshot = {"segments": at_the_end(), "device_traces": [history(), history()[:3]]}
+    notes = snapshot_reading.read_foreign(snapshot).notes
+    assert snapshot["device_traces"] == [[], []]
+    assert any("also has a history of cuda:1" in note.text for note in notes)
 
 
 def entry(action: str, addr: int, size: int, **more: Any) -> dict[str, Any]:
