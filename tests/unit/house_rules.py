@@ -61,7 +61,6 @@ SMALL_FOR_A_REASON = {
         "one module a command",
     ),
     "report/content/rollout": "one module a subject",
-    "findings/distribution_rules": "one module a kind of rules",
     "findings/rule_pages": "makes a page of the docs",
     "check/selection": "which findings fail a check: a subject of its own",
     **dict.fromkeys(

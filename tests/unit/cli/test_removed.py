@@ -16,7 +16,7 @@ from fakedist.cli.program import main
             ["topology", "--world-size", "8", "train.py"],
             "topology is no more: fakedist report RUN --section communication",
         ),
-        (["profile", "--gpu-lag", "estimated", "train.py"], "--gpu-lag is one of none, full, not 'estimated'"),
+        (["profile", "--gpu-lag", "estimated", __file__], "--gpu-lag is one of none, full, not 'estimated'"),
         (["check", "--sarif", "out.sarif"], "--sarif is no more: --junit FILE and --annotations"),
     ],
 )

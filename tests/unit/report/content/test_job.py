@@ -118,4 +118,4 @@ def test_a_rank_that_could_not_start_is_a_row_too() -> None:
     assert isinstance(notes, Items)
     assert notes.texts == ["Rank 3 did not start: no such GPU"]
     shown = {"rank": 3, "exit": {"outcome": "error", "code": 1, "message": "no such GPU"}, "wall_s": 0.25}
-    assert report.data() == {"world_size": 8, "exit_code": 1, "ranks": [shown], "job": None}
+    assert report.data() == {"world_size": 8, "exit_code": 1, "ranks": [shown], "job": None, "findings": []}

@@ -188,12 +188,12 @@ def test_names_with_brackets_are_text_and_no_style(tmp_path: Path) -> None:
     assert "  - see [bold]here[/bold]\n" in shown
 
 
-def test_tables_are_made_where_profile_was_killed_before_it_could(tmp_path: Path) -> None:
+def test_tables_are_computed_where_profile_was_killed_before_it_could(tmp_path: Path) -> None:
     run = ended_well(tmp_path / "whole")
     unfinished = HandMade().write(new_run(tmp_path / "run"))
     assert not (unfinished / "tables").exists()
     assert text(unfinished).startswith("job     train.py\n")
-    assert (unfinished / "tables").exists()
+    assert not (unfinished / "tables").exists()
     (run / "tables" / "layers.parquet").write_bytes(b"PAR1")
     with pytest.raises(RunDirectoryError, match=r"layers.parquet cannot be read"):
         text(run)
@@ -245,12 +245,13 @@ def test_what_shortens_the_step_comes_first_where_memory_has_room(
     gains = [TimeGain(gpu, f"--gpu {gpu}", us) for gpu, us in ways.items()]
     path = [PathPart("kernels", "", "", "", 0, 1, step_us)]
     time = replace(summary.time, gains=gains, critical_path=path)
-    changed = replace(summary, capacity_bytes=capacity, estimated_outside=None, time=time)
+    advice = [Advice("checkpoint", "recompute", "", 64 * MIB, gives_low_bytes=64 * MIB)]
+    changed = replace(summary, capacity_bytes=capacity, estimated_outside=None, time=time, advice=advice)
     write_manifest(run, replace(manifest, summary=changed))
     shown, full, markdown = short(run, 120), text(run, 160), run_markdown(open_run(run))
-    assert (shown.index("step -25.0%") < shown.index("less reserved:")) is is_time_first
-    assert (full.index("the step, estimated: limited") < full.index("less reserved, estimated")) is is_time_first
-    assert (markdown.index("The step, estimated: lim") < markdown.index("less reserved, estimated")) is is_time_first
+    assert (shown.index("step -25.0%") < shown.index("less allocated: recompute")) is is_time_first
+    assert (full.index("the step, estimated: limited") < full.index("less allocated, estimated")) is is_time_first
+    assert (markdown.index("The step, estimated: lim") < markdown.index("less allocated, estimated")) is is_time_first
 
 
 if __name__ == "__main__":
