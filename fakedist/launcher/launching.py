@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -34,6 +35,7 @@ from fakedist.rundir.directory import LAG_NAME, MANIFEST_NAME, SMI_NAME, clear
 from fakedist.rundir.environment import check_variable, refusal
 from fakedist.rundir.outcome import BY_ITSELF, Ending, Outcome
 from fakedist.temporary import FRESH_PREFIX
+from fakedist.torch_releases import ALLOCATOR_METADATA
 from fakedist.units import format_bytes
 from fakedist.world.environ import rank_environment
 
@@ -105,8 +107,7 @@ def check(job: Job) -> None:
             check_calibration_table(Path(job.times), gpu.product)
         ensure_driver()
         ensure_smi()
-        with suppress(SetupError):  # the rank runs without it, too
-            ensure_fast_path()
+        _prepare_fast_path()
         return
     version, cuda = torch_build()
     if not cuda:
@@ -115,6 +116,18 @@ def check(job: Job) -> None:
         )
     if count_real_gpus() == 0:
         raise SetupError("no NVIDIA GPU was found on this machine", "--device virtual needs none")
+
+
+@cache
+def _prepare_fast_path() -> None:
+    """Build the fast path, or say once in this process that ranks run without it. Torch before 2.10 has none."""
+    if ALLOCATOR_METADATA.is_missing():
+        return
+    try:
+        ensure_fast_path()
+    except SetupError as error:
+        reason = f"{error.message.splitlines()[0]} ({error.hint})"
+        sys.stderr.write(f"fakedist: steps are recorded in Python, slower, with the same results: {reason}\n")
 
 
 def run_child(job: Job, run_directory: Path, streams: Streams, recorded: Callable[[], None] = lambda: None) -> Ending:

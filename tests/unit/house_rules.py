@@ -64,6 +64,7 @@ SMALL_FOR_A_REASON = {
         ),
         "one module a framework",
     ),
+    "gpu/driver/elf": "the format of shared libraries, which the driver's build need not know",
     "gpu/smi/offer": "the rank's environment; the program next to it runs alone",
     "gpu/fast_path/event_tracker": "torch 2.8 and 2.9 alone need it: it goes with them",
     "record/generation": "which forwards generate tokens: a subject of its own",
