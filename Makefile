@@ -41,7 +41,7 @@ note_python = @grep -qs '^version.* = 3\.12\.' $(1)/pyvenv.cfg || \
 	echo "note: $(1) does not have Python 3.12, with which references and figures are made: rm -rf $(1) for a new one"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-rest test-all mutants nightly lint types budgets check format bench bench-pace accuracy accuracy-times accuracy-kinds truth measured gallery site gpu calibrate oldest torch python matrix dist clean
+.PHONY: help setup demo test test-rest test-all mutants nightly lint types budgets check format bench bench-pace accuracy accuracy-times accuracy-kinds truth measured gallery site gpu calibrate oldest torch python matrix dist exports clean
 .PHONY: frameworks recipes clients clients-new clients-recipes clients-longer clients-fast test-page plotly
 
 help: ## list the targets
@@ -223,13 +223,17 @@ matrix: ## make torch and make python for all that is supported; into docs/versi
 		for version in $(PYTHONS); do $(MAKE) --no-print-directory python VERSION=$$version || failed="$$failed python-$$version"; done; \
 		test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
-dist: ## wheel and sdist into dist/, checked as a user installs them: 2 minutes
+dist: ## wheels and sdist into dist/, checked as a user installs them: 8 minutes
 	rm -rf dist build/dist && mkdir -p build/dist
 	$(PYTHON) -m venv build/dist/tools
-	build/dist/tools/bin/python $(PIP_INSTALL) build twine
+	build/dist/tools/bin/python $(PIP_INSTALL) auditwheel==6.8.2 build twine ziglang==0.17.1
 	build/dist/tools/bin/python -m build --outdir dist .
+	build/dist/tools/bin/python -m tools.platform_wheel dist build/dist/drivers
 	build/dist/tools/bin/twine check --strict dist/*
 	$(PYTHON) tools/check_dist.py dist build/dist
+
+exports: setup ## functions of the CUDA libraries of torch's releases, for wheels (tools/exports): 8 GB, 10 minutes
+	$(BIN)/python -m tools.cuda_exports $(filter-out 2.8.% 2.9.%,$(TORCHES))
 
 clean: ## remove everything that make made
 	rm -rf .venv .venv-oldest .venv-torch-* .venv-python-* node_modules tools/plotly/node_modules gpu-results build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache $(DEMO)

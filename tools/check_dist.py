@@ -1,12 +1,13 @@
 """Install the built files as a user does, and see that they work: python tools/check_dist.py DIST SCRATCH.
 
-- The wheel made from the sdist holds the same files as the wheel.
+- The wheel made from the sdist holds the same files as the wheel, and those for Linux hold the drivers besides.
 - Without torch, the reading half works, and what needs torch says what to install.
 - A torch of NVIDIA's containers, 2.10.0a0+...nv, is kept.
 """
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 import venv
@@ -19,11 +20,16 @@ CONTAINERS_TORCH = "2.10.0a0+b558c986e8.nv25.11"
 
 def main(dist: Path, scratch: Path) -> None:
     """Run every check; a failed one ends the process."""
-    (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    (everywhere,), (sdist,) = dist.glob("*-none-any.whl"), dist.glob("*.tar.gz")
+    linux = sorted(dist.glob("*-manylinux_2_28_*.whl"))
+    check(len(linux) == 2, f"wheels for Linux: {linux}")
+    drivers = {f"fakedist/gpu/driver/prebuilt/{cuda}/libcuda.so.1" for cuda in ("12.8", "13.0", "13.2")}
+    check(all(names(wheel) == names(everywhere) | drivers for wheel in linux), "the wheels for Linux have other files")
+    wheel = next(path for path in linux if path.stem.endswith(platform.machine()))
     python = environment(scratch / "reader")
     run(python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(scratch / "again"), str(sdist))
     (again,) = (scratch / "again").glob("*.whl")
-    check(names(wheel) == names(again), "the sdist's wheel has other files")
+    check(names(everywhere) == names(again), "the sdist's wheel has other files")
     run(python, "-m", "pip", "install", "--quiet", str(wheel))
     fakedist = python.parent / "fakedist"
     run(fakedist, "--version")

@@ -19,11 +19,11 @@ from fakedist.temporary import is_open_to_all, scratch_directory
 _LINES_SHOWN = 10
 
 
-def find_c_compiler() -> str:
-    """The C compiler: $CC, else gcc, cc or clang. SetupError without any."""
+def find_c_compiler(why: str = "") -> str:
+    """The C compiler: $CC, else gcc, cc or clang. SetupError without any, which says ``why`` one is needed."""
     return _find(
         (os.environ.get("CC"), "gcc", "cc", "clang"),
-        "no C compiler was found; the virtual GPU is built from source at first use",
+        f"no C compiler was found; the virtual GPU is built from source at first use{why and f' ({why})'}",
         "apt-get install gcc libc6-dev   (or: dnf install gcc glibc-devel)",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import sys
 import time
@@ -50,7 +51,7 @@ def diagnose() -> Diagnosis:
         devices.append("cuda")
     if driver.state == "ok":
         devices.append("virtual")
-    compiled = (check_compiler(), driver, check_fast_path())
+    compiled = (check_compiler(driver), driver, check_fast_path())
     findings = (check_python(), torch, check_cuda(), gpu, *compiled, check_nsys(), check_memory())
     return Diagnosis(findings, tuple(devices))
 
@@ -90,9 +91,13 @@ def check_gpu() -> MachineCheck:
     return MachineCheck("real GPU", "ok", f"{count} found; a run uses the first")
 
 
-def check_compiler() -> MachineCheck:
-    """Check for a C compiler, which builds the virtual GPU's driver once."""
-    return _found("C compiler", find_c_compiler)
+def check_compiler(driver: MachineCheck) -> MachineCheck:
+    """Check for a C compiler, which builds the virtual GPU's driver once, unless the package has it."""
+    compiler = _found("C compiler", find_c_compiler)
+    if compiler.state == "ok" or driver.state != "ok":
+        return compiler
+    text = "not found: the virtual GPU works without one; torch.compile needs one for what Triton compiles"
+    return dataclasses.replace(compiler, state="optional", text=text)
 
 
 def check_driver() -> MachineCheck:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -103,8 +104,7 @@ def check(job: Job) -> None:
             check_calibration_table(Path(job.times), gpu.product)
         ensure_driver()
         ensure_smi()
-        with suppress(SetupError):  # the rank runs without it, too
-            FAST_PATH.ensure()
+        _prepare_fast_path()
         return
     version, cuda = torch_build()
     if not cuda:
@@ -113,6 +113,16 @@ def check(job: Job) -> None:
         )
     if count_real_gpus() == 0:
         raise SetupError("no NVIDIA GPU was found on this machine", "--device virtual needs none")
+
+
+@cache
+def _prepare_fast_path() -> None:
+    """Build the fast path, or say once in this process that ranks run without it."""
+    try:
+        FAST_PATH.ensure()
+    except SetupError as error:
+        reason = f"{error.message.splitlines()[0]} ({error.hint})"
+        sys.stderr.write(f"fakedist: steps are recorded in Python, slower, with the same results: {reason}\n")
 
 
 def run_child(job: Job, run_directory: Path, streams: Streams, recorded: Callable[[], None] = lambda: None) -> Ending:

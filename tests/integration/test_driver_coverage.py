@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.gpu.driver import build
+from fakedist.gpu.driver.elf import exported_names
 from tests.unit.gpu.driver import on_driver
 
 #: What is refused on purpose. A function of a newer torch that is in none of these fails the test: it wants an answer.
@@ -45,16 +46,17 @@ def _package(name: str) -> Path:
 @cache
 def _answers() -> tuple[set[str], set[str]]:
     """Functions that the built driver answers, and those that it refuses."""
-    source = build.generated_source(build.find_cuda())
+    cuda = build.find_cuda()
+    source = build.generated_source(cuda, build.installed_names(cuda))
     refused = set(re.findall(r"API int (\w+)\(void\) \{ return refuse_call", source))
-    return set(build.exported_names(build.ensure_driver())) - refused, refused
+    return set(exported_names(build.ensure_driver())) - refused, refused
 
 
 @cache
 def _stood_in_for() -> set[str]:
     cuda = build.find_cuda()
     assert cuda.include is not None
-    libraries = {name for path in cuda.libraries.values() for name in build.exported_names(path)}
+    libraries = {name for path in cuda.libraries.values() for name in exported_names(path)}
     return {name for name in libraries if build.is_interface(name)} | set(build.driver_api_names(cuda.include))
 
 

@@ -21,7 +21,7 @@ def test_the_driver_is_built(tmp_path: Path, compiler: str, machine: int) -> Non
         pytest.skip(f"{compiler} is not installed")
     cuda = build.find_cuda()
     generated, made = tmp_path / "generated.c", tmp_path / "libcuda.so.1"
-    generated.write_text(build.generated_source(cuda))
+    generated.write_text(build.generated_source(cuda, build.installed_names(cuda)))
     inputs = [*build.include_flags(cuda), *map(str, build.sources()), str(generated)]
     subprocess.run([compiler, *build.FLAGS, *inputs, *build.LINK_FLAGS, "-o", str(made)], check=True)
     header = made.read_bytes()[:20]

@@ -22,7 +22,7 @@ def stress(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The driver's sources and the stress program in one, with sanitizers."""
     cuda = build.find_cuda()
     made = tmp_path_factory.mktemp("stress")
-    (made / "generated.c").write_text(build.generated_source(cuda))
+    (made / "generated.c").write_text(build.generated_source(cuda, build.installed_names(cuda)))
     sources = [*build.sources(), made / "generated.c", STRESS]
     # AddressSanitizer keeps its own memory where the driver's addresses begin.
     flags = [*SANITIZED, "-DRANGE_BASE=0x200000000000ull", *build.include_flags(cuda)]

@@ -20,8 +20,9 @@ LIBRARY_HOMES = {
     "plotly": ("report/", "sweep/charts"),
     "jinja2": ("report/",),
     "markupsafe": ("report/",),  # what jinja2 escapes with
-    "click": ("cli/", "extras/__init__", "extras/chakra/command", "extras/confirm/command"),
+    "click": ("cli/", "extras/__init__", "extras/chakra/command", "extras/confirm/command", "extras/mcp/command"),
     "google": ("extras/chakra/",),
+    **dict.fromkeys(("anyio", "mcp", "mcp_types"), ("extras/mcp/",)),
     "pytest": ("check/plugin", "check/marked_test"),
     "rich": ("cli/", "report/", "check/", "sweep/"),
     "simpleeval": ("sweep/",),
@@ -73,6 +74,8 @@ SMALL_FOR_A_REASON = {
         ),
         "one module a framework",
     ),
+    "extras/mcp/command": "the command of an extra, which loads before its package is needed",
+    "gpu/driver/elf": "the format of shared libraries, which the driver's build need not know",
     "gpu/smi/offer": "the rank's environment; the program next to it runs alone",
     "record/generation": "which forwards generate tokens: a subject of its own",
 }

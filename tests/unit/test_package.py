@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import fakedist
+from tests.support.wheel import build_wheel
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -35,15 +35,7 @@ def test_the_changelog_knows_this_version_and_the_reading_half_needs_all_but_tor
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of a copy of the sources, built without the network: the tests install setuptools."""
-    sources, built = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel")
-    shutil.copytree(ROOT / "fakedist", sources / "fakedist", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
-        shutil.copy(ROOT / name, sources / name)
-    options = ["--no-build-isolation", "--no-deps", "--no-index", "--quiet", "--wheel-dir", str(built)]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(sources)], check=True, capture_output=True)
-    (made,) = built.glob("*.whl")
-    return made
+    return build_wheel(tmp_path_factory.mktemp("package"))
 
 
 @pytest.mark.long

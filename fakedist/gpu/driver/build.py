@@ -1,7 +1,8 @@
 """Build the virtual GPU's driver library once for the installed torch, into a cache.
 
 It answers every function that the installed CUDA libraries export, so it is compiled on the user's machine against
-torch's own headers and libraries. Standard library only: the parent process never imports torch.
+torch's own headers and libraries, unless the package holds one for that CUDA that answers all of them. Standard library
+only: the parent process never imports torch.
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ import json
 import os
 import platform
 import re
-import subprocess
+import shutil
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fakedist.errors import SetupError
+from fakedist.gpu.driver.elf import exported_names, write_empty_library
 from fakedist.gpu.native import build_directory, cache_directory, compile_native, find_c_compiler
 from fakedist.torch_releases import OLDEST, release_of
 
 SOURCE_DIRECTORY = Path(__file__).parent
+#: Drivers that a wheel for Linux holds, each in a directory named for its CUDA version (tools/platform_wheel.py).
+PREBUILT = SOURCE_DIRECTORY / "prebuilt"
 #: The functions of nvml.h, of which no installed library has a list: those of nvidia-nvml-dev 13.5.37.
 _NVML_NAMES = "nvml_names.txt"
 #: Only the interface is exported: what the sources mark API. Assertions stay on, because a broken invariant would give
@@ -111,7 +116,7 @@ def find_cuda() -> CudaInstallation:
             "pip install torch==2.15.0   (the PyPI file for Linux x86-64 is a CUDA build)",
         )
     roots = _search_roots(cuda_version.split(".")[0])
-    include, cupti = (_directory_of(header, roots) for header in ("cuda_runtime_api.h", "cupti.h"))
+    include, cupti = (directory_of(header, roots) for header in ("cuda_runtime_api.h", "cupti.h"))
     libraries = {}
     for name in REFUSALS:
         paths = [path for root in roots for lib in ("lib", "lib64") for path in (root / lib).glob(f"lib{name}.so.*")]
@@ -127,7 +132,8 @@ def find_cuda() -> CudaInstallation:
     return CudaInstallation(torch_version, cuda_version, include, cupti, libraries)
 
 
-def _directory_of(header: str, roots: list[Path]) -> Path | None:
+def directory_of(header: str, roots: list[Path]) -> Path | None:
+    """The first of the roots' include directories that has a header."""
     return next((root / "include" for root in roots if (root / "include" / header).exists()), None)
 
 
@@ -147,7 +153,8 @@ def driver_path() -> Path:
     """Path of the driver, by a hash of all that it is built from. SetupError as :func:`find_cuda`."""
     cuda = find_cuda()
     digest = hashlib.sha256()
-    for part in (*sources(), *sorted(SOURCE_DIRECTORY.rglob("*.h")), SOURCE_DIRECTORY / _NVML_NAMES, Path(__file__)):
+    others = sorted((*SOURCE_DIRECTORY.rglob("*.h"), *SOURCE_DIRECTORY.glob("*.py")))
+    for part in (*sources(), *others, SOURCE_DIRECTORY / _NVML_NAMES):
         digest.update(part.name.encode() + part.read_bytes())
     digest.update(
         repr((cuda.torch_version, cuda.cuda_version, cuda.include, cuda.cupti_include, platform.machine())).encode()
@@ -158,9 +165,9 @@ def driver_path() -> Path:
 
 
 def ensure_driver() -> Path:
-    """Build the driver library unless it is in the cache, next to :func:`further_libraries`; several processes may.
+    """Put the driver into the cache unless it has it, next to :func:`further_libraries`; several processes may.
 
-    SetupError without a CUDA build of torch or a compiler, or if that or the linker failed.
+    SetupError without a CUDA build of torch, without a prebuilt driver and a compiler, or if that or the linker failed.
     """
     path = driver_path()
     if not path.exists():
@@ -192,27 +199,41 @@ def include_flags(cuda: CudaInstallation) -> list[str]:
     return ["-iquote", str(SOURCE_DIRECTORY), *(f"-isystem{path}" for path in directories if path is not None)]
 
 
+def prebuilt_driver(cuda: CudaInstallation) -> Path | None:
+    """The package's own driver for a CUDA version; None unless it answers all that the installed libraries export."""
+    path = PREBUILT / cuda.cuda_version / DRIVER_NAME
+    if not path.exists():
+        return None
+    answered = set(exported_names(path))
+    return path if all(name in answered for _, name in _names_to_answer(cuda, installed_names(cuda))) else None
+
+
+def compile_driver(compiler: Sequence[str], cuda: CudaInstallation, exported: dict[str, list[str]], path: Path) -> None:
+    """Compile the driver for libraries that export functions, by short name. SetupError if that failed."""
+    generated = path.with_suffix(".c")
+    generated.write_text(generated_source(cuda, exported))
+    inputs = [*include_flags(cuda), *map(str, sources()), str(generated)]
+    compile_native([*compiler, *FLAGS, *inputs, f"-Wl,-soname,{DRIVER_NAME}", *LINK_FLAGS, "-o", str(path)], DRIVER)
+    generated.unlink()
+
+
 def _build(cuda: CudaInstallation, path: Path) -> None:
-    compiler = find_c_compiler()
+    prebuilt = prebuilt_driver(cuda)
+    compiler = "" if prebuilt else find_c_compiler(_why_compiled(cuda))
     with build_directory(path.parent.parent) as scratch:
         if path.exists():
             return
         made = scratch / "made"
         made.mkdir()
-        generated = scratch / "generated.c"
-        generated.write_text(generated_source(cuda))
         driver = made / DRIVER_NAME
-        inputs = [*include_flags(cuda), *map(str, sources()), str(generated)]
-        linked = [f"-Wl,-soname,{DRIVER_NAME}", *LINK_FLAGS, "-o", str(driver)]
-        compile_native([compiler, *FLAGS, *inputs, *linked], DRIVER)
+        if prebuilt:
+            shutil.copyfile(prebuilt, driver)
+        else:
+            compile_driver([compiler], cuda, installed_names(cuda), driver)
         (made / "libcuda.so").symlink_to(DRIVER_NAME)  # Triton 3.4 links its launchers with -lcuda
         for name, installed in further_libraries(cuda).items():
-            behind = [str(driver)]
-            if installed is not None:  # a library is depended on by its own name for itself; here that is its path
-                behind.append(str(scratch / "named.so"))
-                compile_native([compiler, "-shared", f"-Wl,-soname,{installed}", "-o", behind[-1]], DRIVER)
-            empty = ["-shared", f"-Wl,-soname,{name}", "-Wl,--no-as-needed", *behind, "-o", str(made / name)]
-            compile_native([compiler, *empty], DRIVER)
+            behind = [DRIVER_NAME] if installed is None else [DRIVER_NAME, str(installed)]
+            write_empty_library(made / name, name, behind, like=driver)
         try:
             made.rename(path.parent)  # in one step: another process sees all of it or none
         except OSError:
@@ -220,11 +241,29 @@ def _build(cuda: CudaInstallation, path: Path) -> None:
                 raise
 
 
-def exported_names(library: Path) -> list[str]:
-    """Functions that a shared library exports, by ``nm``."""
-    done = subprocess.run(["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True)
-    symbols = (line.split() for line in done.stdout.splitlines())
-    return sorted({parts[2].split("@")[0] for parts in symbols if len(parts) == 3 and parts[1] in "TW"})
+def _why_compiled(cuda: CudaInstallation) -> str:
+    versions = sorted(path.parent.name for path in PREBUILT.glob(f"*/{DRIVER_NAME}"))
+    if cuda.cuda_version in versions:
+        return f"this package's driver for CUDA {cuda.cuda_version} lacks functions of the installed libraries"
+    held = (
+        f"this package has drivers for CUDA {', '.join(versions)}" if versions else "this package has no built driver"
+    )
+    return f"{held}, torch {cuda.torch_version} has CUDA {cuda.cuda_version}"
+
+
+def installed_names(cuda: CudaInstallation) -> dict[str, list[str]]:
+    """Functions that each installed library exports."""
+    return {library: exported_names(path) for library, path in cuda.libraries.items()}
+
+
+def _names_to_answer(cuda: CudaInstallation, exported: dict[str, list[str]]) -> list[tuple[str, str]]:
+    """Each function that the driver has instead of a library: the library's short name, and its own."""
+    return [
+        (library, name)
+        for library, names in (exported | {"cuda": driver_api_names(cuda.include)}).items()
+        for name in names
+        if is_interface(name) and not is_harmless(name)
+    ]
 
 
 def driver_api_names(include: Path) -> list[str]:
@@ -297,15 +336,13 @@ def is_interface(name: str) -> bool:
     return _PREFIXES.match(name) is not None
 
 
-def generated_source(cuda: CudaInstallation) -> str:
+def generated_source(cuda: CudaInstallation, exported: dict[str, list[str]]) -> str:
     """C source of everything the hand-written sources do not answer: routines counted, all else refused by name.
 
     NVML's functions are not supported without a word, as on many a GPU: monitors try all of them.
     """
-    names = {library: exported_names(path) for library, path in cuda.libraries.items()}
-    names["cuda"] = driver_api_names(cuda.include)
     answered = answered_names(cuda.include)
-    cudnn = str(cuda.libraries.get("cudnn", ""))
+    cudnn = cuda.libraries["cudnn"].name if "cudnn" in cuda.libraries else ""
     headers = ("blas.h", "cudnn.h", "cupti.h", "entry_points.h", "nvml.h", "refuse.h")
     lines = [*(f'#include "{header}"' for header in headers), "const struct interface_version interface_versions[] = {"]
     lines += [f'    {{"{name}", {suffix}, {since}}},' for name, suffix, since in interface_versions(cuda.include)]
@@ -316,15 +353,14 @@ def generated_source(cuda: CudaInstallation) -> str:
         for name, full_name, is_runtime, number in traced_functions(cuda.cupti_include)
     ]
     lines += ["    {0, 0, 0, 0},", "};"]
-    for library, exported in names.items():
-        for name in exported:
-            if name in answered or not is_interface(name) or is_harmless(name):
-                continue
-            answered.add(name)
-            if library == "cublas" and is_blas_routine(name) and f"{name}_v2" not in exported:
-                lines.append(f'API int {name}(void *handle) {{ return blas_launch(handle, "{name}"); }}')
-            else:
-                lines.append(f'API int {name}(void) {{ return refuse_call("{name}", {REFUSALS[library]}); }}')
+    for library, name in _names_to_answer(cuda, exported):
+        if name in answered:
+            continue
+        answered.add(name)
+        if library == "cublas" and is_blas_routine(name) and f"{name}_v2" not in exported[library]:
+            lines.append(f'API int {name}(void *handle) {{ return blas_launch(handle, "{name}"); }}')
+        else:
+            lines.append(f'API int {name}(void) {{ return refuse_call("{name}", {REFUSALS[library]}); }}')
     others = (name for name in nvml_names() if name not in answered)
     lines += [f"API int {name}(void) {{ return NVML_NOT_SUPPORTED; }}" for name in others]
     return "\n".join(lines) + "\n"

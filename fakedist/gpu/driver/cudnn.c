@@ -11,7 +11,8 @@ struct cudnn_handle {
     void *stream;
 };
 
-/* A function of the installed library. The lookup uses the library's handle, so it does not find ours. */
+/* A function of the library that torch has loaded: its name suffices. The lookup uses the library's handle, so it does
+   not find ours. */
 void *cudnn_function(const char *name) {
     static void *library;
     if (!library && cudnn_library[0]) library = dlopen(cudnn_library, RTLD_LAZY | RTLD_LOCAL);

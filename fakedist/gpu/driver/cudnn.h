@@ -4,7 +4,7 @@
 #include "virtual_gpu.h"
 
 enum { CUDNN_NOT_SUPPORTED = 3000 };
-extern LOCAL const char cudnn_library[];      /* written by build.py: the installed library's path */
+extern LOCAL const char cudnn_library[];      /* written by build.py: the library's file name */
 LOCAL void *cudnn_function(const char *name); /* of the installed cuDNN; NULL if it has none, which refuses the name */
 LOCAL size_t cudnn_version(void); /* e.g. 92600 */
 LOCAL int cudnn_launch(void *handle, const char *name); /* always OK */

@@ -8,6 +8,7 @@ import importlib.util
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
@@ -61,7 +62,7 @@ def _copied_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str
     shutil.copytree(build.SOURCE_DIRECTORY, copied, ignore=shutil.ignore_patterns("*.c", "*.py", "__pycache__"))
     (copied / "broken.c").write_text(broken)
     monkeypatch.setattr(build, "SOURCE_DIRECTORY", copied)
-    monkeypatch.setattr(build, "generated_source", lambda cuda: "")
+    monkeypatch.setattr(build, "generated_source", lambda cuda, exported: "")
     monkeypatch.setenv("FAKEDIST_CACHE", str(tmp_path / "cache"))
 
 
@@ -98,6 +99,48 @@ def test_every_source_and_header_has_a_driver_of_its_own(
     with (copied / changed).open("a") as file:
         file.write("/* changed */\n")
     assert build.driver_path() != before
+
+
+@pytest.fixture
+def prebuilt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A package that holds a driver for the installed CUDA, on a machine without a compiler."""
+    path = tmp_path / "prebuilt" / find_cuda().cuda_version / build.DRIVER_NAME
+    path.parent.mkdir(parents=True)
+    shutil.copyfile(build.ensure_driver(), path)
+    monkeypatch.setattr(build, "PREBUILT", tmp_path / "prebuilt")
+    monkeypatch.setenv("FAKEDIST_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    return path
+
+
+def test_a_prebuilt_driver_that_answers_every_export_needs_no_compiler(prebuilt: Path) -> None:
+    driver = build.ensure_driver()
+    assert driver.read_bytes() == prebuilt.read_bytes()
+    assert (driver.parent / "libcuda.so").resolve() == driver
+    behind = driver.parent / find_cuda().libraries["cublasLt"].name
+    code = (
+        "import ctypes, sys; ctypes.CDLL(sys.argv[1]); behind = ctypes.CDLL(sys.argv[2])\n"
+        "print(behind.fakedist_configure is not None, behind.cublasLtGetVersion() > 0)"
+    )
+    command = [sys.executable, "-c", code, driver, behind]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True True\n"
+
+
+def test_a_prebuilt_driver_that_lacks_an_export_is_not_taken(prebuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = build.installed_names(find_cuda())
+    monkeypatch.setattr(build, "installed_names", lambda cuda: installed | {"nccl": ["ncclOfTomorrow"]})
+    with pytest.raises(SetupError, match=r"no C compiler was found.*lacks functions of the installed libraries"):
+        build.ensure_driver()
+
+
+def test_without_a_compiler_an_error_names_the_cuda_of_the_prebuilt_drivers(
+    prebuilt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prebuilt.parent.rename(prebuilt.parents[1] / "12.1")
+    with pytest.raises(SetupError, match=r"\(this package has drivers for CUDA 12\.1, torch \S+ has CUDA") as error:
+        build.ensure_driver()
+    assert "apt-get install gcc" in error.value.hint
 
 
 @pytest.mark.long

@@ -17,7 +17,8 @@ STEPS_ON_AN_H200 = [
 _SCRIPT = (
     f"ON_AN_H200 = {ON_AN_H200}"
     """
-from fakedist.gpu.driver.build import answered_names, exported_names, find_cuda
+from fakedist.gpu.driver.build import answered_names, find_cuda
+from fakedist.gpu.driver.elf import exported_names
 
 def malloc(size):
     return make("cudaMalloc", c_size_t(size))

@@ -222,6 +222,23 @@ def test_an_unknown_gpu_is_named_before_anything_is_built(monkeypatch: pytest.Mo
         launching.check(dataclasses.replace(JOB, target=str(tmp_path / "train.py"), gpu="h100-80"))
 
 
+def test_ranks_that_run_without_the_fast_path_say_so_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.setattr(launching, "ensure_driver", lambda: None)
+    monkeypatch.setenv("FAKEDIST_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    launching._prepare_fast_path.cache_clear()
+    for _ in range(2):
+        launching.check(dataclasses.replace(JOB, target=str(tmp_path / "train.py")))
+    launching._prepare_fast_path.cache_clear()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "recorded in Python, slower, with the same results: no C++ compiler was found" in line
+    assert "apt-get install g++" in line
+
+
 @pytest.mark.parametrize("device", ["virtual", "cuda"])
 def test_an_allocator_that_keeps_no_history_is_refused_before_anything_is_written(
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,254 @@
+"""The tools that an agent sees.
+
+Each runs a command of fakedist and answers with the data of its report. READING and RUNNING are the registry: a new
+command becomes a tool as a method of :class:`Tools` that is named in one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import tempfile
+import time
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ToolAnnotations
+
+from fakedist._version import __version__
+from fakedist.errors import FakedistError
+from fakedist.extras.mcp.limited_command import Limits, run_command
+from fakedist.rundir.directory import MANIFEST_NAME
+from fakedist.rundir.manifest import load_manifest
+
+READING = ("runs", "report", "lines", "time", "compare", "match", "doctor")
+RUNNING = ("profile", "sweep", "check")
+_INSTRUCTIONS = """fakedist runs one rank of a distributed PyTorch job on a virtual GPU, and reports its memory to the
+byte and its estimated time. Begin with `runs`. Bytes are bytes, times microseconds. An answer's `data` is the report's;
+`sections` names parts that were left out of it: ask for one with `section`. `notes` says what is not known or made up.
+"""
+#: Characters of JSON of an answer, and of a part of one that is larger.
+_MOST = 20_000
+_MOST_OF_A_PART = 1_500
+_NAME = re.compile(r"[A-Za-z0-9][\w.,:+=-]*")
+#: Directories below the project in which runs are looked for, and how many runs are listed.
+_DEPTH = 4
+_MOST_RUNS = 100
+
+Object = dict[str, Any]
+
+
+def make_server(project: Path, limits: Limits, *, may_run: bool) -> MCPServer:
+    """A server for one project, with the tools that run scripts if it may."""
+    server = MCPServer("fakedist", version=__version__, instructions=_INSTRUCTIONS, log_level="ERROR")
+    tools = Tools(project, limits)
+    for name in READING:
+        server.add_tool(getattr(tools, name), annotations=ToolAnnotations(read_only_hint=True))
+    for name in RUNNING if may_run else ():
+        server.add_tool(getattr(tools, name), annotations=ToolAnnotations(read_only_hint=False))
+    return server
+
+
+class Tools:
+    """The tools. Paths are below the project, also through symlinks; nothing is replaced or deleted."""
+
+    def __init__(self, project: Path, limits: Limits) -> None:
+        self._project, self._limits = project.resolve(), limits
+
+    async def runs(self) -> Object:
+        """List the runs below the project, the newest first: their paths, scripts, ranks and outcomes."""
+        listed = sorted(self._run_directories(self._project, _DEPTH), key=lambda path: -path.stat().st_mtime)
+        return {"data": [self._described(path) for path in listed[:_MOST_RUNS]], "left_out": len(listed[_MOST_RUNS:])}
+
+    async def report(self, context: Context, run: str, section: str = "") -> Object:
+        """Report a finished run, or a file of a real GPU: whether it fits, the peak, categories, layers, time, advice.
+
+        section: a part of the data such as "layers", "advice", "time" or "time.kernels".
+        """
+        return await self._answer(context, ["report", self._path(run)], section)
+
+    async def lines(self, context: Context, run: str, section: str = "") -> Object:
+        """Report each source line's bytes at the peak, and the time of the kernels that it launches."""
+        return await self._answer(context, ["lines", self._path(run)], section)
+
+    async def time(self, context: Context, run: str, gpu: str = "", fabric: str = "", section: str = "") -> Object:
+        """Estimate a run's step on other GPUs or networks, without running it: gpu "h100,b200", fabric "p5-efa"."""
+        options = self._options(gpu=gpu, fabric=fabric)
+        return await self._answer(context, ["time", self._path(run), *options], section)
+
+    async def compare(self, context: Context, before: str, after: str, section: str = "") -> Object:
+        """Report what changed between two runs, or between a run and a file of a real GPU, and why."""
+        return await self._answer(context, ["compare", self._path(before), self._path(after)], section)
+
+    async def match(self, context: Context, runs: str, section: str = "") -> Object:
+        """Report whether the calls of a job's ranks match, or where they hang.
+
+        runs: a directory of several ranks' runs, or of the Flight Recorder's dumps of a job that hung.
+        """
+        return await self._answer(context, ["match", self._path(runs)], section)
+
+    async def doctor(self, context: Context) -> Object:
+        """Report what works on this machine, and what to type for what does not."""
+        return await self._answer(context, ["doctor"], "")
+
+    async def profile(
+        self,
+        context: Context,
+        script: str,
+        world_size: int,
+        *,
+        arguments: list[str] | None = None,
+        rank: str = "0",
+        gpu: str = "",
+        gpu_memory: str = "",
+        fabric: str = "",
+        output: str = "",
+    ) -> Object:
+        """Run one rank of a job, unmodified, and report its memory and time.
+
+        script and arguments: as for torchrun. rank: one, several ("0,7"), "stages" or "distinct". output: the new run
+        directory.
+        """
+        directory = ["--output", self._path(output, exists=False)] if output else []
+        options = self._options(world_size=world_size, rank=rank, gpu=gpu, gpu_memory=gpu_memory, fabric=fabric)
+        words = ["profile", *options, *directory, self._path(script), *(arguments or [])]
+        return await self._answer(context, words, "", runs_script=True)
+
+    async def sweep(
+        self,
+        context: Context,
+        script: str,
+        *,
+        world_size: int = 0,
+        axes: list[str] | None = None,
+        arguments: list[str] | None = None,
+        gpu: str = "",
+    ) -> Object:
+        """Run a job at every point of a space, and rank the points that fit by their time.
+
+        script: a sweep file (sweep.toml), or a script with axes such as "tp=1,2,4" and arguments with "{tp}".
+        """
+        options = self._options(world_size=world_size or "", gpu=gpu)
+        options += [f"--axis={axis}" for axis in axes or []]
+        return await self._answer(
+            context, ["sweep", *options, self._path(script), *(arguments or [])], "", runs_script=True
+        )
+
+    async def check(self, context: Context, jobs: list[str] | None = None, config: str = "pyproject.toml") -> Object:
+        """Run the project's jobs against their budgets and baselines; without names, all of them."""
+        words = ["check", "--no-annotations", f"--config={self._path(config)}", *map(_name, jobs or [])]
+        return await self._answer(context, words, "", runs_script=True)
+
+    async def _answer(self, context: Context, words: list[str], section: str, *, runs_script: bool = False) -> Object:
+        command, *others = words
+
+        async def progress(seconds: float, message: str) -> None:
+            await context.report_progress(seconds, message=message)
+
+        output = self._new_output(command) if runs_script else None
+        done = await run_command([command, "--json", *others], self._project, self._limits, progress, output)
+        kept = {} if output is None else {"output": str(output)}
+        if done.exceeded or not isinstance(done.data, dict):
+            more = f"\nThe whole output: {output}" if output else ""
+            raise ToolError(f"{done.exceeded or 'fakedist failed'} (exit {done.code})\n{done.said}{more}")
+        not_known = done.data.get("notes") or done.data.get("remarks") or []
+        answer = fitting(_section(done.data, section), section)
+        shown = shlex.join(["fakedist", *words])
+        ended = {"exit": done.code, "said": done.said} if done.code else {}
+        return answer | {"not_known": not_known, "command": shown} | ended | kept
+
+    def _new_output(self, command: str) -> Path:
+        """A new file for what a command and its script print, below the project."""
+        folder = Path(self._path(".fakedist/mcp", exists=False))
+        folder.mkdir(parents=True, exist_ok=True)
+        file, path = tempfile.mkstemp(".txt", f"{time.strftime('%Y%m%d-%H%M%S')}-{command}-", folder)
+        os.close(file)
+        return Path(path)
+
+    def _options(self, **values: str | int) -> list[str]:
+        """Options of names and numbers. A file of the project may stand for a name, one elsewhere may not."""
+        options = []
+        for name, value in values.items():
+            if value != "":
+                text = _name(str(value))
+                for part in text.split(","):
+                    self._path(part, exists=False)
+                options.append(f"--{name.replace('_', '-')}={text}")
+        return options
+
+    def _path(self, text: str, *, exists: bool = True) -> str:
+        """A path below the project, without symlinks. ToolError if it leads elsewhere or does not exist."""
+        path = (self._project / text).resolve()
+        if not path.is_relative_to(self._project):
+            raise ToolError(f"{text} is outside of the project {self._project}; name a path below it")
+        if exists and not path.exists():
+            raise ToolError(f"{text} does not exist in {self._project}; the tool runs lists the runs")
+        return str(path)
+
+    def _run_directories(self, folder: Path, depth: int) -> Iterator[Path]:
+        if (folder / MANIFEST_NAME).is_file():
+            yield folder
+        for child in sorted(folder.iterdir()) if depth else ():
+            if (
+                child.is_dir()
+                and not child.is_symlink()
+                and (not child.name.startswith(".") or child.name == ".fakedist")
+            ):
+                with suppress(PermissionError):
+                    yield from self._run_directories(child, depth - 1)
+
+    def _described(self, path: Path) -> Object:
+        described: Object = {"run": str(path.relative_to(self._project))}
+        try:
+            manifest = load_manifest(path)
+        except FakedistError as error:
+            return described | {"error": error.message}
+        job = manifest.job
+        if job is not None:
+            described |= {"script": job.target, "arguments": list(job.arguments), "world_size": job.world_size}
+            described |= {"rank": job.rank}
+        return described | {"created": manifest.created, "outcome": manifest.exit.outcome}
+
+
+def fitting(data: Any, section: str = "") -> Object:
+    """An answer with data that an agent can take in: of an object its small parts, of a list its first rows.
+
+    ``sections`` has the characters of each part left out, by its name; ``rows_left_out`` counts.
+    """
+    if len(json.dumps(data)) <= _MOST:
+        return {"data": data}
+    if isinstance(data, dict):
+        sizes = {name: len(json.dumps(part)) for name, part in data.items()}
+        left_out = {f"{section}.{name}".strip("."): size for name, size in sizes.items() if size > _MOST_OF_A_PART}
+        small = {name: part for name, part in data.items() if sizes[name] <= _MOST_OF_A_PART}
+        return {"data": small, "sections": left_out}
+    if not isinstance(data, list):
+        return {"data": str(data)[:_MOST]}
+    ends = list(accumulate(len(json.dumps(row)) + 2 for row in data))
+    number = bisect_right(ends, _MOST)
+    return {"data": data[:number], "rows_left_out": len(data) - number}
+
+
+def _section(data: Any, section: str) -> Any:
+    """A part of a report's data by its dotted name. ToolError names those that there are."""
+    for name in section.split(".") if section else ():
+        if not isinstance(data, dict) or name not in data:
+            names = ", ".join(data) if isinstance(data, dict) else "none"
+            raise ToolError(f"there is no section {section}: {name!r} is not one of {names}")
+        data = data[name]
+    return data
+
+
+def _name(text: str) -> str:
+    """A name or a number, which cannot pass for an option. ToolError for anything else."""
+    if not _NAME.fullmatch(text):
+        raise ToolError(f"{text!r} is not a name: expected letters, digits and . , : + = - after a letter or digit")
+    return text
