@@ -40,7 +40,10 @@ Wall time covers the whole command, including process start and report. Peak is 
 
 Not in the list: torchtune 0.6.1, which needs torchao 0.15 or older and so an environment of its own (its full finetune
 ran to the end on one rank there, unchecked); OLMo-core 3.0.0, which needs torch older than 2.14; TorchRec 1.9.2, whose
-fbgemm_gpu 1.9.0 lacks a symbol of torch 2.15 (`c10::report_overflow`); Detectron2 and dion, which have no package;
+fbgemm_gpu 1.9.0 lacks a symbol of torch 2.15 (`c10::report_overflow`); Detectron2, dion, VAR, V-JEPA 2, nanochat,
+DeepSpeedExamples and PyTorch's ImageNet example, repositories without a package: what they showed has tests of its
+own (ranks that a script starts, static graphs, truncated initialization, assertions on made-up values, compiled
+embeddings);
 fms-fsdp @5a296af, a repository that runs with ibm-fms 0.0.8: its Llama 2 7B (HSDP, compiled, 4,096 tokens, batch 2)
 is estimated to take 732 ms on 96 H100 and 1.98 s on 128 A100, where its README has 853 ms and 1.80 s, of 2024, when
 attention was FlashAttention-2, about 30 ms more on an H100; vLLM, SGLang, and TRL and verl with them, which have

@@ -102,7 +102,7 @@ class Stage(nn.Module):
         self.head = nn.Linear(DIM, VOCAB, bias=False) if number == num_stages - 1 else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take tokens, or what the stage before sends, [batch, length, DIM]; return as much, or logits."""
+        """Tokens, or [batch, length, DIM] from the stage before, to the same for the next one, or logits."""
         x = x if self.embedding is None else self.embedding(x)
         for layer in self.layers:
             x = layer(x)
