@@ -112,6 +112,26 @@ def test_an_agent_finds_out_why_a_job_does_not_fit_and_proves_its_change(project
     tell(story, project, "--allow-run")
 
 
+@pytest.mark.long
+def test_an_agent_sweeps_a_space_and_checks_the_projects_budgets(project: Path) -> None:
+    (project / "pyproject.toml").write_text(
+        "[[tool.fakedist.check.jobs]]\nname = 'small'\nscript = 'train.py'\narguments = ['400']\nworld_size = 8\n"
+        "budgets = { peak_allocated = '1 MiB' }\n"
+    )
+
+    async def story(client: Any) -> None:
+        space = {"script": "train.py", "world_size": 8, "axes": ["batch=400,800"], "arguments": ["{batch}"]}
+        swept = answer(await client.call_tool("sweep", space))
+        assert "fakedist-sweep" in json.dumps(swept["data"])
+        assert len(swept["data"]["points"]) == 2
+        checked = answer(await client.call_tool("check", {"jobs": ["small"]}))
+        assert checked["exit"] == 3
+        assert "outside of the project" in refusal(await client.call_tool("check", {"config": "../pyproject.toml"}))
+        assert "is not a name" in refusal(await client.call_tool("check", {"jobs": ["--update"]}))
+
+    tell(story, project, "--allow-run")
+
+
 def test_without_leave_nothing_runs_and_no_path_leads_out_of_the_project(project: Path) -> None:
     (project / "json.py").write_text("open('ran', 'w')")
 
