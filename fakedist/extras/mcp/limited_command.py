@@ -60,7 +60,7 @@ async def run_command(
     words: Sequence[str], project: Path, limits: Limits, progress: Progress, output: Path | None
 ) -> Answered:
     """Run ``fakedist WORDS --json`` in the project. What the script prints goes into a file, if one is named."""
-    command = [sys.executable, "-m", "fakedist", *words]
+    command = [sys.executable, "-P", "-m", "fakedist", *words]  # a module of the project must not stand for Python's
     with (
         tempfile.TemporaryFile() as printed,
         tempfile.TemporaryFile() if output is None else output.open("w+b") as said,

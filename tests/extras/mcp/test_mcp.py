@@ -44,7 +44,7 @@ Story = Callable[[Any], Awaitable[None]]
 def tell(story: Story, project: Path, *options: str) -> None:
     """Run a story with a client of ``fakedist mcp`` in a project."""
     words = ["-m", "fakedist", "mcp", "--project", str(project), *options]
-    server = mcp.StdioServerParameters(command=sys.executable, args=words, env=clean_environment(), cwd=project)
+    server = mcp.StdioServerParameters(command=sys.executable, args=words, env=clean_environment(), cwd=project.parent)
 
     async def run() -> None:
         with (project.parent / "server.txt").open("w") as said:
@@ -112,7 +112,29 @@ def test_an_agent_finds_out_why_a_job_does_not_fit_and_proves_its_change(project
     tell(story, project, "--allow-run")
 
 
+@pytest.mark.long
+def test_an_agent_sweeps_a_space_and_checks_the_projects_budgets(project: Path) -> None:
+    (project / "pyproject.toml").write_text(
+        "[[tool.fakedist.check.jobs]]\nname = 'small'\nscript = 'train.py'\narguments = ['400']\nworld_size = 8\n"
+        "budgets = { peak_allocated = '1 MiB' }\n"
+    )
+
+    async def story(client: Any) -> None:
+        space = {"script": "train.py", "world_size": 8, "axes": ["batch=400,800"], "arguments": ["{batch}"]}
+        swept = answer(await client.call_tool("sweep", space))
+        assert "fakedist-sweep" in json.dumps(swept["data"])
+        assert len(swept["data"]["points"]) == 2
+        checked = answer(await client.call_tool("check", {"jobs": ["small"]}))
+        assert checked["exit"] == 3
+        assert "outside of the project" in refusal(await client.call_tool("check", {"config": "../pyproject.toml"}))
+        assert "is not a name" in refusal(await client.call_tool("check", {"jobs": ["--update"]}))
+
+    tell(story, project, "--allow-run")
+
+
 def test_without_leave_nothing_runs_and_no_path_leads_out_of_the_project(project: Path) -> None:
+    (project / "json.py").write_text("open('ran', 'w')")
+
     async def story(client: Any) -> None:
         assert {tool.name for tool in (await client.list_tools()).tools} == READING
         assert "profile" in refusal(await client.call_tool("profile", {"script": "train.py", "world_size": 8}))
@@ -126,9 +148,8 @@ def test_without_leave_nothing_runs_and_no_path_leads_out_of_the_project(project
         assert "findings" in answer(await client.call_tool("doctor", {}))["data"]
 
     tell(story, project)
-    assert sorted(path.name for path in project.iterdir()) == ["away", "mine.toml", "train.py"], (
-        "reading writes nothing"
-    )
+    left = sorted(path.name for path in project.iterdir())
+    assert left == ["away", "json.py", "mine.toml", "train.py"], "reading runs and writes nothing"
 
 
 @pytest.mark.long

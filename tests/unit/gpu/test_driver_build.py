@@ -143,6 +143,17 @@ def test_without_a_compiler_an_error_names_the_cuda_of_the_prebuilt_drivers(
     assert "apt-get install gcc" in error.value.hint
 
 
+def test_the_lists_for_wheels_have_every_function_of_the_installed_libraries() -> None:
+    """A wheel's driver is built from the lists: without a function it would be of no use to this torch."""
+    cuda = find_cuda()
+    listed = Path(__file__).parents[3] / "tools" / "exports" / f"{cuda.cuda_version}.txt"
+    if not listed.exists():
+        pytest.skip(f"no wheel has a driver for CUDA {cuda.cuda_version}")
+    exported = {name for names in build.installed_names(cuda).values() for name in names}
+    wanted = {name for name in exported if build.is_interface(name) and not is_harmless(name)}
+    assert wanted - set(listed.read_text().split()) == set()
+
+
 @pytest.mark.long
 def test_the_sources_compile_without_a_warning(tmp_path: Path) -> None:
     """CUDA's functions alone have no prototypes: their callers declare them."""
