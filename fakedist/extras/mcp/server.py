@@ -13,8 +13,6 @@ import shlex
 import tempfile
 import time
 from bisect import bisect_right
-from collections.abc import Iterator
-from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -24,12 +22,11 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 
 from fakedist._version import __version__
-from fakedist.errors import FakedistError
+from fakedist.errors import JobError
 from fakedist.extras.mcp.limited_command import Limits, run_command
-from fakedist.rundir.directory import MANIFEST_NAME
-from fakedist.rundir.manifest import load_manifest
+from fakedist.findings.rule_pages import page_of
 
-READING = ("runs", "report", "lines", "time", "compare", "match", "doctor")
+READING = ("runs", "report", "explain", "lines", "time", "compare", "match", "doctor")
 RUNNING = ("profile", "sweep", "check")
 _INSTRUCTIONS = """fakedist runs one rank of a distributed PyTorch job on a virtual GPU, and reports its memory to the
 byte and its estimated time. Begin with `runs`. Bytes are bytes, times microseconds. An answer's `data` is the report's;
@@ -39,9 +36,6 @@ byte and its estimated time. Begin with `runs`. Bytes are bytes, times microseco
 _MOST = 20_000
 _MOST_OF_A_PART = 1_500
 _NAME = re.compile(r"[A-Za-z0-9][\w.,:+=-]*")
-#: Directories below the project in which runs are looked for, and how many runs are listed.
-_DEPTH = 4
-_MOST_RUNS = 100
 
 Object = dict[str, Any]
 
@@ -63,15 +57,21 @@ class Tools:
     def __init__(self, project: Path, limits: Limits) -> None:
         self._project, self._limits = project.resolve(), limits
 
-    async def runs(self) -> Object:
-        """List the runs below the project, the newest first: their paths, scripts, ranks and outcomes."""
-        listed = sorted(self._run_directories(self._project, _DEPTH), key=lambda path: -path.stat().st_mtime)
-        return {"data": [self._described(path) for path in listed[:_MOST_RUNS]], "left_out": len(listed[_MOST_RUNS:])}
+    async def runs(self, context: Context) -> Object:
+        """List the project's runs, the newest first: paths, ages, jobs, verdicts and sizes."""
+        return await self._answer(context, ["runs"], "")
+
+    async def explain(self, code: str) -> Object:
+        """Explain the rule of a finding such as "FD101": why the fault matters, how it is seen, what mends it."""
+        try:
+            return {"data": page_of(code)}
+        except JobError as error:
+            raise ToolError(f"{error.message}; {error.hint}") from None
 
     async def report(self, context: Context, run: str, section: str = "") -> Object:
-        """Report a finished run, or a file of a real GPU: whether it fits, the peak, categories, layers, time, advice.
+        """Report a finished run, or a file of a real GPU: whether it fits, the peak, findings, layers, time, advice.
 
-        section: a part of the data such as "layers", "advice", "time" or "time.kernels".
+        section: a part of the data such as "findings", "advice", "time" or "time.kernels".
         """
         return await self._answer(context, ["report", self._path(run)], section)
 
@@ -192,30 +192,6 @@ class Tools:
         if exists and not path.exists():
             raise ToolError(f"{text} does not exist in {self._project}; the tool runs lists the runs")
         return str(path)
-
-    def _run_directories(self, folder: Path, depth: int) -> Iterator[Path]:
-        if (folder / MANIFEST_NAME).is_file():
-            yield folder
-        for child in sorted(folder.iterdir()) if depth else ():
-            if (
-                child.is_dir()
-                and not child.is_symlink()
-                and (not child.name.startswith(".") or child.name == ".fakedist")
-            ):
-                with suppress(PermissionError):
-                    yield from self._run_directories(child, depth - 1)
-
-    def _described(self, path: Path) -> Object:
-        described: Object = {"run": str(path.relative_to(self._project))}
-        try:
-            manifest = load_manifest(path)
-        except FakedistError as error:
-            return described | {"error": error.message}
-        job = manifest.job
-        if job is not None:
-            described |= {"script": job.target, "arguments": list(job.arguments), "world_size": job.world_size}
-            described |= {"rank": job.rank}
-        return described | {"created": manifest.created, "outcome": manifest.exit.outcome}
 
 
 def fitting(data: Any, section: str = "") -> Object:

@@ -37,7 +37,7 @@ for _ in range(3):
     optimizer.step()
     optimizer.zero_grad()
 """
-READING = {"runs", "report", "lines", "time", "compare", "match", "doctor"}
+READING = {"runs", "report", "explain", "lines", "time", "compare", "match", "doctor"}
 Story = Callable[[Any], Awaitable[None]]
 
 
@@ -102,7 +102,8 @@ def test_an_agent_finds_out_why_a_job_does_not_fit_and_proves_its_change(project
         proof = answer(await client.call_tool("compare", {"before": "large", "after": "small"}))
         assert proof["command"].startswith("fakedist compare ")
         assert str(small["data"]["peak_allocated_bytes"]) in json.dumps(proof["data"])
-        assert [run["run"] for run in answer(await client.call_tool("runs", {}))["data"]] == ["small", "large"]
+        listed = answer(await client.call_tool("runs", {}))["data"]["runs"]
+        assert [Path(run["path"]).name for run in listed] == ["small", "large"]
         elsewhere = answer(await client.call_tool("time", {"run": "small", "gpu": "h100-80g,b200"}))
         assert "b200" in json.dumps(elsewhere).lower()
 
@@ -122,7 +123,7 @@ def test_an_agent_sweeps_a_space_and_checks_the_projects_budgets(project: Path) 
     async def story(client: Any) -> None:
         space = {"script": "train.py", "world_size": 8, "axes": ["batch=400,800"], "arguments": ["{batch}"]}
         swept = answer(await client.call_tool("sweep", space))
-        assert "fakedist-sweep" in json.dumps(swept["data"])
+        assert ".fakedist/sweep-" in json.dumps(swept["data"])
         assert len(swept["data"]["points"]) == 2
         checked = answer(await client.call_tool("check", {"jobs": ["small"]}))
         assert checked["exit"] == 3
@@ -144,7 +145,9 @@ def test_without_leave_nothing_runs_and_no_path_leads_out_of_the_project(project
         (project / "mine.toml").symlink_to(project.parent / "secret.txt")
         for gpu in ("--help", "../other.toml", "h100,mine.toml"):
             assert refusal(await client.call_tool("time", {"run": "train.py", "gpu": gpu}))
-        assert answer(await client.call_tool("runs", {}))["data"] == []
+        assert answer(await client.call_tool("runs", {}))["data"]["runs"] == []
+        assert "FD101: chunks of a loss" in answer(await client.call_tool("explain", {"code": "fd101"}))["data"]
+        assert "there is no rule 'FD999'" in refusal(await client.call_tool("explain", {"code": "FD999"}))
         assert "findings" in answer(await client.call_tool("doctor", {}))["data"]
 
     tell(story, project)
