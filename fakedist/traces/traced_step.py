@@ -407,7 +407,7 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
         "flops": _flops(ranges, sites, family, end - start),
         "moved_bytes": np.where(bytes_ >= 0, bytes_, np.nan),
         "bound": np.zeros(len(activity)),
-        "path_us": np.zeros(0) if trace.path is None else trace.path.kernel_us,
+        "path_us": np.full(len(activity), np.nan) if trace.path is None else trace.path.kernel_us,
     }
     until = max(int(end.max(initial=trace.begin)), trace.begin)
     source = KernelSource(

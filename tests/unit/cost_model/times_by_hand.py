@@ -28,7 +28,7 @@ def kernel(start_us: float, duration_us: float, family: str = "gemm", **more: An
 def table(*kernels: dict[str, Any]) -> pd.DataFrame:
     found = pd.DataFrame(kernels, columns=list(kernel(0, 0)))
     types = {"stream": "uint64", "layer": "int32", "recompute": "bool", "call": "int64"}
-    return found.astype(types | dict.fromkeys(FIGURES, "f8"))
+    return found.astype(types | dict.fromkeys(FIGURES, "f8")).assign(path_us=NAN)
 
 
 def record(*kernels: dict[str, Any], **source: Any) -> KernelsRecord:
@@ -38,7 +38,7 @@ def record(*kernels: dict[str, Any], **source: Any) -> KernelsRecord:
         coded = {name: known.index(row[name]) for name, known in places.items()}
         for name in ("name", "grid", "block", "operation"):
             coded[name] = texts.setdefault(row[name], len(texts))
-        columns.add(**row | coded)
+        columns.add(**row | coded, path_us=NAN)
     return columns.made(source=dataclasses.replace(SOURCE, **source), texts=list(texts))
 
 
