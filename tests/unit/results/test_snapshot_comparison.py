@@ -196,7 +196,8 @@ def test_a_run_without_memory_is_refused_in_one_line(tmp_path: Path, capsys: pyt
     run = run_of(tmp_path / "run")
     summary = json.loads((run / "run.json").read_text())["summary"]
     import_manifest(run, tmp_path / "x.sqlite", "nsys")
-    values = json.loads((run / "run.json").read_text()) | {"summary": summary}
+    nothing = {"peak_allocated_bytes": 0, "peak_reserved_bytes": 0}
+    values = json.loads((run / "run.json").read_text()) | {"summary": summary | nothing}
     (run / "run.json").write_text(json.dumps(values))
     assert main(["compare", str(snapshot_of(tmp_path / "a.pickle", BEFORE)), str(run)]) == 1
     assert "has no memory to compare: fakedist nsys imported it" in capsys.readouterr().err.splitlines()[0]
