@@ -250,8 +250,8 @@ def test_what_shortens_the_step_comes_first_where_memory_has_room(
     write_manifest(run, replace(manifest, summary=changed))
     shown, full, markdown = short(run, 120), text(run, 160), run_markdown(open_run(run))
     assert (shown.index("step -25.0%") < shown.index("less allocated: recompute")) is is_time_first
-    assert (full.index("the step, estimated: limited") < full.index("less allocated, estimated")) is is_time_first
-    assert (markdown.index("The step, estimated: lim") < markdown.index("less allocated, estimated")) is is_time_first
+    assert (full.index("the step, estimated: limited") < full.index("less, estimated: recompute")) is is_time_first
+    assert (markdown.index("The step, estimated: lim") < markdown.index("less, estimated: recompute")) is is_time_first
 
 
 if __name__ == "__main__":
