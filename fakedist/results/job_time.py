@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -19,15 +19,13 @@ from fakedist.cost_model.job.job_times import JobRank, JobTimes, job_times
 from fakedist.cost_model.job.step_tokens import tokens_text
 from fakedist.errors import FakedistError, JobError, RunDirectoryError
 from fakedist.findings.finding_all import find_job_faults
-from fakedist.findings.ignoring import is_ignored
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
 from fakedist.options.pricing import Pricing, PricingOptions
 from fakedist.results.opening import open_run_directory
 from fakedist.results.rank_kinds import JobKinds, find_job_kinds, rank_program
 from fakedist.results.repricing import experts_of, host_of, models_of, tables_to_price
-from fakedist.results.run import Run
-from fakedist.results.summing_up import estimate_or_note
+from fakedist.results.run import Run, findings_of
 from fakedist.rundir import time_notes
 from fakedist.rundir.directory import rank_directories
 from fakedist.rundir.finding import Finding
@@ -201,11 +199,7 @@ class JobRuns:
     @cached_property
     def _found(self) -> tuple[list[Finding], list[Note]]:
         cases = {run.summary.rank: run.case for run in self.runs if run.summary.rank is not None}
-        notes: list[Note] = []
-        if len(cases) < 2:
-            return [], notes
-        faults = find_job_faults(cases, lambda code, find: estimate_or_note(f"finding {code}", find, notes) or [])
-        return [finding for finding in faults if not is_ignored(finding)], notes
+        return findings_of(partial(find_job_faults, cases)) if len(cases) > 1 else ([], [])
 
 
 def open_job_runs(path: Path, ranks: Collection[int] | None = None) -> JobRuns:

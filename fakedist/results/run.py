@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from fakedist.cost_model.host_times import host_waits, late_launches
 from fakedist.cost_model.rollout.rollout_time import RolloutTime, time_rollout
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.findings.case import Case
-from fakedist.findings.finding_all import find_faults
+from fakedist.findings.finding_all import Tried, find_faults
 from fakedist.findings.ignoring import is_ignored
 from fakedist.options.pricing import Pricing, PricingOptions
 from fakedist.options.rollout import Rollout
@@ -279,6 +279,13 @@ class RunTime:
         return kernels.assign(layer_name=names.iloc[kernels["layer"]].to_numpy())
 
 
+def findings_of(find: Callable[[Tried], list[Finding]]) -> tuple[list[Finding], list[Note]]:
+    """Findings that no comment of the script ignores, and notes on rules that failed."""
+    notes: list[Note] = []
+    faults = find(lambda code, see: estimate_or_note(f"finding {code}", see, notes) or [])
+    return [finding for finding in faults if not is_ignored(finding)], notes
+
+
 class Run:
     """One finished run. ``fakedist.open`` and ``fakedist.profile`` return one. A part that it lacks is None.
 
@@ -360,10 +367,7 @@ class Run:
 
     @cached_property
     def _found(self) -> tuple[list[Finding], list[Note]]:
-        notes: list[Note] = []
-        case = self.case
-        faults = find_faults(case, lambda code, find: estimate_or_note(f"finding {code}", find, notes) or [])
-        return [finding for finding in faults if not is_ignored(finding)], notes
+        return findings_of(partial(find_faults, self.case))
 
     def layers(self, *, fold: bool = True) -> pd.DataFrame:
         """The memory of layers at the peak, with children; columns as of ``analysis.layer_table.fold_table``."""
