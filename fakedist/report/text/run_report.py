@@ -131,6 +131,8 @@ def render(run_directory: Path | Run, *, all_layers: bool, console: Console, sec
         print_sheets(console, time_sheets(run, all_layers=all_layers))
     if run.findings and "findings" in wanted:
         _print_findings(console, run)
+    elif section == "findings":
+        print_items(console, ["no rule of docs/findings.md saw a fault in this run"])
     if summary.advice and "advice" in wanted:
         _print_advice(console, summary)
     if "notes" in wanted:

@@ -231,6 +231,13 @@ def test_the_short_report_leaves_out_a_change_that_gives_nothing_by_itself(tmp_p
     assert re.findall(r"change \d", shown) == [f"change {number}" for number in range(1, 4)]
 
 
+def test_the_section_of_findings_says_that_there_are_none(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=160, color_system=None, force_terminal=False)
+    render(HandMade().write(new_run(tmp_path / "run")), all_layers=False, console=console, section="findings")
+    assert isinstance(console.file, io.StringIO)
+    assert "no rule of docs/findings.md saw a fault in this run" in console.file.getvalue()
+
+
 @pytest.mark.parametrize(("capacity", "is_time_first"), [(79 << 30, True), (3 << 29, False)])
 def test_what_shortens_the_step_comes_first_where_memory_has_room(
     tmp_path: Path, capacity: int, is_time_first: bool
