@@ -155,7 +155,7 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
             figures = judge_job(checked, job, runs, before[job.name])
             found = [RankFinding(job.name, rank, finding) for rank, run in runs.items() for finding in run.findings]
             found += [RankFinding(job.name, None, finding) for finding in JobRuns(None, list(runs.values())).findings]
-            checked.findings += [each for each in found if job.selection.takes(each.finding, config.root)]
+            checked.findings += [piece for piece in found if job.selection.takes(piece.finding, config.root)]
             if job.match:
                 checked.mismatches += _mismatches(job, [run.path for run in runs.values()])
             texts[baseline_path(config, job)] = baseline_text(

@@ -230,7 +230,8 @@ def read_config(path: Path) -> CheckConfig:
     for number, entry in enumerate(entries, start=1):
         job = _job(
             Section(f"{path.name} job {entry.get('name', number)!r}", entry),
-            (tolerances, selection),
+            tolerances,
+            selection,
             path.resolve().parent,
         )
         if job.name.lower() in taken:
@@ -255,7 +256,9 @@ def _inside(values: object, *keys: str) -> dict[str, object] | None:
     return values if isinstance(values, dict) else None
 
 
-def _job(section: Section, default: tuple[tuple[Limit, ...], Selection], directory: Path) -> CheckJob:
+def _job(
+    section: Section, default_tolerances: tuple[Limit, ...], default_selection: Selection, directory: Path
+) -> CheckJob:
     name = section.take("name", str)
     if not name or not _NAME.fullmatch(name):
         raise CheckError(f"{section.where}: a job has a name of letters, digits, dots, dashes", 'name = "llama-70b"')
@@ -265,7 +268,7 @@ def _job(section: Section, default: tuple[tuple[Limit, ...], Selection], directo
     budgets = section.take_table("budgets")
     own = section.take_any("max_increase")
     match = section.take("match", bool) or False
-    selection = read_selection(section, default[1])
+    selection = read_selection(section, default_selection)
     section.end()
     try:
         jobs = make_jobs(program, plain, Door.TOML, os.fspath(directory))
@@ -273,7 +276,7 @@ def _job(section: Section, default: tuple[tuple[Limit, ...], Selection], directo
         raise CheckError(f"{section.where}: {error.message}", error.hint) from None
     if match and len(jobs) < 2:
         raise CheckError(f"{section.where}: match needs two ranks or more, and one is to run", "ranks = [0, 1]")
-    tolerances = default[0] if own is None else read_tolerances(own, section)
+    tolerances = default_tolerances if own is None else read_tolerances(own, section)
     return CheckJob(name, jobs, _with_host_memory(read_budgets(budgets), jobs[0]), tolerances, match, selection)
 
 

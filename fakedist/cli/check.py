@@ -42,7 +42,7 @@ class _CheckCommand(GroupedCommand):
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, HTML)
 @click.option("--junit", type=_FILE, metavar="FILE", help="Also write JUnit XML.")
-@removed_option("--sarif", "--sarif is no more: --junit FILE and --annotations have the same lines; leave it out")
+@removed_option("--sarif", "--sarif was removed: --junit FILE and --annotations have the same lines; leave it out")
 @click.option(
     "--annotations/--no-annotations",
     default=None,

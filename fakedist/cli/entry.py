@@ -117,7 +117,7 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, with what to type for a script, and for a command of another name or that was removed."""
         if args[0] in _REMOVED:
-            raise click.UsageError(f"{args[0]} is no more: {_REMOVED[args[0]]}", ctx)
+            raise click.UsageError(f"{args[0]} was removed: {_REMOVED[args[0]]}", ctx)
         meant = _MEANT.get(args[0])
         if args[0].endswith(".py"):
             meant = f"fakedist profile --world-size 1024 --rank 0 {shlex.join(args)}"

@@ -108,7 +108,7 @@ class _SweepCommand(ScriptCommand):
 @click.option(
     "--where", "conditions", multiple=True, metavar="EXPR", help="Run only points that meet this condition. Repeatable."
 )
-@removed_option("--monotone", "--monotone is no more: every point runs; leave it out")
+@removed_option("--monotone", "--monotone was removed: every point runs; leave it out")
 @click.option(
     "--price",
     "prices",
@@ -122,7 +122,7 @@ class _SweepCommand(ScriptCommand):
 )
 @click.option("--context", metavar="SIZE", help="Memory of the CUDA context.  [default: as published]")
 @click.option("--trials", type=click.IntRange(min=1), metavar="N", help="Run only this many points, drawn from a seed.")
-@removed_option("--sampler", "--sampler is no more: --trials N draws points from a seed; leave it out")
+@removed_option("--sampler", "--sampler was removed: --trials N draws points from a seed; leave it out")
 @executor_options
 @click.option("--memory-limit", metavar="SIZE", help="End a rank whose processes hold more host memory than this.")
 @click.option("--fresh", is_flag=True, help="Run every point again.")

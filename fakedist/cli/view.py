@@ -23,7 +23,7 @@ _KEPT_S = 86_400
 @click.option(
     "--port", type=int, metavar="N", help="Serve the page on 127.0.0.1 instead, until Ctrl-C. 0 takes a free port."
 )
-@removed_option("--live", "--live is no more: fakedist report says whether a run is still being written", is_flag=True)
+@removed_option("--live", "--live was removed: fakedist report says whether a run is still being written", is_flag=True)
 def view(run: Path | None, port: int | None) -> int:
     """Open the page of a run in the browser.
 

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from fakedist.analysis.advice import MIN_BYTES
 from fakedist.analysis.evidence import Change, Evidence, Saving, matches, stacks
 from fakedist.analysis.layer_table import fold_layers
 from fakedist.analysis.recording import Array
@@ -17,7 +18,6 @@ from fakedist.rundir.summary import Summary
 
 #: A smaller share of the peak or of the step is not worth a finding.
 LEAST_SHARE = 0.02
-_LEAST_BYTES = 1 << 20
 _EVIDENCE = ("blocks", "layers", "spans", "calls", "groups", "steps", "shares", "frames", "events", "asleep", "stacks")
 
 
@@ -57,7 +57,7 @@ class Case:
 
     def is_worth(self, bytes_: float) -> bool:
         """Whether so many bytes at the peak are worth a finding."""
-        return bytes_ >= max(_LEAST_BYTES, LEAST_SHARE * self.peak)
+        return bytes_ >= max(MIN_BYTES, LEAST_SHARE * self.peak)
 
     def is_worth_us(self, time_us: float) -> bool:
         """Whether so much of the timed step is worth a finding."""
@@ -121,3 +121,8 @@ class Case:
         lines = kernels["op"].map(self.lines_of_operations).fillna("")
         taken = kernels["duration_us"].groupby(lines).sum().drop("", errors="ignore")
         return str(taken.idxmax()) if len(taken) else ""
+
+
+def base_name(operation: str) -> str:
+    """An operation without its namespace and overload: "mm" of "aten.mm.default"."""
+    return operation.split(".")[1] if operation.count(".") > 1 else operation

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.recording import Array
-from fakedist.findings.case import Case
+from fakedist.findings.case import Case, base_name
 from fakedist.findings.registry import Fault, rule
 from fakedist.rundir.notes import counted
 from fakedist.units import format_bytes
@@ -156,7 +156,7 @@ def logits_copies(case: Case) -> Iterator[Fault]:
     gone = np.where(outside & made_by.isin(made_by[rest]) & (made_by != made_by[needed]), sizes, 0)
     held, gives = int(sizes[copies].sum()), case.saved(gone)
     if case.is_worth(int(sizes[rest].sum())):
-        names = ", ".join(dict.fromkeys(_short(str(name)) for name in blocks["operation"].iloc[copies]))
+        names = ", ".join(dict.fromkeys(base_name(str(name)) for name in blocks["operation"].iloc[copies]))
         yield Fault(
             f"{len(copies)} copies of the logits ({names}) hold {format_bytes(held)} at the peak; the loss needs "
             f"{format_bytes(int(sizes[needed]))}",
@@ -169,10 +169,6 @@ def logits_copies(case: Case) -> Iterator[Fault]:
 
 def _is_copy(size: int, of: int) -> bool:
     return any(abs(size - ratio * of) <= _NEAR * ratio * of for ratio in _COPIES.values())
-
-
-def _short(operation: str) -> str:
-    return operation.split(".")[1] if operation.count(".") > 1 else operation
 
 
 @rule("FD103", "gradients that are not sharded between micro-batches", "blocks", "spans", "calls", "groups")
@@ -198,18 +194,12 @@ def whole_gradients(case: Case) -> Iterator[Fault]:
         return
     blocks, step = evidence.blocks, int(scatters["step"].max())
     recorded = min(step, int(evidence.blocks["step"].max()))
-    spans = evidence.spans[(evidence.spans["step"] == recorded).to_numpy()]
-    begins = spans.loc[case.in_phase(spans, "forward"), "first_event"].to_numpy()
-    made, freed = (blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
-    is_own = evidence.category("gradient") & evidence.phase("backward") & (blocks["step"] == recorded).to_numpy()
-    kept = np.zeros(len(blocks), bool)
-    for begin in begins[1:]:
-        kept |= is_own & (made < begin) & (freed > begin)
+    whole = evidence.category("gradient") & evidence.phase("backward") & _outlives_a_forward(case)
+    kept = whole & (blocks["step"] == recorded).to_numpy()
     held, shard = int(blocks["bytes"].to_numpy()[kept].sum()), int(scatters["bytes_out"].sum())
     if held < 1.5 * shard:
         return
     size = int(np.average(sizes, weights=scatters["bytes_in"]))
-    whole = evidence.category("gradient") & evidence.phase("backward") & _outlives_a_forward(case)
     gives = case.saved(np.where(whole, blocks["bytes"] * (1 - 1 / size), 0))
     if case.is_worth(held * (1 - 1 / size)):
         yield Fault(

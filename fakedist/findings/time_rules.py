@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from fakedist.findings.case import Case
+from fakedist.findings.case import Case, base_name
 from fakedist.findings.registry import Fault, rule
 from fakedist.rundir.notes import counted
 from fakedist.units import format_bytes, format_us
@@ -121,10 +121,9 @@ def host_waits(case: Case) -> Iterator[Fault]:
     for wait in time.host_waits[:_MOST_LINES]:
         shorter_us = time.step_us - without.get(wait.line.partition(" (")[0].rpartition("/")[2], time.step_us)
         if case.is_worth_us(max(wait.idle_us, shorter_us)):
-            name = wait.operation.split(".")[1] if wait.operation.count(".") > 1 else wait.operation
             yield Fault(
-                f"the host waits {counted(wait.num_waits, 'time')} for the GPU ({name or wait.kind}), which is idle "
-                f"then for {format_us(wait.idle_us)}",
+                f"the host waits {counted(wait.num_waits, 'time')} for the GPU "
+                f"({base_name(wait.operation) or wait.kind}), which is idle then for {format_us(wait.idle_us)}",
                 "leave the value on the GPU, or read it less often",
                 wait.line,
                 gives_us=(min(wait.idle_us, shorter_us), max(wait.idle_us, shorter_us)),

@@ -497,7 +497,7 @@ def _plan(parts: _SweepParts, command_line: CommandLineSettings) -> SweepPlan:
         parts.price[name.replace("-", "_")] = value if any(placeholders_of(value)) else read_scalar(value)
     parts.options |= command_line.options
     if parts.settings.get("sampler") is not None:
-        raise SweepError("sampler is no more: trials draws points from a seed", "trials = 60")
+        raise SweepError("sampler was removed: trials draws points from a seed", "trials = 60")
     settings = parts.settings | {name: value for name, value in command_line.settings.items() if value is not None}
     space = Space(
         tuple(parts.axes.values()), tuple(parts.derived.items()), tuple(parts.conditions), _constants(parts.options)

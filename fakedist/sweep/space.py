@@ -121,7 +121,7 @@ def axis_of_toml(name: str, plain: object, where: str) -> Axis:
         return _checked(Axis(name, tuple(_plain_values(plain, where))))
     section = Section(where, plain, SweepError)
     if section.take_any("monotone") is not None:
-        raise SweepError(f"{where}: monotone is no more: every point runs", "leave it out")
+        raise SweepError(f"{where}: monotone was removed: every point runs", "leave it out")
     values, named = section.take_any("values"), section.take("named", dict)
     bounds = {key: section.take_any(key) for key in ("from", "to", "step", "factor")}
     section.end()

@@ -10,14 +10,14 @@ from fakedist.cli.program import main
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["view", "--live", "RUN"], "--live is no more: fakedist report says whether a run is still being written"),
+        (["view", "--live", "RUN"], "--live was removed: fakedist report says whether a run is still being written"),
         (["play", "RUN", "--format", "html"], "'html' is not one of 'text', 'json', 'markdown', 'csv'"),
         (
             ["topology", "--world-size", "8", "train.py"],
-            "topology is no more: fakedist report RUN --section communication",
+            "topology was removed: fakedist report RUN --section communication",
         ),
         (["profile", "--gpu-lag", "estimated", __file__], "--gpu-lag is one of none, full, not 'estimated'"),
-        (["check", "--sarif", "out.sarif"], "--sarif is no more: --junit FILE and --annotations"),
+        (["check", "--sarif", "out.sarif"], "--sarif was removed: --junit FILE and --annotations"),
     ],
 )
 def test_what_was_removed_is_refused_in_one_line_with_what_to_type(

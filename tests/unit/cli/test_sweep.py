@@ -91,7 +91,7 @@ def test_options_after_a_script_are_its_own_and_json_has_every_point(capsys: pyt
         (["--axis", "tp", "train.py"], "--axis 'tp' has no values", "--axis tp=1,2,4,8"),
         (["--keep", "5", "train.py", "{tp}{fabric}"], "keep is all or none", "keep = "),
         (["--sampler", "tpe", "train.py", "{tp}{fabric}"], "--trials N draws points from a seed", "--help"),
-        (["--monotone", "tp", "train.py", "{tp}{fabric}"], "--monotone is no more: every point runs", "--help"),
+        (["--monotone", "tp", "train.py", "{tp}{fabric}"], "--monotone was removed: every point runs", "--help"),
         (["--rank", "first", "train.py", "{tp}{fabric}"], "ranks is ends, stages or a list", "ends"),
         (["sweep.toml"], "sweep.toml cannot be read", "fakedist sweep sweep.toml"),
         (["sweep.toml", "--tp", "4"], "No such option '--tp'", "--help"),
