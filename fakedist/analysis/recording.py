@@ -17,7 +17,7 @@ from fakedist.rundir.collector import no_collector
 from fakedist.rundir.directory import JOURNAL_NAME, KERNELS_NAME, SMI_NAME
 from fakedist.rundir.encoding import Record, columns_of
 from fakedist.rundir.journal import damaged, read_journal
-from fakedist.rundir.launch_records import HostClockRecord, LaunchesRecord, MachineScoreRecord
+from fakedist.rundir.launch_records import HostClockRecord, LaunchesRecord, LaunchKeysRecord, MachineScoreRecord
 from fakedist.rundir.memory_records import (
     AllocatorSettingsRecord,
     BeyondCapacityRecord,
@@ -428,6 +428,8 @@ class JournalReading:
                 self._kernels = record
             case StepWentOnRecord():
                 self._go_on(record.step)
+            case LaunchKeysRecord():  # what a second run of the script reads
+                pass
             case _:
                 raise TypeError(f"{type(record).__name__} is not a record of a journal")
 

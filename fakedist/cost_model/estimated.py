@@ -156,7 +156,9 @@ def _clock_of(recording: Recording, launches: pd.DataFrame) -> ClockSteadiness |
     if clock is None or not launches["dispatch_us"].notna().any():
         return None
     bound = clock.bound_us / clock.step_us if clock.step_us else 0.0
-    return ClockSteadiness(clock.num_repeats, clock.spread, bound, is_recorded=clock.is_recorded)
+    return ClockSteadiness(
+        clock.num_repeats, clock.spread, bound, is_recorded=clock.is_recorded, is_second_run=clock.is_second_run
+    )
 
 
 #: Two scores of a machine in one run that differ so many times are said: one of them is not the machine's own.

@@ -7,11 +7,14 @@ answers copies to the host, and Python those operations of which only the result
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import struct
 import time
+from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -22,6 +25,7 @@ from torch._ops import OpOverload
 from fakedist.gpu.driver_clock import DriverClock, PaceRow
 from fakedist.gpu.launch_log import TO_HOST, Launch, LaunchKind, LaunchLog
 from fakedist.gpu.values.tensors import Arguments
+from fakedist.rundir.launch_records import LaunchKeysRecord
 
 #: Operators that read one value, and those that read how many elements their result has.
 _VALUES, _COUNTS = {"_local_scalar_dense", "item", "equal"}, {"nonzero", "masked_select"}
@@ -140,15 +144,26 @@ _LEFT_OUT = 0
 class BareGpu:
     """The driver in bare steps. Implements protocol ``record.host_clock.ClockedGpu``; ``timed`` is asked at the begin.
 
+    Args:
+        first_run: The timed step's keys of the script's first run, if this is its second.
+
     Attributes:
         stop, go, hook_ran, pace_us, pace_here, paces: Those of the clock.
     """
 
-    def __init__(self, log: LaunchLog, clock: DriverClock, timed: Callable[[], TimedLaunches | None]) -> None:
+    def __init__(
+        self,
+        log: LaunchLog,
+        clock: DriverClock,
+        timed: Callable[[], TimedLaunches | None],
+        first_run: LaunchKeysRecord | None = None,
+    ) -> None:
         self._log, self._clock = log, clock
         self._timed = timed
+        self._first_run, self.is_second_run = first_run, first_run is not None
         library = ctypes.PyDLL(None)
         library.fakedist_answer_reads.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        library.fakedist_stream_number.argtypes = [ctypes.c_void_p]
         self._library = library
         self.stop, self.go, self.hook_ran = clock.stop, clock.go, clock.hook_ran
         self.pace_us, self.pace_here, self.paces = clock.pace_us, clock.pace_here, clock.paces
@@ -160,7 +175,9 @@ class BareGpu:
     def step(self) -> int:
         """The timed step; 0 without one."""
         timed = self._timed()
-        return 0 if timed is None else timed.step
+        if timed is None:
+            return 0
+        return timed.step if self._first_run is None else self._first_run.step
 
     @property
     def num_optimizer_steps(self) -> int:
@@ -173,6 +190,8 @@ class BareGpu:
 
         Work that no other step repeats has None.
         """
+        if self._first_run is not None:
+            return [key or None for key in array("Q", self._first_run.key)], self._first_run.split
         timed = self._timed()
         assert timed is not None
         keys, _ = _keys(bytes((Launch * len(timed.launches))(*timed.launches)))
@@ -180,6 +199,11 @@ class BareGpu:
         # A wait that the log has as work of its own, too, is none of a bare step.
         own = [("again",) if is_again else keys[position] for position, is_again in timed.rows]
         return [None if at in timed.once else key for key, (at, _) in zip(own, timed.rows, strict=True)], before
+
+    def keys_for_second_run(self) -> LaunchKeysRecord:
+        """The keys of the timed step's rows, as a second run of the script has them."""
+        keys, split = self.rows()
+        return LaunchKeysRecord(self.step, array("Q", _numbered(keys, self._library)).tobytes(), split)
 
     def recorded(self) -> tuple[list[int], list[float], list[PaceRow]]:
         """The positions of its rows in its log, the host's clock at each of its launches, and the core's pace."""
@@ -244,6 +268,8 @@ class BareGpu:
         launches = self._log.end()
         self._clock.end()
         keys, at_ns = _keys(bytes(launches))
+        if self._first_run is not None:
+            keys = [number or None for number in _numbered(keys, self._library)]
         return keys, [each / 1000 for each in at_ns]
 
     def _next(self, results: list[object]) -> Callable[[], object]:
@@ -320,3 +346,25 @@ def _keys(log: bytes) -> tuple[list[object], list[int]]:
             keys.append((kind, stream, name, direction, graph > 0))
         reads_on = -1
     return keys, at_ns
+
+
+def _numbered(keys: Sequence[object], library: ctypes.CDLL) -> list[int]:
+    """A number for each key of :func:`_keys` that any process of the script has for the same work; 0 for None.
+
+    A stream's is in the order of their creation, and a name's address gives way to the name.
+    """
+
+    @cache
+    def number(key: tuple[object, ...]) -> int:
+        kind, stream, name, *others = (*key, None, None)[: max(len(key), 3)]
+        text = repr(
+            (
+                kind,
+                None if stream is None else library.fakedist_stream_number(stream),
+                ctypes.string_at(name) if isinstance(name, int) and name else b"",
+                *others,
+            )
+        )
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+    return [0 if key is None else number(key) for key in keys]

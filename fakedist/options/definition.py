@@ -235,6 +235,13 @@ _KERNELS = Option(
     off_flag="--no-kernels",
     example=False,
 )
+_CLOCK_RUN = Option(
+    kind=kinds.switch(),
+    group=OptionGroup.RECORDING,
+    help="Run a script that ends with its recorded steps a second time, without recording, to measure the host's time "
+    "in the steps after the first.",
+    example=True,
+)
 _PAGE = Option(
     kind=kinds.switch(),
     group=OptionGroup.RECORDING,
@@ -324,6 +331,7 @@ class Job:
     until: int | Until | None = field(default=None, metadata=declared(_UNTIL))
     timeout_s: float | None = field(default=None, metadata=declared(_TIMEOUT))
     kernels: bool = field(default=True, metadata=declared(_KERNELS))
+    clock_run: bool = field(default=False, metadata=declared(_CLOCK_RUN))
     times: str | None = field(default=None, metadata=declared(TIMES))
     page: bool = field(default=True, metadata=declared(_PAGE))
     nsys: bool = field(default=False, metadata=declared(_NSYS))
@@ -351,6 +359,8 @@ class Job:
             self._check_reserve(self.reserve_bytes)
         if self.gpu_lag != "none" and self.device == "cuda":
             raise JobError("a real GPU lags as it does; gpu_lag is for the virtual one", "leave out gpu_lag")
+        if self.clock_run and (self.device == "cuda" or self.nsys or not self.kernels):
+            raise JobError("a second run measures the host of an estimated step", "leave out clock_run")
         if self.nsys_args and not self.nsys:
             raise JobError("arguments for nsys are given, but the rank does not run under nsys", "add nsys")
 

@@ -58,6 +58,7 @@ class JobOptions(TypedDict, total=False):
     until: int | Until
     timeout: float
     kernels: bool
+    clock_run: bool
     page: bool
     times: str
     nsys: bool

@@ -46,9 +46,10 @@ from fakedist.rank.reporter import Ended, Failed, Reporter, Restarted, Signals, 
 from fakedist.rank.script import run_as_main, without_our_frames
 from fakedist.rundir import notes
 from fakedist.rundir.collector import rare_collections
-from fakedist.rundir.directory import SOURCES_NAME, TAPE_NAME
+from fakedist.rundir.directory import KERNELS_NAME, SOURCES_NAME, TAPE_NAME
 from fakedist.rundir.encoding import Record
-from fakedist.rundir.journal import JournalWriter
+from fakedist.rundir.journal import JournalWriter, read_journal
+from fakedist.rundir.launch_records import LaunchKeysRecord
 from fakedist.rundir.manifest import load_job
 from fakedist.rundir.outcome import BEYOND_CAPACITY, Ending, Outcome
 from fakedist.rundir.records import NoteRecord, OutcomeRecord
@@ -261,6 +262,7 @@ class Rank:
             gpu=self._gpu,
             own_ranks=self._own_ranks,
             cuda_begins=self._start.cuda_begins,
+            first_run=_first_run(self._run_directory),
         )
         if self._start.restarted:
             self._journal.append(NoteRecord(notes.started_again(self._start.restarted)))
@@ -301,6 +303,13 @@ class Rank:
 
     def _stopped_in_thread(self) -> None:
         self.close(Ending(Outcome.STOPPED, 0, "in a thread"), stops=False)
+
+
+def _first_run(run_directory: Path) -> LaunchKeysRecord | None:
+    """The keys of the timed step in the script's first run; None if this is the first."""
+    path = run_directory / KERNELS_NAME
+    records = read_journal(path) if path.exists() else ()
+    return next((record for record in records if isinstance(record, LaunchKeysRecord)), None)
 
 
 def main(run_directory: str, start: Start | None = None) -> int | str | None:

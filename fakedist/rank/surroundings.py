@@ -50,7 +50,7 @@ from fakedist.record.tracer import NsysTracer, OperationTracer, Tracer
 from fakedist.router_load import RouterLoad
 from fakedist.rundir import notes
 from fakedist.rundir.encoding import Record
-from fakedist.rundir.launch_records import LaunchesRecord
+from fakedist.rundir.launch_records import LaunchesRecord, LaunchKeysRecord
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.records import (
@@ -97,7 +97,8 @@ class Process:
     """The parts of the rank's process that exist before torch.
 
     ``gpu`` is None on a real GPU. ``own_ranks`` are those that the script itself starts. ``cuda_begins`` is called when
-    CUDA is initialised, before anything is allocated.
+    CUDA is initialised, before anything is allocated. ``first_run`` has the launches with which those of bare steps are
+    matched, in a second run of the script.
     """
 
     job: Job
@@ -107,6 +108,7 @@ class Process:
     gpu: VirtualGpu | None
     own_ranks: OwnRanks
     cuda_begins: Callable[[], None]
+    first_run: LaunchKeysRecord | None = None
 
 
 class _UntilRecorded:
@@ -334,6 +336,7 @@ class Surroundings:
             clocked=self._bare_gpu,
             go_bare=self._go_bare,
             why_not_bare=self._why_not_bare,
+            runs_again=job.clock_run,
             own_bytes=lambda: self._process.journal.num_bytes + self._process.tape.num_bytes - saved.holes_bytes,
             device=None if self._gpu is None else _Device(self._gpu, self._device_index),
         )
@@ -389,7 +392,7 @@ class Surroundings:
         def timed() -> TimedLaunches | None:
             return tracer.timed
 
-        self._bare_gpu = None if clock is None else BareGpu(log, clock, timed)
+        self._bare_gpu = None if clock is None else BareGpu(log, clock, timed, self._process.first_run)
         return tracer
 
     def _write_gpu(self) -> None:

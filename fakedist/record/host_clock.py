@@ -21,6 +21,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from itertools import pairwise
 from math import inf, isnan, nan
 from statistics import fmean, median, stdev
@@ -43,12 +44,19 @@ from fakedist.record.steps import SAVES
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.launch_records import HostClockRecord
 from fakedist.rundir.records import NoteRecord
-from fakedist.rundir.time_notes import host_clock_disturbed, host_measured_as_recorded, host_not_measured
+from fakedist.rundir.time_notes import (
+    host_clock_disturbed,
+    host_measured_as_recorded,
+    host_not_measured,
+    second_run_without_time,
+)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 #: Steps to measure at most, and from how many on the first one does not count: caches that the recorder kept cold.
 _MOST_STEPS, _SPARES_FIRST = 24, 3
+#: With fewer marks, a step counts that ends with the script: up to its last optimizer step.
+_FEW_MARKS = 3
 #: Bare steps may take so much of the time of the recorded ones, or so many seconds.
 _FRACTION, _LEAST_S = 0.3, 1.5
 #: A bare step that takes so many times the longest recorded one, and so many seconds more, has run away.
@@ -72,6 +80,9 @@ _PaceRow = tuple[int, float, float, float, float, int, int]
 class ClockedGpu(Protocol):
     """The virtual GPU's log of launches with the host's clock, and the log of the timed step."""
 
+    #: This is the script's second run, whose bare steps are matched with the first run's timed step.
+    is_second_run: bool
+
     #: The clock stands still between these calls; ``go(ns)`` counts so much of that time.
     stop: Callable[[], object]
     go: Callable[[int], object]
@@ -92,6 +103,9 @@ class ClockedGpu(Protocol):
 
         Work that no other step repeats has None.
         """
+
+    def keys_for_second_run(self) -> Record:
+        """The keys of the timed step's rows, as a second run of the script has them."""
 
     def begin(self) -> float:
         """Begin the log. Returns by how many us the clock may be off for each launch."""
@@ -245,19 +259,27 @@ class HostClock:
         gpu: The virtual GPU's log; None where the host's time is not wanted.
         go_bare: Writes and ends everything that is recorded, before the bare steps; raises nothing.
         why_not: Why there can be no bare steps; empty if there can.
+        runs_again: Whether the script runs a second time if there were none.
     """
 
     def __init__(
-        self, gpu: ClockedGpu | None, go_bare: Callable[[], None], why_not: Callable[[], str], loading: Loading
+        self,
+        gpu: ClockedGpu | None,
+        go_bare: Callable[[], None],
+        why_not: Callable[[], str],
+        loading: Loading,
+        *,
+        runs_again: bool = False,
     ) -> None:
         self.is_on = False
-        self._gpu = gpu
+        self._gpu, self._runs_again = gpu, runs_again
         self._go_bare, self._why_none = go_bare, why_not
         self._loading = loading
         if gpu is not None:
             loading.clock = self._load
         self._why_not = "that takes up to two steps more than the recorded ones, and the script or --until ended before"
         self._marks: list[Mark] = []
+        self._last_optimizer: Mark | None = None  # of a step that began at the last mark
         self._begins_with_forward = self._is_over = False
         self._num_optimizer_steps = 0
         self._slower = _RECORDED_SLOWER
@@ -346,7 +368,12 @@ class HostClock:
         if self._is_over:
             return True
         self._num_optimizer_steps += 1
-        return not self._begins_with_forward and self._may_mark(gpu)
+        if not self._begins_with_forward:
+            return self._may_mark(gpu)
+        if self._marks and self._num_optimizer_steps == gpu.num_optimizer_steps:
+            gpu.pace_here()
+            self._last_optimizer = self._moment(gpu)  # of the script, perhaps
+        return False
 
     def optimizer_recorded(self, optimizer: object) -> None:
         """An optimizer's step ended, in a recorded step."""
@@ -375,10 +402,11 @@ class HostClock:
 
     def _mark(self, gpu: ClockedGpu) -> None:
         gpu.pace_here()
-        position, now_s = gpu.num_launches(), time.monotonic()
-        clocks = (now_s * 1e6, time.process_time() * 1e6, self._loading_us, self._collector_us)
-        self._marks.append(Mark(position, *clocks, self._score(gpu)))
+        mark = self._moment(gpu)
+        self._marks.append(mark._replace(linear=self._score(gpu)))
+        self._last_optimizer = None
         gpu.pace_here()
+        now_s = mark.wall_us / 1e6
         took_s, self._last_s = now_s - self._last_s, now_s
         self._told.set()
         num_steps = len(self._marks) - 1
@@ -386,6 +414,10 @@ class HostClock:
         # With one disturbed step alone, nothing would tell what the others had in the way.
         budget_s = self._budget_s * (_DISTURBED_BUDGET if num_steps and self._was_disturbed() else 1)
         self._is_over = num_steps >= _MOST_STEPS or (num_steps > 0 and used_s + took_s > budget_s)
+
+    def _moment(self, gpu: ClockedGpu) -> Mark:
+        clocks = (time.monotonic() * 1e6, time.process_time() * 1e6, self._loading_us, self._collector_us)
+        return Mark(gpu.num_launches(), *clocks, nan)
 
     def _was_disturbed(self) -> bool:
         before, after = self._marks[-2:]
@@ -419,12 +451,16 @@ class HostClock:
         record = self._bare_record(gpu, how) if self.is_on else self._why_not
         if isinstance(record, str):
             why = record
+            if gpu.is_second_run:
+                return [NoteRecord(second_run_without_time(why))]
             record = (
                 recorded_clock(gpu.step, *self._recorded(gpu), slower=self._slower) if gpu.step else "no step was timed"
             )
             if isinstance(record, str):
                 return [NoteRecord(host_not_measured(why))]
-            return [record, NoteRecord(host_measured_as_recorded(why))]
+            # With a second run to come, what reads its result says where the time came from.
+            said = gpu.keys_for_second_run() if self._runs_again else NoteRecord(host_measured_as_recorded(why))
+            return [record, said]
         blocked = record.wall_us / max(record.cpu_us, 1.0)
         return [record, *([NoteRecord(host_clock_disturbed(blocked))] if blocked > _DISTURBED else [])]
 
@@ -433,13 +469,16 @@ class HostClock:
         self._told.set()
         self._inside.close()
         log = gpu.end()
+        if self._last_optimizer is not None and len(self._marks) < _FEW_MARKS:
+            self._marks.append(self._last_optimizer)
         if len(self._marks) < 2:
             return how or "the script ended before such a step did"
         keys, split = gpu.rows()
         if self._begins_with_forward:
             split = len(keys)
         marks, paces = self._marks[len(self._marks) > _SPARES_FIRST :], [Pace(*pace) for pace in gpu.paces()]
-        return clock_record(gpu.step, (keys, split), log, marks, paces, launch_bound_us=self._launch_bound_us)
+        record = clock_record(gpu.step, (keys, split), log, marks, paces, launch_bound_us=self._launch_bound_us)
+        return record if isinstance(record, str) else replace(record, is_second_run=gpu.is_second_run)
 
     @staticmethod
     def _recorded(gpu: ClockedGpu) -> tuple[Sequence[Key], Sequence[int], Sequence[float], Sequence[Pace]]:

@@ -71,6 +71,7 @@ class Recorder(StepListener):
         fast_path: Runs operations that do not need Python. None runs all of them in Python.
         clocked: The virtual GPU's log for bare steps, after the recorded ones (:mod:`fakedist.record.host_clock`).
         go_bare: Writes everything that is recorded, when the bare steps begin; ``why_not_bare`` says why they cannot.
+        runs_again: Whether the script runs a second time if there were no bare steps.
         own_bytes: What the recording itself has written to files.
         capacity: The virtual GPUs whose memory the run may exceed. None lets torch raise its error.
         device: What is in use of the virtual GPU.
@@ -92,6 +93,7 @@ class Recorder(StepListener):
         clocked: ClockedGpu | None = None,
         go_bare: Callable[[], None] = lambda: None,
         why_not_bare: Callable[[], str] = lambda: "",
+        runs_again: bool = False,
         own_bytes: Callable[[], int] = lambda: 0,
         device: DeviceInUse | None = None,
     ) -> None:
@@ -117,7 +119,8 @@ class Recorder(StepListener):
         self._training = Training(self._position, steps, until, self._graphs, self, num_more=more, goes_on=goes_on)
         self._memory.host.follow(self._training, own_bytes)
         self._go_bare = go_bare
-        self.host_clock = HostClock(clocked, self._finish, why_not_bare, self._training.loading)
+        loading = self._training.loading
+        self.host_clock = HostClock(clocked, self._finish, why_not_bare, loading, runs_again=runs_again)
         self._lengths_s: list[float] = []  # of recorded steps
         self._root: nn.Module | None = None  # an uncalled module whose forward is about to run
         self._recorded_step = RecordedStep(

@@ -34,7 +34,8 @@ SNAPSHOT_NAME = "memory_snapshot.pickle"
 PAGE_NAME = "report.html"
 TRACE_NAME = "trace.json.gz"
 TAPE_NAME = "tape.bin"
-#: A second journal: what another program's report contains about the timed step.
+#: A second journal: what another program's report contains about the timed step, or a second run of the script. In the
+#: directory of such a second run: the keys of the first run's timed step.
 KERNELS_NAME = "kernels.bin"
 #: nsys's report, without its suffix.
 NSYS_NAME = "nsight"

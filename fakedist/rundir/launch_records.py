@@ -194,16 +194,18 @@ class LaunchesRecord(Record):
 
 @record_kind("launch_keys")
 class LaunchKeysRecord(Record):
-    """Keys of a timed step's launches, which earlier versions wrote; nothing reads them.
+    """Keys of a timed step's launches, for a second run of the script. Earlier versions wrote it for each run.
 
     Attributes:
         step: The timed step.
-        key: For each row of that step's :class:`LaunchesRecord`: launches with the same key do the same; 0 for a read
-            by the host, which has none.
+        key: For each row of that step's :class:`LaunchesRecord`: launches with the same key do the same, in another
+            process too; 0 for work that no other step repeats.
+        split: Rows of the step until its last optimizer's step ended.
     """
 
     step: int
     key: U64
+    split: int = 0
 
 
 @record_kind("host_clock")
@@ -236,6 +238,7 @@ class HostClockRecord(Record):
             are at the pace that the core had, and whose ``linear_us`` is the least of several or their mean.
         slowdown: The mean pace of the core in these steps, over ``pace_us``.
         is_recorded: It is the recorded step's. The time of the collector and of DataLoaders is not known.
+        is_second_run: The steps are those of a second run of the script (``--clock-run``).
     """
 
     step: int
@@ -252,6 +255,7 @@ class HostClockRecord(Record):
     pace_us: float = 0.0
     slowdown: float = 1.0
     is_recorded: bool = False
+    is_second_run: bool = False
 
 
 @record_kind("machine_score")

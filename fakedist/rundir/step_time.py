@@ -89,12 +89,14 @@ class ClockSteadiness:
         spread: Their standard deviation, over their mean; 0 of one step.
         bound: The most that fakedist's own time may be of the step's, as a fraction.
         is_recorded: It measured the recorded step itself, not steps after it.
+        is_second_run: It measured steps of a second run of the script.
     """
 
     num_repeats: int
     spread: float
     bound: float
     is_recorded: bool = False
+    is_second_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -642,7 +644,8 @@ class StepTime:
         num_lacking_flops: Of the model's matrix products and attention, those whose operations are not known.
         moved_bytes: Bytes moved, where they are known.
         peaks: The GPU's peak rates; None if its model is not known.
-        model_flops_utilisation: Of the bf16 peak while busy; None without peaks.
+        model_flops_utilisation: ``model_flops`` over ``busy_us``, as a share of the bf16 peak; None without peaks.
+            Reports call it *utilisation*. It is not MFU, which is ``step_flops_utilisation``.
         by_family: Kernels by family, most time first.
         top_kernels: Kernels by name, shape and layer, most time first.
         layers: Layers that run anything.
@@ -652,8 +655,8 @@ class StepTime:
             streams wait for.
         generation_us: Of the step, from the first kernel of a generation to its last, sampling and waiting included;
             the sum over all that other phases separate.
-        step_flops_utilisation: Model FLOPs utilisation of the whole step, as a share of the bf16 peak; None if any of
-            it is unknown.
+        step_flops_utilisation: MFU in every report: ``model_flops`` over the whole step, as a share of the bf16 peak;
+            None if any of it is unknown.
         throughput: Tokens per second; None unless they are certain.
         sample_throughput: Samples per second; None unless they are certain.
         gains: The step with each change that applies and with the best two, the shortest first; empty if none was

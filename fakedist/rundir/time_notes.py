@@ -70,6 +70,15 @@ def host_measured_as_recorded(why: str) -> str:
     )
 
 
+@warning(415)
+def second_run_without_time(why: str) -> str:
+    """``--clock-run`` ran the script a second time, and that did not measure the host."""
+    return (
+        f"the second run of --clock-run did not measure the host's time, as {why}: it was measured in the recorded "
+        "step, without the recorder's own time, which is less certain"
+    )
+
+
 @warning(420)
 def host_clock_disturbed(ratio: float) -> str:
     """Other processes were in the way of the steps in which the host's time was measured."""
@@ -146,6 +155,8 @@ def host_time(time: HostTime) -> str:
         )
     clock = time.clock
     steps = "the recorded step itself" if clock.is_recorded else counted(clock.num_repeats, "step")
+    if clock.is_second_run:
+        steps += " of a second run of the script"
     differ = f" (standard deviation {clock.spread:.0%})" if clock.num_repeats > 1 else ""
     text = (
         f"the host's time was measured by {steps} on the machine that recorded the run"

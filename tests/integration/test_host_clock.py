@@ -101,7 +101,23 @@ def test_a_script_that_ends_in_a_bare_step_was_stopped_all_the_same(profile_once
     run = profile_once(JOB, "3", options=("--json", "--steps", "2"))
     assert run.finished.code == 0
     assert json.loads((run.path / "run.json").read_text())["exit"]["outcome"] == "stopped"
-    assert run.note("host_measured_as_recorded").endswith("the script ended before such a step did")
+    clock = read_recording(run.path).host_clock
+    assert clock is not None
+    assert (clock.is_recorded, clock.num_repeats) == (False, 1)
+
+
+def test_a_script_that_ends_by_itself_runs_a_second_time_where_that_is_asked(
+    clocked: Profiled, profile_once: ProfileOnce
+) -> None:
+    run = profile_once(JOB, "3", options=("--json", "--until", "end", "--clock-run"))
+    assert len(steps_of(run)) == 3  # the second run prints nothing
+    clock = read_recording(run.path).host_clock
+    assert clock is not None
+    assert (clock.step, clock.is_second_run, clock.is_recorded) == (3, True, False)
+    assert run.table("launches")["dispatch_us"].notna().mean() > 0.9
+    assert run.note("host_measured_as_recorded") == ""
+    assert "of a second run of the script" in run.note("host_time")
+    assert intervals_overlap(run, clocked)
 
 
 def test_an_error_in_a_bare_step_is_not_the_scripts(profile_once: ProfileOnce) -> None:

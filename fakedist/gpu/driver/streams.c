@@ -108,6 +108,8 @@ API int cudaStreamCreateWithPriority(void **out, unsigned flags, int priority) {
 }
 API int cudaStreamCreateWithFlags(void **out, unsigned flags) { return cudaStreamCreateWithPriority(out, flags, 0); }
 API int cudaStreamCreate(void **out) { return cudaStreamCreateWithPriority(out, 0, 0); }
+/* The same in every process of a script: CUPTI's number, 0 for a default stream. */
+API uint32_t fakedist_stream_number(void *stream) { return own_stream(stream) ? own_stream(stream)->queue.number : 0; }
 API int cudaStreamDestroy(void *stream) {
     struct stream *s = own_stream(stream);
     if (s < in_order || s >= in_order + sizeof in_order / sizeof *in_order) free(s);

@@ -17,7 +17,7 @@ from fakedist.rundir.directory import PAGE_NAME
 from fakedist.rundir.finding import Finding
 from fakedist.rundir.notes import Note, listed
 from fakedist.rundir.outcome import Outcome
-from fakedist.rundir.step_time import KernelSource, StepTime
+from fakedist.rundir.step_time import HostTime, KernelSource, StepTime
 from fakedist.rundir.summary import Advice, Remedy, Summary
 from fakedist.rundir.time_notes import WARNINGS
 from fakedist.units import format_bytes, format_flops, format_us
@@ -414,9 +414,16 @@ def step_remark(time: StepTime, source: KernelSource | None = None) -> str:
         interval = f"90 % interval, which held for {HELD_STEPS:.0%} of published steps"
         if time.limits and time.limits[0].kind == "host":
             interval = f"90 % interval, which held for {HELD_HOST_STEPS:.0%} of published steps that the host limits"
-    is_constant = source is not None and source.host is not None and source.host.source == "constant"
-    host = "the host was not measured" if is_constant else ""
+    host = "" if source is None or source.host is None else _host_remark(source.host)
     return "; ".join(filter(None, (interval, host, without_communication(time))))
+
+
+def _host_remark(host: HostTime) -> str:
+    if host.source == "constant":
+        return "the host was not measured"
+    if host.clock is None or not (host.clock.is_recorded or host.clock.is_second_run):
+        return ""
+    return f"the host was measured in {'the recorded step' if host.clock.is_recorded else 'a second run'}"
 
 
 def utilisation(time: StepTime) -> tuple[str, str] | None:

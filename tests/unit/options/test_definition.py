@@ -35,6 +35,9 @@ JOB = Job(world_size=1024, rank=13, target="train.py")
         ({"steps": 3, "until": 4}, "3 steps and until step 4 contradict each other"),
         ({"nsys_args": ("--trace=osrt",)}, "arguments for nsys are given"),
         ({"times": "/own.json", "device": "cuda"}, "on a real GPU kernels are measured"),
+        ({"clock_run": True, "device": "cuda"}, "measures the host of an estimated step"),
+        ({"clock_run": True, "nsys": True}, "measures the host of an estimated step"),
+        ({"clock_run": True, "kernels": False}, "measures the host of an estimated step"),
     ],
 )
 def test_a_job_that_makes_no_sense_is_refused_with_one_line(change: dict[str, Any], told: str) -> None:

@@ -52,6 +52,7 @@ TYPED = {
     "until": ["--until=end"],
     "timeout": ["--timeout=600"],
     "kernels": ["--no-kernels"],
+    "clock_run": ["--clock-run"],
     "times": ["--times=/runs/h100.times.json"],
     "page": ["--no-page"],
     "nsys": ["--nsys"],

@@ -19,7 +19,7 @@ from fakedist.record.host_clock import (
 )
 from fakedist.record.launch_times import Pace
 from fakedist.record.loading import Loading
-from fakedist.rundir.launch_records import HostClockRecord
+from fakedist.rundir.launch_records import HostClockRecord, LaunchKeysRecord
 
 
 def mark(
@@ -151,6 +151,7 @@ class Gpu:
     """The log of an empty step."""
 
     step = num_optimizer_steps = 1
+    is_second_run = False
 
     def __init__(self) -> None:
         self.num_stops = self.num_scores = self.num_paces = 0
@@ -191,6 +192,9 @@ class Gpu:
 
     def recorded(self) -> tuple[list[int], list[float], list[tuple[int, float, float, float, float, int, int]]]:
         return [], [], []
+
+    def keys_for_second_run(self) -> LaunchKeysRecord:
+        return LaunchKeysRecord(self.step, b"", 0)
 
     def hook_ran(self) -> None:
         self.num_hooks += 1
@@ -268,6 +272,54 @@ def test_the_first_bare_step_counts_from_its_forward_to_the_next_ones(monkeypatc
     assert isinstance(record, HostClockRecord)
     assert (times(record), record.num_repeats, record.step_us) == ([10.0, 10.0], 1, 20.0)
     assert not root._forward_pre_hooks
+
+
+class OneMore(Logged):
+    """A step of ten rows until its optimizer's end and one after it."""
+
+    num_optimizer_steps = 1
+
+    def rows(self) -> tuple[list[object], int]:
+        return [*"abcdefghij", "batch"], 10
+
+
+@pytest.mark.parametrize(("is_second_run", "num_whole"), [(False, 0), (True, 0), (True, 1), (False, 2)])
+def test_a_step_that_ends_with_the_script_counts_up_to_its_optimizers_end(
+    monkeypatch: pytest.MonkeyPatch, *, is_second_run: bool, num_whole: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(host_clock, "_has_compiled", lambda: False)
+    gpu, root = OneMore(), torch.nn.Identity()
+    gpu.is_second_run = is_second_run
+    clock = HostClock(gpu, lambda: None, str, Loading(), runs_again=not is_second_run)
+    assert clock.begins(3600.0, 3600.0, SimpleNamespace(), root, lambda: None)
+    for _ in range(num_whole):
+        gpu.log += [*"abcdefghij", "batch"]
+        assert not clock.optimizer_ended()
+        root(torch.ones(1))
+    gpu.log += "abcdefghij"
+    assert not clock.optimizer_ended()
+    gpu.log += ["an evaluation"] * 100
+    record, *_ = clock.records("")
+    assert isinstance(record, HostClockRecord)
+    assert record.num_repeats == max(num_whole + (num_whole < 2), 1)
+    assert times(record) == pytest.approx([10.0] * 10 + [10.0 if num_whole else nan], nan_ok=True)
+    assert (record.is_recorded, record.is_second_run) == (False, is_second_run)
+
+
+def test_a_second_run_without_bare_steps_says_why() -> None:
+    gpu = Recorded()
+    gpu.is_second_run = True
+    (note,) = HostClock(gpu, lambda: None, str, Loading()).records("")
+    assert note.note.code == "second_run_without_time"
+    assert "the script or --until ended before" in note.note.text
+
+
+def test_before_a_second_run_the_steps_keys_are_kept_instead_of_a_note() -> None:
+    record, keys = HostClock(Recorded(), lambda: None, str, Loading(), runs_again=True).records("")
+    assert isinstance(record, HostClockRecord)
+    assert record.is_recorded
+    assert keys == LaunchKeysRecord(1, b"", 0)
 
 
 class Recorded(Logged):

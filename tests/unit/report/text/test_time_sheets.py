@@ -20,7 +20,7 @@ from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.results.verdict import main_bound, step_text
 from fakedist.rundir.plain import to_plain
-from fakedist.rundir.step_time import FamilyAccuracy, StepLimit
+from fakedist.rundir.step_time import ClockSteadiness, FamilyAccuracy, HostTime, StepLimit
 from tests.unit.report.handmade import measured, recorded, timed
 from tests.unit.results.test_repricing import STEP, new_run_directory, priced_run
 
@@ -92,6 +92,25 @@ def test_a_step_has_its_interval(run: Run, low_us: float | None, high_us: float 
     )
     limited = f"90 % interval, which held for {HELD_HOST_STEPS:.0%} of published steps that the host limits"
     assert (limited in step_remark(of_host)) == (low_us is not None)
+
+
+@pytest.mark.parametrize(
+    ("source", "where", "text"),
+    [
+        ("constant", None, "the host was not measured"),
+        ("measured", {}, ""),
+        ("measured", {"is_recorded": True}, "the host was measured in the recorded step"),
+        ("measured", {"is_second_run": True}, "the host was measured in a second run"),
+    ],
+)
+def test_a_step_says_where_its_hosts_time_comes_from_but_for_the_steps_after_it(
+    run: Run, source: str, where: dict[str, bool] | None, text: str
+) -> None:
+    clock = None if where is None else ClockSteadiness(1, 0.0, 0.0, **where)
+    host = HostTime(source, "dgx-h100", 1.0, 0.5, 2.0, clock=clock)  # type: ignore[arg-type]
+    remark = step_remark(run.time.summary(), replace(run.summary.kernels, host=host))
+    assert ("the host was" in remark) == bool(text)
+    assert text in remark
 
 
 def test_the_accuracy_of_the_main_families_is_one_line(run: Run) -> None:
