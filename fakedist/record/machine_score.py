@@ -11,13 +11,14 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 import torch
-from torch import empty, nn
+from torch import _C, empty, nn
 from torch.nn.functional import linear as apply_linear
 
+from fakedist.patch import patched
 from fakedist.rundir.launch_records import MachineScoreRecord
 
 _Measured = TypeVar("_Measured")
@@ -95,13 +96,21 @@ def _in_own_segment(measure: Callable[[], _Measured]) -> _Measured:
         return measure()
 
 
+#: Hooks for all modules, which the published forward did not have.
+_GLOBAL_HOOKS = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
+
+
 @contextmanager
 def _as_in_training() -> Iterator[None]:
     """Switch on what a training step has, whatever the script left: autograd without autocast, no collections."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        with torch.enable_grad(), torch.autocast("cuda", enabled=False), torch._C.DisableTorchFunction():
+        with ExitStack() as stack:
+            for context in (torch.enable_grad(), torch.autocast("cuda", enabled=False), _C.DisableTorchFunction()):
+                stack.enter_context(context)
+            for name in _GLOBAL_HOOKS:
+                stack.enter_context(patched(nn.modules.module, f"_global_{name}", {}))
             yield
     finally:
         if was_enabled:

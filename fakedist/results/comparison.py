@@ -139,11 +139,14 @@ class StepComparison:
 
     @property
     def tables(self) -> Iterator[ChangeTable]:
-        """Every table, with all its rows."""
+        """Every table, with all its rows. Rates come first where lengths of steps do not compare: of unlike work."""
         of, kernels = self.of, {"kernels": "num_{}"}
         calls = {"calls": "num_{}", "time": "whole_{}_us"}
-        yield ChangeTable(f"Time of the step, {of}", {"": "name"}, self.parts, "us", is_whole=True)
-        yield ChangeTable(f"Work of the step, {of}", {"": "name"}, self.rates, "number", is_whole=True)
+        parts = ChangeTable(f"Time of the step, {of}", {"": "name"}, self.parts, "us", is_whole=True)
+        work = ChangeTable(f"Work of the step, {of}", {"": "name"}, self.rates, "number", is_whole=True)
+        base, *others = self.times.values()
+        is_unlike = any(changed_times.unlike_work(base, other) for other in others)
+        yield from (work, parts) if is_unlike else (parts, work)
         yield ChangeTable(f"Kernels by phase, {of}", {"phase": "name"}, self.phases, "us")
         yield ChangeTable(f"By family of kernels, {of}", {"family": "family"}, self.families, "us", kernels)
         title = f"Exposed communication by group, {self.of_communication}"
