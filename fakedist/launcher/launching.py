@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from fakedist.errors import ExitCode, FakedistError, RecordingError, SetupError
+from fakedist.errors import ExitCode, RecordingError, SetupError
 from fakedist.gpu.driver.build import ensure_driver, torch_build
 from fakedist.gpu.fast_path.build import FAST_PATH
 from fakedist.gpu.models.catalogue import find_gpu
@@ -27,18 +27,13 @@ from fakedist.launcher.fork_servers import Child, OwnChild, RankDoor
 from fakedist.launcher.machine import count_real_gpus, first_visible_gpu, memory
 from fakedist.launcher.process_tree import rss_bytes
 from fakedist.launcher.progress import Listener, ProgressLine
+from fakedist.launcher.second_run import time_in_second_run
 from fakedist.options import Job
 from fakedist.rank.preloading import restarted_rank
 from fakedist.rank.reporter import PIPE_VARIABLE
-from fakedist.rundir.directory import JOURNAL_NAME, KERNELS_NAME, MANIFEST_NAME, SMI_NAME, clear
-from fakedist.rundir.encoding import Record
+from fakedist.rundir.directory import MANIFEST_NAME, SMI_NAME, clear
 from fakedist.rundir.environment import check_variable, refusal
-from fakedist.rundir.journal import JournalWriter, read_journal
-from fakedist.rundir.launch_records import HostClockRecord, LaunchKeysRecord
 from fakedist.rundir.outcome import BY_ITSELF, Ending, Outcome
-from fakedist.rundir.records import NoteRecord, StepRecord
-from fakedist.rundir.time_notes import second_run_without_time
-from fakedist.temporary import scratch_directory
 from fakedist.units import format_bytes
 from fakedist.world.environ import rank_environment
 
@@ -399,73 +394,14 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
 
             nsight.join_report(run_directory)
         if job.clock_run:
-            _run_again(job, run_directory, ending, streams)
+            quiet = dataclasses.replace(streams, child_stdout=subprocess.DEVNULL, door=None)
+            time_in_second_run(job, run_directory, ending, lambda again, directory: run_child(again, directory, quiet))
         from fakedist.results.building import build_tables
 
         build_tables(run_directory, computed=ahead.computed, manifest=manifest)
         if job.page:
             _write_page(run_directory)
     return run_directory, ending
-
-
-#: The second run of a script that trains fewer steps is recorded in the first of them only; else in two.
-_LEAST_STEPS, _FEW_STEPS = 2, 4
-
-
-def _run_again(job: Job, run_directory: Path, ending: Ending, streams: Streams) -> None:
-    """Run a script whose host had no steps after the recorded ones a second time, and add those steps' time to the run.
-
-    The second run records one or two steps, for what the host reads in them. The others are bare.
-    """
-    first, num_steps = None, 0
-    for record in read_journal(run_directory / JOURNAL_NAME):
-        if isinstance(record, LaunchKeysRecord):
-            first = record
-        elif isinstance(record, StepRecord):
-            num_steps = max(num_steps, record.step)
-    if first is None:
-        return
-    if not ending.ended_well:
-        records: list[Record] = [NoteRecord(second_run_without_time("the first run did not end well"))]
-    elif num_steps < _LEAST_STEPS:
-        records = [NoteRecord(second_run_without_time("the script trains one step, and must train another"))]
-    else:
-        records = _second_run(job, first, 1 if num_steps < _FEW_STEPS else 2, streams)
-    _write_records(run_directory / KERNELS_NAME, records)
-
-
-def _second_run(job: Job, first: LaunchKeysRecord, steps: int, streams: Streams) -> list[Record]:
-    """The host's clock of a second run that records so many steps, or a note that says why there is none."""
-    from fakedist.rundir.manifest import new_manifest
-
-    job = dataclasses.replace(job, steps=steps, until=None, clock_run=False)
-    streams.say("the script runs a second time, to measure the host's time (--clock-run)")
-    with scratch_directory("clock") as directory, open(os.devnull, "wb") as nowhere:
-        new_manifest(directory, job)
-        _write_records(directory / KERNELS_NAME, [first])
-        try:
-            ending = run_child(job, directory, dataclasses.replace(streams, child_stdout=nowhere.fileno(), door=None))
-        except FakedistError as error:
-            return [NoteRecord(second_run_without_time(error.message))]
-        written = read_journal(directory / JOURNAL_NAME)
-        records: list[Record] = [record for record in written if _is_of_clock(record)]
-    why = ending.message or "its process ended before"
-    return records or [NoteRecord(second_run_without_time(why))]
-
-
-def _is_of_clock(record: Record) -> bool:
-    if isinstance(record, NoteRecord):
-        return record.note.code in ("second_run_without_time", "host_clock_disturbed")
-    return isinstance(record, HostClockRecord)
-
-
-def _write_records(path: Path, records: Iterable[Record]) -> None:
-    journal = JournalWriter(path)
-    try:
-        for record in records:
-            journal.append(record)
-    finally:
-        journal.close()
 
 
 def _write_page(run_directory: Path) -> None:
