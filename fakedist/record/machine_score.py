@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 import torch
-from torch import _C, empty, nn
+from torch import empty, nn
 from torch.nn.functional import linear as apply_linear
 
 from fakedist.patch import patched
@@ -106,9 +106,12 @@ def _as_in_training() -> Iterator[None]:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        with ExitStack() as stack:
-            for context in (torch.enable_grad(), torch.autocast("cuda", enabled=False), _C.DisableTorchFunction()):
-                stack.enter_context(context)
+        with (
+            torch.enable_grad(),
+            torch.autocast("cuda", enabled=False),
+            torch._C.DisableTorchFunction(),
+            ExitStack() as stack,
+        ):
             for name in _GLOBAL_HOOKS:
                 stack.enter_context(patched(nn.modules.module, f"_global_{name}", {}))
             yield
