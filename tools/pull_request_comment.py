@@ -34,7 +34,9 @@ def main() -> None:
         if error.code not in (401, 403, 404):
             print(f"::warning title=fakedist::no comment on the pull request: GitHub answered {error.code}")
         elif (pull["head"]["repo"] or {}).get("full_name") != pull["base"]["repo"]["full_name"]:
-            print("::notice title=fakedist::the token of a pull request from a fork may not comment: see the job's summary")
+            print(
+                "::notice title=fakedist::the token of a pull request from a fork may not comment: see the job's summary"
+            )
         else:
             print(
                 "::notice title=fakedist::the token may not comment, so the report is in the job's summary: add "

@@ -155,6 +155,21 @@ def test_without_leave_nothing_runs_and_no_path_leads_out_of_the_project(project
     assert left == ["away", "json.py", "mine.toml", "train.py"], "reading runs and writes nothing"
 
 
+@pytest.mark.parametrize("link", [".fakedist", ".fakedist/sweep-train"])
+def test_no_tool_writes_through_a_symlink_that_leads_out_of_the_project(project: Path, link: str) -> None:
+    away = project.parent / "elsewhere"
+    away.mkdir()
+    (project / link).parent.mkdir(exist_ok=True)
+    (project / link).symlink_to(away)
+
+    async def story(client: Any) -> None:
+        space = {"script": "train.py", "world_size": 8, "axes": ["batch=400"], "arguments": ["{batch}"]}
+        assert "is outside of the project" in refusal(await client.call_tool("sweep", space))
+
+    tell(story, project, "--allow-run")
+    assert list(away.iterdir()) == []
+
+
 @pytest.mark.long
 def test_a_long_run_reports_its_progress_and_ends_when_it_is_cancelled(project: Path) -> None:
     (project / "train.py").write_text(
