@@ -25,25 +25,25 @@ _TIMEOUT_S = 30
 
 
 def main() -> None:
-    """Post or update the comment."""
-    event = json.loads(Path(os.environ["GITHUB_EVENT_PATH"]).read_text())
-    pull = event["pull_request"]
+    """Post or update the comment, and print one line."""
+    pull = json.loads(Path(os.environ["GITHUB_EVENT_PATH"]).read_text())["pull_request"]
+    sys.stdout.write(f"{_outcome(pull, Path(sys.argv[1]).read_text())}\n")
+
+
+def _outcome(pull: dict[str, Any], report: str) -> str:
     try:
-        print(f"fakedist: {put_comment(pull['number'], Path(sys.argv[1]).read_text())}")
+        return f"fakedist: {put_comment(pull['number'], report)}"
     except HTTPError as error:
         if error.code not in (401, 403, 404):
-            print(f"::warning title=fakedist::no comment on the pull request: GitHub answered {error.code}")
-        elif (pull["head"]["repo"] or {}).get("full_name") != pull["base"]["repo"]["full_name"]:
-            print(
-                "::notice title=fakedist::the token of a pull request from a fork may not comment: see the job's summary"
-            )
-        else:
-            print(
-                "::notice title=fakedist::the token may not comment, so the report is in the job's summary: add "
-                "`permissions: pull-requests: write` to the job"
-            )
+            return f"::warning title=fakedist::no comment on the pull request: GitHub answered {error.code}"
     except (URLError, TimeoutError, ValueError) as error:
-        print(f"::warning title=fakedist::no comment on the pull request: {error}")
+        return f"::warning title=fakedist::no comment on the pull request: {error}"
+    where = "so the report is in the job's summary"
+    if (pull["head"]["repo"] or {}).get("full_name") != pull["base"]["repo"]["full_name"]:
+        return f"::notice title=fakedist::the token of a pull request from a fork may not comment, {where}"
+    return (
+        f"::notice title=fakedist::the token may not comment, {where}: give the job permissions: pull-requests: write"
+    )
 
 
 def put_comment(number: int, report: str) -> str:

@@ -34,17 +34,17 @@ class GitHub(HTTPServer):
 class _Answer(BaseHTTPRequestHandler):
     server: GitHub
 
-    def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+    def do_GET(self) -> None:
         match = re.fullmatch(r"/repos/them/net/issues/7/comments\?per_page=(\d+)&page=(\d+)", self.path)
         assert match is not None, self.path
         size, page = map(int, match.groups())
         self._answer(200, self.server.comments[(page - 1) * size : page * size])
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         assert self.path == "/repos/them/net/issues/7/comments"
         self._change(lambda body: self.server.add(body))
 
-    def do_PATCH(self) -> None:  # noqa: N802
+    def do_PATCH(self) -> None:
         comment = self.server.comments[int(self.path.removeprefix("/repos/them/net/issues/comments/"))]
         self._change(lambda body: comment.update(body=body))
 
@@ -61,7 +61,7 @@ class _Answer(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(json.dumps(value).encode())
 
-    def log_message(self, format: str, *arguments: Any) -> None:
+    def log_message(self, *arguments: Any) -> None:
         """Print nothing."""
 
 
