@@ -1,4 +1,4 @@
-"""What changed since another check's runs, such as those of the branch that a pull request is for."""
+"""Changes since another check's runs, such as those of the branch that a pull request is for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from fakedist.results.comparison import Comparison
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
 from fakedist.rundir.outcome import Outcome
-from fakedist.rundir.summary import CollectiveTotal
 from fakedist.units import format_bytes, format_change, format_number, format_relative, format_us
 
 #: Lines of one rank that are shown.
@@ -34,7 +33,7 @@ _FIGURES: Mapping[str, Callable[[float], str]] = {
 
 @dataclass(frozen=True)
 class RankDifference:
-    """What changed in one rank since the other check.
+    """Changes of one rank since the other check.
 
     Attributes:
         name: The job and the rank.
@@ -64,7 +63,7 @@ def former_runs(ranks: Iterable[RankToRun], where: Path) -> dict[str, Run]:
     """The runs of these ranks' names in the other check's directory, without those that failed.
 
     Raises:
-        CheckError: None of them is there.
+        CheckError: It has none of them.
         RunDirectoryError: One is damaged.
     """
     ranks = list(ranks)
@@ -107,16 +106,12 @@ def _figures(run: Run) -> dict[str, float]:
     figures = {
         "peak": float(summary.peak_allocated_bytes),
         "reserved": float(summary.peak_reserved_bytes),
-        "collectives": float(sum(map(_carried, summary.collectives))),
+        "collectives": float(sum(total.bytes_in + total.bytes_out for total in summary.collectives)),
     }
     if summary.timed is not None:
         step = summary.timed[0]
         figures |= {"step": step.step_us, **rates_of(step)}
     return figures
-
-
-def _carried(total: CollectiveTotal) -> int:
-    return total.bytes_in + total.bytes_out
 
 
 def difference_blocks(differences: Sequence[RankDifference]) -> list[Block]:
@@ -130,7 +125,11 @@ def difference_blocks(differences: Sequence[RankDifference]) -> list[Block]:
             columns.append(SheetColumn(figure, [_moved(text, *pair) for pair in pairs]))
     remarks = ["collectives: bytes in and out of the rank's calls in the steps that ran"]
     blocks: list[Block] = [Sheet("Since the other check", columns, remarks, is_open=True)]
-    blocks += [Items(rank.name, rank.whys) for rank in differences if _is_changed(rank)]
+    blocks += [
+        Items(rank.name, rank.whys)
+        for rank in differences
+        if len(rank.lines) or any(before != now for before, now in rank.figures.values())
+    ]
     blocks += [
         Remark(text, is_warning=True) for text in dict.fromkeys(w for rank in differences for w in rank.warnings)
     ]
@@ -143,10 +142,6 @@ def difference_blocks(differences: Sequence[RankDifference]) -> list[Block]:
         moved = SheetColumn("calls", [_moved(format_number, *side) for side in sides])
         blocks.append(Sheet("Collectives that changed", [*names, moved, _changes(calls)]))
     return blocks
-
-
-def _is_changed(rank: RankDifference) -> bool:
-    return any(before != now for before, now in rank.figures.values()) or not rank.lines.empty
 
 
 def _line_sheets(differences: Sequence[RankDifference]) -> list[Sheet]:

@@ -83,7 +83,7 @@ def test_the_action_ignores_an_input_that_was_removed_with_a_warning(tmp_path: P
 
 
 def checked(folder: Path, **inputs: str) -> str:
-    """What the action's check prints with these inputs; its Python is one that prints its command."""
+    """The output of the action's check with these inputs; its Python is one that prints its command."""
     (step,) = [step for step in STEPS if step.get("id") == "check"]
     names = ("CONFIG", "JOBS", "JUNIT", "SARIF", "BASE", "FOUND")
     files = {"GITHUB_STEP_SUMMARY": str(folder / "summary"), "GITHUB_OUTPUT": str(folder / "output")}

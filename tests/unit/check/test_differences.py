@@ -1,4 +1,4 @@
-"""What changed since another check: each rank's figures, the reasons, and the lines that hold more."""
+"""The difference from another check: each rank's figures, the reasons, and the lines that hold more."""
 
 from __future__ import annotations
 

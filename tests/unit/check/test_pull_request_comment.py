@@ -1,4 +1,4 @@
-"""What action.yml runs on a pull request: one comment that is updated, and a line where the token may not."""
+"""The last step of action.yml on a pull request: one comment that is updated, and a line where the token may not."""
 
 from __future__ import annotations
 
