@@ -134,7 +134,8 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
     Raises:
         FakedistError: The configuration, a baseline or this machine does not allow the check. Nothing was written.
     """
-    directory, against = running.directory.resolve(), running.against and running.against.resolve()
+    directory = running.directory.resolve()
+    against = running.against and running.against.resolve()
     with contextlib.chdir(config.root):
         for job in config.jobs:
             _see_that_it_can_run(job, running.can_run)
@@ -166,7 +167,9 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
                     difference(name, former[name], run) for name, run in named.items() if name in former
                 ]
                 checked.notes += [
-                    f"{name} has no run in {against}, so it is not compared" for name in named if name not in former
+                    f"{name} has no complete run in {against}, so it is not compared"
+                    for name in named
+                    if name not in former
                 ]
             checked.findings += [piece for piece in found if job.selection.takes(piece.finding, config.root)]
             if job.match:

@@ -51,7 +51,7 @@ class _CheckCommand(GroupedCommand):
 @click.option("--runs", type=_DIRECTORY, metavar="DIR", help="Keep the run directories here.")
 @click.option(
     "--against",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    type=_DIRECTORY,
     metavar="DIR",
     help="Also show what changed since the check that kept its run directories there.",
 )

@@ -61,7 +61,7 @@ def test_a_check_is_compared_with_the_runs_of_another(tmp_path: Path, run: Runs)
     shutil.copytree(run().path, tmp_path / "before/net-rank0")
     found = checked(tmp_path, run, tmp_path / "before")
     assert [rank.name for rank in found.differences] == ["net rank 0"]
-    assert found.notes == [f"net rank 1 has no run in {tmp_path}/before, so it is not compared"]
+    assert found.notes == [f"net rank 1 has no complete run in {tmp_path}/before, so it is not compared"]
     (plain,) = json.loads(json.dumps(check_report(found).data()))["differences"]
     assert plain["figures"]["peak"] == {"before": 73 * MIB, "now": 85 * MIB}
     assert plain["lines"][0]["change_bytes"] == 12 * MIB
