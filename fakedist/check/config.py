@@ -247,7 +247,8 @@ def _load(path: Path) -> dict[str, object]:
     except FileNotFoundError:
         raise CheckError(f"{path} does not exist", f"--config FILE: {PROJECT_NAME} or {OWN_NAME}") from None
     except (OSError, UnreadableError) as error:
-        raise CheckError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
+        hint = f"expected TOML, as {PROJECT_NAME} or {OWN_NAME} has it"
+        raise CheckError(f"{path} cannot be read: {getattr(error, 'strerror', error)}", hint) from None
 
 
 def _inside(values: object, *keys: str) -> dict[str, object] | None:

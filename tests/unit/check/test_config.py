@@ -131,7 +131,7 @@ def test_every_key_reaches_the_job(tmp_path: Path) -> None:
         ("[check.jobs.llama]\n", "jobs is a list of tables", "[[check.jobs]]"),
         ("[check]\n", "there are no jobs", "[[check.jobs]]"),
         ("[chek]\n", "has no [check]", "[[check.jobs]]"),
-        ("[check\n", "cannot be read: Expected ']'", ""),
+        ("[check\n", "cannot be read: Expected ']'", "expected TOML"),
     ],
 )
 def test_what_makes_no_sense_gets_one_line_with_its_place(tmp_path: Path, text: str, told: str, hint: str) -> None:
