@@ -293,7 +293,8 @@ def _program(section: Section) -> JobProgram:
     script, module = section.take("script", str), section.take("module", str)
     target = script or module
     if target is None or (script is not None and module is not None):
-        raise CheckError(f"{section.where}: a job has a script or a module, and not both", 'script = "train.py"')
+        named = "a script and a module" if script and module else "neither a script nor a module"
+        raise CheckError(f"{section.where} names {named}", 'expected one of them: script = "train.py"')
     arguments = section.take_any("arguments")
     if isinstance(arguments, str):
         return JobProgram(target, _split(section, arguments), is_module=module is not None)
