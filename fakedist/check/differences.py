@@ -43,6 +43,7 @@ class RankDifference:
         lines: Lines that hold more at the peak: columns line (or operation and phase), path (a layer),
             change_bytes; most first.
         calls: The collectives that changed, as :attr:`Comparison.collectives` has them.
+        source: "measured" or "estimated", of the times. Empty without times.
     """
 
     name: str
@@ -51,6 +52,7 @@ class RankDifference:
     figures: dict[str, tuple[float | None, float | None]]
     lines: pd.DataFrame
     calls: pd.DataFrame
+    source: str
 
     def to_plain(self) -> dict[str, object]:
         """The difference as JSON has it."""
@@ -98,7 +100,8 @@ def difference(name: str, before: Run, now: Run) -> RankDifference:
     lines = by_line[by_line["change_bytes"] > 0].sort_values("change_bytes", ascending=False, kind="stable")
     figures = {figure: (sides[0].get(figure), sides[1].get(figure)) for figure in _FIGURES}
     whys = [text for _, text in compared.headlines]
-    return RankDifference(name, whys, compared.warnings, figures, lines.reset_index(), compared.collectives)
+    source = "" if now.summary.timed is None else now.summary.timed[1].source
+    return RankDifference(name, whys, compared.warnings, figures, lines.reset_index(), compared.collectives, source)
 
 
 def _figures(run: Run) -> dict[str, float]:
@@ -123,15 +126,17 @@ def difference_blocks(differences: Sequence[RankDifference]) -> list[Block]:
         pairs = [rank.figures[figure] for rank in differences]
         if any(value is not None for pair in pairs for value in pair):
             columns.append(SheetColumn(figure, [_moved(text, *pair) for pair in pairs]))
-    remarks = ["collectives: bytes in and out of the rank's calls in the steps that ran"]
+    sources = sorted({rank.source for rank in differences if rank.source})
+    remarks = [f"memory is measured{''.join(f', times are {source}' for source in sources)}"]
+    remarks.append("collectives: bytes in and out of the rank's calls in the steps that ran")
     blocks: list[Block] = [Sheet("Since the other check", columns, remarks, is_open=True)]
+    blocks += [
+        Remark(text, is_warning=True) for text in dict.fromkeys(w for rank in differences for w in rank.warnings)
+    ]
     blocks += [
         Items(rank.name, rank.whys)
         for rank in differences
         if len(rank.lines) or any(before != now for before, now in rank.figures.values())
-    ]
-    blocks += [
-        Remark(text, is_warning=True) for text in dict.fromkeys(w for rank in differences for w in rank.warnings)
     ]
     blocks += _line_sheets(differences)
     calls = pd.concat([rank.calls.assign(rank=rank.name) for rank in differences])
