@@ -28,7 +28,7 @@ class Difference:
 
 
 def release_of(text: str) -> tuple[int, int]:
-    """The release of a version: (2, 10) for "2.10.0a0+b558c986e8.nv25.11"; (0, 0) if it is none."""
+    """The release of a version: (2, 10) for "2.10.0a0+0123abcd"; (0, 0) if it is none."""
     match = re.match(r"(\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 

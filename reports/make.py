@@ -137,9 +137,10 @@ COMPARED = ("llama-70b-1024", "llama-70b-1024-loss-parallel")
 _INTRODUCTION = """# Gallery
 
 fakedist's reports of well-known jobs, made on a machine without a GPU. They are of rank 0 unless the title names
-another. Download this folder and open a page in a browser: the pages share `plotly.min.js`, which draws their charts,
-and fetch nothing else. Your own reports are single files with that script inside. `make gallery` makes them again.
-The [glossary](../docs/glossary.md) defines the terms.
+another. GitHub shows the pages as source: open them on the [published site](../../../deployments/github-pages), or
+download this folder and open one in a browser. The pages share `plotly.min.js`, which draws their charts, and fetch
+nothing else. Your own reports are single files with that script inside. `make gallery` makes the pages again. The
+[glossary](../docs/glossary.md) defines the terms.
 
 | page | world | peak | | look at |
 |---|---:|---:|---|---|
@@ -250,7 +251,18 @@ def readme() -> str:
     commands = "\n".join(map(command_text, JOBS))
     rows = "\n".join(map(row, JOBS))
     told = f"Their commands, in the same order:\n\n```\n{commands}\n```"
-    return f"{_INTRODUCTION}{rows}\n\n{told}\n\n{needs_text()}{compared_text()}"
+    return f"{_INTRODUCTION}{rows}\n\n{pictures()}\n\n{told}\n\n{needs_text()}{compared_text()}"
+
+
+def pictures() -> str:
+    """The pictures of the jobs, two in a row, each with a link to its page."""
+    cells = [
+        f'<td width="50%"><a href="{name}.html"><img src="../docs/images/{name}.png" alt="{title}"></a></td>'
+        for name, title in ((job.name, job.title) for job in JOBS)
+        if name != COMPARED[1]
+    ]
+    rows = ("".join(cells[at : at + 2]) for at in range(0, len(cells), 2))
+    return "\n".join(["<table>", *(f"<tr>{row}</tr>" for row in rows), "</table>"])
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 - The wheel made from the sdist holds the same files as the wheel, and those for Linux hold the drivers besides.
 - Without torch, the reading half works, and what needs torch says what to install.
-- A torch of NVIDIA's containers, 2.10.0a0+...nv, is kept.
+- A vendor's build of torch, 2.10.0a0+..., is kept.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import venv
 import zipfile
 from pathlib import Path
 
-#: The version of torch in NVIDIA's container 25.11.
-CONTAINERS_TORCH = "2.10.0a0+b558c986e8.nv25.11"
+#: A version as a vendor's build of torch has one: a pre-release with a local part. This one is made up.
+VENDORS_TORCH = "2.10.0a0+0123abcd"
 
 
 def main(dist: Path, scratch: Path) -> None:
@@ -72,11 +72,11 @@ def names(wheel: Path) -> set[str]:
 
 def made_up_torch(scratch: Path) -> Path:
     """An empty wheel with the version of a container's torch."""
-    path = scratch / f"torch-{CONTAINERS_TORCH}-py3-none-any.whl"
-    info = f"torch-{CONTAINERS_TORCH}.dist-info"
+    path = scratch / f"torch-{VENDORS_TORCH}-py3-none-any.whl"
+    info = f"torch-{VENDORS_TORCH}.dist-info"
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("torch/__init__.py", "")
-        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {CONTAINERS_TORCH}\n")
+        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {VENDORS_TORCH}\n")
         file.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: fakedist\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )

@@ -18,6 +18,7 @@ from fakedist.check.baselines import (
     write_baselines,
 )
 from fakedist.check.config import CheckConfig, CheckJob
+from fakedist.check.differences import RankDifference, difference, former_runs
 from fakedist.check.judging import JudgedFigure, judge
 from fakedist.check.measured import RankFigures, measure
 from fakedist.check.running import RankToRun, run_ranks, see_that_it_can_run
@@ -71,6 +72,7 @@ class Checked:
         misfits: Ranks that did not fit the GPU: job and rank, with what was requested.
         mismatches: Jobs whose ranks' calls do not match.
         findings: Findings that the configuration selects.
+        differences: What changed in each rank since the other check, if there is one.
     """
 
     config: CheckConfig
@@ -81,6 +83,7 @@ class Checked:
     misfits: list[str] = field(default_factory=list)
     mismatches: list[Mismatch] = field(default_factory=list)
     findings: list[RankFinding] = field(default_factory=list)
+    differences: list[RankDifference] = field(default_factory=list)
     updated: list[Path] = field(default_factory=list)
 
     @property
@@ -115,12 +118,14 @@ class Running:
     Attributes:
         finished: Gets every rank that ended, with its seconds.
         can_run: Checks that a job can run where the executor runs it.
+        against: Directory of another check's run directories, which these are compared with.
     """
 
     directory: Path
     executor: Executor = field(default_factory=LocalExecutor)
     finished: Callable[[RankToRun, float], None] = lambda rank, seconds: None
     can_run: Callable[[Job], None] = see_that_it_can_run
+    against: Path | None = None
 
 
 def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
@@ -129,13 +134,14 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
     Raises:
         FakedistError: The configuration, a baseline or this machine does not allow the check. Nothing was written.
     """
+    directory = running.directory.resolve()
+    against = running.against and running.against.resolve()
     with contextlib.chdir(config.root):
         for job in config.jobs:
             _see_that_it_can_run(job, running.can_run)
+        former = {} if against is None else former_runs(_ranks(config, against).values(), against)
         before = {job.name: None if update else read_baseline(config, job) for job in config.jobs}
-        ranks = {
-            (job.name, rank_job.rank): _rank(job, rank_job, running) for job in config.jobs for rank_job in job.jobs
-        }
+        ranks = _ranks(config, directory)
         failures = run_ranks(list(ranks.values()), config.root, running.executor, running.finished)
         checked = Checked(config, failures=failures)
         if not failures:
@@ -155,6 +161,16 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
             figures = judge_job(checked, job, runs, before[job.name])
             found = [RankFinding(job.name, rank, finding) for rank, run in runs.items() for finding in run.findings]
             found += [RankFinding(job.name, None, finding) for finding in JobRuns(None, list(runs.values())).findings]
+            if against is not None:
+                named = {ranks[job.name, rank].name: run for rank, run in runs.items()}
+                checked.differences += [
+                    difference(name, former[name], run) for name, run in named.items() if name in former
+                ]
+                checked.notes += [
+                    f"{name} has no complete run in {against}, so it is not compared"
+                    for name in named
+                    if name not in former
+                ]
             checked.findings += [piece for piece in found if job.selection.takes(piece.finding, config.root)]
             if job.match:
                 checked.mismatches += _mismatches(job, [run.path for run in runs.values()])
@@ -167,9 +183,15 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
     return checked
 
 
-def _rank(job: CheckJob, rank_job: Job, running: Running) -> RankToRun:
-    directory = running.directory.resolve() / f"{job.name}-rank{rank_job.rank}"
-    return RankToRun(f"{job.name} rank {rank_job.rank}", rank_job, directory, may_leave=len(job.jobs) > 1)
+def _ranks(config: CheckConfig, directory: Path) -> dict[tuple[str, int], RankToRun]:
+    """Every rank of every job, by its job's name and its number."""
+    return {
+        (job.name, one.rank): RankToRun(
+            f"{job.name} rank {one.rank}", one, directory / f"{job.name}-rank{one.rank}", may_leave=len(job.jobs) > 1
+        )
+        for job in config.jobs
+        for one in job.jobs
+    }
 
 
 def _wrongly_empty(job: CheckJob, runs: dict[int, Run], baseline: Baseline | None) -> list[ScriptError]:

@@ -247,7 +247,8 @@ def _load(path: Path) -> dict[str, object]:
     except FileNotFoundError:
         raise CheckError(f"{path} does not exist", f"--config FILE: {PROJECT_NAME} or {OWN_NAME}") from None
     except (OSError, UnreadableError) as error:
-        raise CheckError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
+        hint = f"expected TOML, as {PROJECT_NAME} or {OWN_NAME} has it"
+        raise CheckError(f"{path} cannot be read: {getattr(error, 'strerror', error)}", hint) from None
 
 
 def _inside(values: object, *keys: str) -> dict[str, object] | None:
@@ -292,7 +293,8 @@ def _program(section: Section) -> JobProgram:
     script, module = section.take("script", str), section.take("module", str)
     target = script or module
     if target is None or (script is not None and module is not None):
-        raise CheckError(f"{section.where}: a job has a script or a module, and not both", 'script = "train.py"')
+        named = "a script and a module" if script and module else "neither a script nor a module"
+        raise CheckError(f"{section.where} names {named}", 'expected one of them: script = "train.py"')
     arguments = section.take_any("arguments")
     if isinstance(arguments, str):
         return JobProgram(target, _split(section, arguments), is_module=module is not None)

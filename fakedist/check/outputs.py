@@ -12,6 +12,7 @@ from functools import partial
 from xml.etree import ElementTree
 
 from fakedist.check.checking import Checked
+from fakedist.check.differences import difference_blocks
 from fakedist.check.judging import JudgedFigure
 from fakedist.report.content.report_blocks import Block, Items, Remark, Report, Sheet, SheetColumn, Verdict
 from fakedist.rundir.notes import counted, listed
@@ -147,6 +148,7 @@ def check_report(checked: Checked) -> Report:
         times = f"; times {' and '.join(sources)}" if sources else ""
         title = f"{checked.config.path.name}: memory, measured{times}"
         blocks.append(Sheet(title, figure_columns(checked.judged), is_open=True))
+    blocks += difference_blocks(checked.differences)
     if fails := [*(finding.message for finding in checked.exceeded), *checked.problems]:
         blocks.append(Items("Why it fails", fails))
     blocks += [Items(failure.message, failure.output.splitlines(), is_code=True) for failure in checked.failures]
@@ -189,6 +191,7 @@ def _checked_object(checked: Checked) -> dict[str, object]:
         "misfits": checked.misfits,
         "mismatches": [mismatch.text for mismatch in checked.mismatches],
         "faults": [{"job": found.job, "rank": found.rank, **to_plain(found.finding)} for found in checked.findings],
+        "differences": [rank.to_plain() for rank in checked.differences],
         "updated": [str(path) for path in checked.updated],
         "findings": [
             {

@@ -49,6 +49,12 @@ class _CheckCommand(GroupedCommand):
     help="Also print GitHub annotations.  [default: if GITHUB_ACTIONS is true]",
 )
 @click.option("--runs", type=_DIRECTORY, metavar="DIR", help="Keep the run directories here.")
+@click.option(
+    "--against",
+    type=_DIRECTORY,
+    metavar="DIR",
+    help="Also show what changed since the check that kept its run directories there.",
+)
 def check(
     names: tuple[str, ...],
     *,
@@ -60,6 +66,7 @@ def check(
     junit: Path | None,
     annotations: bool | None,
     runs: Path | None,
+    against: Path | None,
     on: str,
     jobs: int | None,
     cold: bool,
@@ -88,7 +95,7 @@ def check(
     with scratch_directory("check") as scratch:
         try:
             executor = make_executor(on, jobs, remark, cold=cold)
-            running = Running(runs or scratch, executor, _say_finished)
+            running = Running(runs or scratch, executor, _say_finished, against=against)
             checked = run_check(configured, running, update=update)
         except ScriptError as error:
             click.echo(error.output, err=True)

@@ -38,7 +38,9 @@ def page_of(code: str) -> str:
     """The page of a rule as Markdown; JobError if there is no such code."""
     rule = RULES.get(code.upper())
     if rule is None:
-        raise JobError(f"there is no rule {code!r}", did_you_mean(code.upper(), list(RULES)))
+        group = ", ".join(known for known in sorted(RULES) if known.startswith(code.upper()))
+        hint = f"known are: {group}" if group else did_you_mean(code.upper(), sorted(RULES))
+        raise JobError(f"there is no rule {code!r}", hint)
     return f"## {rule.code}: {rule.name}\n\n{rule.page}\n"
 
 

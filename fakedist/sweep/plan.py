@@ -451,7 +451,8 @@ _SETTINGS = (
 def _program(section: Section, directory: Path) -> JobProgram:
     script, module = section.take("script", str), section.take("module", str)
     if (script is None) is (module is None):
-        raise SweepError(f"{section.where} has a script or a module, and not both", 'script = "train.py"')
+        named = "a script and a module" if script and module else "neither a script nor a module"
+        raise SweepError(f"{section.where} names {named}", 'expected one of them: script = "train.py"')
     arguments = section.take_any("arguments")
     if isinstance(arguments, str):
         try:

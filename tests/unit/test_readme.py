@@ -44,9 +44,14 @@ def test_each_fenced_command_exists_with_its_options(page: str) -> None:
     assert unknown == []
 
 
-def test_the_front_page_has_each_command_and_begins_with_what_make_does() -> None:
-    named = {words[1] for words in shown("README.md")}
+def test_the_list_of_commands_has_each_and_the_front_page_three_groups_of_four() -> None:
+    named = {words[1] for words in shown("docs/commands.md")}
     assert named >= set(cli.commands) - {"export", "completion"}  # of use with other programs
+    groups = (ROOT / "README.md").read_text().partition("## What it is for")[2].partition("\n## ")[0]
+    assert [block.count("fakedist ") for block in _FENCED.findall(groups)] == [4, 4, 4]
+
+
+def test_the_front_page_begins_with_what_make_does() -> None:
     first = next(block for block in _FENCED.findall((ROOT / "README.md").read_text()) if block.startswith("make"))
     targets = re.findall(r"^make (\w+)", first, flags=re.MULTILINE)
     assert targets == ["demo", "test"]

@@ -38,11 +38,11 @@ def test_every_link_leads_to_a_file_and_a_heading(site: Path) -> None:
     assert broken == []
 
 
-def test_the_pictures_of_the_front_page_lead_to_the_rendered_pages(site: Path) -> None:
-    front = (site / "index.html").read_text()
-    linked = set(re.findall(r'<a href="(reports/[^"]+\.html)"><img', front))
+def test_the_pictures_lead_to_the_gallery_and_on_to_the_rendered_pages(site: Path) -> None:
+    assert set(re.findall(r'<a href="([^"]+)"><img', (site / "index.html").read_text())) == {"reports/index.html"}
+    linked = set(re.findall(r'<a href="([^"/]+\.html)"><img', (site / "reports/index.html").read_text()))
     assert len(linked) >= 8
-    assert all((site / page).is_file() for page in linked)
+    assert all((site / "reports" / page).is_file() for page in linked)
 
 
 def test_no_page_fetches_from_elsewhere(site: Path) -> None:

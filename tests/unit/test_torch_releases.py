@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs/versions.md"
 
 @pytest.mark.parametrize(
     ("version", "release"),
-    [("2.15.0+cu132", (2, 15)), ("2.10.0a0+b558c986e8.nv25.11", (2, 10)), ("2.9.1", (2, 9)), ("unknown", (0, 0))],
+    [("2.15.0+cu132", (2, 15)), ("2.10.0a0+0123abcd", (2, 10)), ("2.9.1", (2, 9)), ("unknown", (0, 0))],
 )
 def test_a_version_has_a_release(version: str, release: tuple[int, int]) -> None:
     assert release_of(version) == release

@@ -138,9 +138,12 @@ class Tools:
         """
         options = self._options(world_size=world_size or "", gpu=gpu)
         options += [f"--axis={axis}" for axis in axes or []]
-        return await self._answer(
-            context, ["sweep", *options, self._path(script), *(arguments or [])], "", runs_script=True
-        )
+        path = Path(self._path(script))
+        if path.is_file():  # a sweep's directory only prints what it has
+            directory = f".fakedist/sweep-{path.name.partition('.')[0]}"
+            self._path(directory, exists=False)  # it may be a symlink that leads elsewhere
+            options.append(f"--output={directory}")
+        return await self._answer(context, ["sweep", *options, str(path), *(arguments or [])], "", runs_script=True)
 
     async def check(self, context: Context, jobs: list[str] | None = None, config: str = "pyproject.toml") -> Object:
         """Run the project's jobs against their budgets and baselines; without names, all of them."""

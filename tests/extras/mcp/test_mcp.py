@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
+import tomllib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ anyio = pytest.importorskip("anyio", reason="the extra mcp is not installed")
 mcp = pytest.importorskip("mcp", reason="the extra mcp is not installed")
 
 from fakedist.cli import main  # noqa: E402
+from fakedist.extras.mcp.command import COMMAND  # noqa: E402
 from fakedist.extras.mcp.server import fitting  # noqa: E402
 from tests.conftest import clean_environment  # noqa: E402
 
@@ -155,6 +158,21 @@ def test_without_leave_nothing_runs_and_no_path_leads_out_of_the_project(project
     assert left == ["away", "json.py", "mine.toml", "train.py"], "reading runs and writes nothing"
 
 
+@pytest.mark.parametrize("link", [".fakedist", ".fakedist/sweep-train"])
+def test_no_tool_writes_through_a_symlink_that_leads_out_of_the_project(project: Path, link: str) -> None:
+    away = project.parent / "elsewhere"
+    away.mkdir()
+    (project / link).parent.mkdir(exist_ok=True)
+    (project / link).symlink_to(away)
+
+    async def story(client: Any) -> None:
+        space = {"script": "train.py", "world_size": 8, "axes": ["batch=400"], "arguments": ["{batch}"]}
+        assert "is outside of the project" in refusal(await client.call_tool("sweep", space))
+
+    tell(story, project, "--allow-run")
+    assert list(away.iterdir()) == []
+
+
 @pytest.mark.long
 def test_a_long_run_reports_its_progress_and_ends_when_it_is_cancelled(project: Path) -> None:
     (project / "train.py").write_text(
@@ -206,6 +224,18 @@ def test_a_tool_that_exceeds_a_limit_is_ended(project: Path, option: str, limit:
         assert f"fakedist mcp {option} " in refused
 
     tell(story, project, "--allow-run", option, limit)
+
+
+def test_the_settings_for_agents_are_read_and_start_the_command(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/mcp.md").read_text()
+    (toml,), (text,) = (re.findall(rf"```{kind}\n(.*?)```", page, flags=re.DOTALL) for kind in ("toml", "json"))
+    settings = [tomllib.loads(toml)["mcp_servers"]["fakedist"], json.loads(text)["mcpServers"]["fakedist"]]
+    for server in settings:
+        program, (command, *options) = server["command"], server["args"]
+        assert (program, command, options[:-1]) == ("fakedist", "mcp", ["--project"])
+        COMMAND.make_context("mcp", [*options[:-1], str(tmp_path), "--allow-run"])
+    assert settings[0]["tool_timeout_sec"] == 1800
+    assert re.search(r"^claude mcp add fakedist -- fakedist mcp --project ", page, flags=re.MULTILINE)
 
 
 def test_a_large_answer_has_small_parts_and_names_the_others() -> None:

@@ -120,7 +120,7 @@ def test_every_key_reaches_the_job(tmp_path: Path) -> None:
         (JOB + 'steps = "2"', "steps is a number of steps or auto, not '2'", ""),
         (JOB + "arguments = [8]", "arguments is a list of texts", '"8"'),
         (JOB + "match = true", "match needs two ranks or more, and one is to run", "ranks = [0, 1]"),
-        (JOB + 'module = "pkg"', "a script or a module, and not both", ""),
+        (JOB + 'module = "pkg"', "names a script and a module", "one of them"),
         (JOB + 'gpu_memory = "80"', "gpu_memory cannot be read: '80' is not a size", ""),
         (JOB + JOB, "two jobs are called 'llama'", "a name of its own"),
         (JOB.replace("world_size", "world_sise"), "unknown key 'world_sise'", "'world_size'?"),
@@ -131,7 +131,7 @@ def test_every_key_reaches_the_job(tmp_path: Path) -> None:
         ("[check.jobs.llama]\n", "jobs is a list of tables", "[[check.jobs]]"),
         ("[check]\n", "there are no jobs", "[[check.jobs]]"),
         ("[chek]\n", "has no [check]", "[[check.jobs]]"),
-        ("[check\n", "cannot be read: Expected ']'", ""),
+        ("[check\n", "cannot be read: Expected ']'", "expected TOML"),
     ],
 )
 def test_what_makes_no_sense_gets_one_line_with_its_place(tmp_path: Path, text: str, told: str, hint: str) -> None:

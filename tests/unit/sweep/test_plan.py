@@ -101,7 +101,7 @@ def test_a_command_line_alone_is_a_sweep() -> None:
     ("old", "new", "message"),
     [
         ('"train.py"', "3", "script is a text"),
-        ('script = "train.py"', "", "has a script or a module"),
+        ('script = "train.py"', "", "names neither a script nor a module"),
         ("world_size", "word_size", "unknown key 'word_size'"),
         ('"stages:5"', "true", "ranks is ends"),
         ('"stages:5"', "[0, true]", "ranks is ends"),
