@@ -137,12 +137,10 @@ def summarize(
     notes: list[Note],
     has_steps: bool = True,
 ) -> Summary:
-    """The figures of a run.
+    """The figures of a run. ``job`` and ``times`` are None for a snapshot; an imported report has no job.
 
-    Args:
-        job, times: None for a snapshot; an imported report has no job.
-        notes: Everything that limits what the figures mean. An estimate that fails adds a note.
-        has_steps: Steps, phases and layers are known, as they are not in a snapshot.
+    ``notes``: everything that limits what the figures mean; an estimate that fails adds one. ``has_steps``: steps,
+    phases and layers are known, as they are not in a snapshot.
     """
     gpu, notes = recording.gpu or GpuRecord(), list(notes)
     held, capacity = _held(peak.reserved_bytes, recording.taken), _capacity(gpu, job)

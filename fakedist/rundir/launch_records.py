@@ -35,8 +35,7 @@ ALLOCATOR_WAITS = "wait"
 
 
 class WorkRow(NamedTuple):
-    """What launches of the timed step have to do; launches with the same to do share a row. 0 where a size does not
-    apply.
+    """Work of launches in the timed step; launches with the same to do share a row. 0 where a size does not apply.
 
     Attributes:
         name: The kernel's name, as CUPTI reports it.

@@ -3,7 +3,7 @@
 A table is a class: its docstring says what a row is, and its annotated fields are the columns, in order. A field's type
 is the column's. ``Annotated`` adds, in any order: the meaning, a text, in which ``{words}`` stands for the words; the
 only words that the column may hold, a tuple; the table of which its numbers are rows (:class:`RowOf`); marks
-(:class:`Mark`). Where a record's class declares a table, its ``Attributes:`` are the meanings.
+(:class:`ColumnMark`). Where a record's class declares a table, its ``Attributes:`` are the meanings.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ Int32 = Annotated[int, Stored("int32")]
 UInt64 = Annotated[int, Stored("uint64")]
 
 
-class Mark(enum.Enum):
+class ColumnMark(enum.Enum):
     """A fact about a column: texts that are lists of ranks, or empty; a column that tables of earlier versions lack,
     which then reads as NaN or as empty texts.
     """
@@ -133,7 +133,7 @@ _Fact = TypeVar("_Fact")
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table: ``marks`` and ``row_of`` as :class:`Mark` and :class:`RowOf` say.
+    """One column of a table: ``marks`` and ``row_of`` as :class:`ColumnMark` and :class:`RowOf` say.
 
     Attributes:
         name: Its name; ``_bytes`` and ``_us`` are its unit.
@@ -147,7 +147,7 @@ class Column:
     meaning: str
     words: tuple[str, ...] = ()
     row_of: RowOf | None = None
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[ColumnMark, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Table:
 
     @property
     def row(self) -> str:
-        """What a row is, and in which order they are."""
+        """The meaning of a row, and the order of the rows."""
         return " ".join(docstring_of(self.declared).partition("\n\n")[0].split())
 
     @cached_property
@@ -191,7 +191,7 @@ def _columns(name: str, hint: object, meaning: str) -> list[Column]:
     words = next(_facts(hint, tuple), ())
     *_, text = (meaning.replace("``", "`").replace("None", "NaN"), *_facts(hint, str))
     text = text.replace("{words}", ", ".join(words))
-    marks = tuple(_facts(hint, Mark))
+    marks = tuple(_facts(hint, ColumnMark))
     column = Column(name, _type(hint), text, words, next(_facts(hint, RowOf), None), marks)
     each = next(_facts(hint, Each), None)
     if each is None:

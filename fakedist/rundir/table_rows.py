@@ -24,9 +24,9 @@ from fakedist.rundir.schema import (
     PHASES,
     SEGMENT_STATES,
     USE_PARTS,
+    ColumnMark,
     Each,
     Int32,
-    Mark,
     RowOf,
     Table,
     UInt64,
@@ -87,7 +87,7 @@ class AsleepTable:
 
 
 class EventsTable:
-    """What the allocator did, in order."""
+    """An action of the allocator, in order."""
 
     action: Annotated[str, "The allocator's own word: {words}.", ACTIONS]
     address: Annotated[UInt64, "Of the block or segment."]
@@ -178,14 +178,14 @@ class NamedPhasesTable(NamedPhase):
     """
 
     first_change: Annotated[
-        float, "Number of the first change in `device_use` during it; NaN if not known.", Mark.NEWER
+        float, "Number of the first change in `device_use` during it; NaN if not known.", ColumnMark.NEWER
     ]
-    end_change: Annotated[float, "Number of the first change after it.", Mark.NEWER]
+    end_change: Annotated[float, "Number of the first change after it.", ColumnMark.NEWER]
 
 
 class DeviceUseTable:
-    """What a process held of the rank's virtual GPU after a change of what is in use, without contexts; in the order of
-    changes. No rows without a virtual GPU.
+    """Memory that a process held of the rank's virtual GPU after a change of what is in use, without contexts; in the
+    order of changes. No rows without a virtual GPU.
     """
 
     change: Annotated[
@@ -223,7 +223,9 @@ class StepsTable:
         int, "First dimension of the model's input, summed over its forwards with gradients; 0 if not known."
     ]
     sample_shape: Annotated[str, "The input's other dimensions: 3x224x224; empty if not known."]
-    name: Annotated[str, "What the script calls it; evaluation if one ran before its training; else empty.", Mark.NEWER]
+    name: Annotated[
+        str, "What the script calls it; evaluation if one ran before its training; else empty.", ColumnMark.NEWER
+    ]
 
 
 @dataclass(frozen=True)
@@ -262,7 +264,7 @@ class CallsTable:
 
 
 class CallTermsTable:
-    """What the ranks of a call have to agree on, and where the host waits. Row by row as `calls`."""
+    """Terms on which the ranks of a call have to agree, and where the host waits. Row by row as `calls`."""
 
     reduction: Annotated[str, "SUM, AVG, ...; empty without one."]
     root: Annotated[Int32, "Group rank that is its root; -1 without one."]
@@ -281,23 +283,23 @@ class CallTermsTable:
     parts: Annotated[
         str,
         "Dtype and bytes of each part of a call of several tensors, one a line; empty for other calls.",
-        Mark.NEWER,
+        ColumnMark.NEWER,
     ]
     join: Annotated[
         str,
         "In a `torch.distributed.algorithms.Join`: inside, a call that ranks without inputs left make, too; joined, "
         "the one in which they do so until no rank has any.",
         ("", "inside", "joined"),
-        Mark.NEWER,
+        ColumnMark.NEWER,
     ]
     awaited: Annotated[
-        float, "Sequence number of the first call after the wait for it; NaN where none was seen.", Mark.NEWER
+        float, "Sequence number of the first call after the wait for it; NaN where none was seen.", ColumnMark.NEWER
     ]
-    awaited_on: Annotated[float, "The stream that waits; NaN where no wait was seen.", Mark.NEWER]
+    awaited_on: Annotated[float, "The stream that waits; NaN where no wait was seen.", ColumnMark.NEWER]
 
 
 class KernelsTable:
-    """What a stream did in the timed step: a kernel, a copy, a fill, or a collective; in the order of their start.
+    """Work of a stream in the timed step: a kernel, a copy, a fill, or a collective; in the order of their start.
     Which step, and whether it was measured or estimated, says `kernels` of the `--json` object.
     """
 
@@ -325,13 +327,15 @@ class KernelsTable:
     basis: Annotated[str, "Estimated: the measurement its time is from, and what is assumed; else empty."]
     launch: Annotated[int, "Row of `launches`; -1 if a tool traced it.", RowOf("launches", least=-1)]
     path_us: Annotated[
-        float, "How much of the critical path it is; 0 if it is not on it, NaN if the path is not known.", Mark.NEWER
+        float,
+        "How much of the critical path it is; 0 if it is not on it, NaN if the path is not known.",
+        ColumnMark.NEWER,
     ]
 
 
 class LaunchesTable:
-    """What the host gave to the streams in the timed step, in order: launches, and the events and waits between them.
-    On the virtual GPU it says nothing of times, and so holds for any GPU.
+    """A launch, event or wait that the host gave to the streams in the timed step, in order. On the virtual GPU it says
+    nothing of times, and so holds for any GPU.
     """
 
     what: Annotated[str, "What it is: {words}.", LAUNCH_KINDS]
@@ -359,9 +363,9 @@ class LaunchesTable:
     thread: Annotated[
         float,
         "The host's thread that launched it: 0 for the main one, others as they come; NaN where it is not known.",
-        Mark.NEWER,
+        ColumnMark.NEWER,
     ]
-    allocator: Annotated[str, _CALLED, Mark.NEWER]
+    allocator: Annotated[str, _CALLED, ColumnMark.NEWER]
 
 
 class HostTable:
@@ -430,7 +434,7 @@ class LayerTimesTable:
     communication_us: Annotated[
         float, "Duration of the others: of the copies that stand for them, where they are not priced."
     ]
-    host_us: Annotated[float, "The host's own time for the layer's launches, waits left out.", Mark.NEWER]
+    host_us: Annotated[float, "The host's own time for the layer's launches, waits left out.", ColumnMark.NEWER]
 
 
 class GroupsTable:
@@ -441,7 +445,7 @@ class GroupsTable:
     backend: Annotated[str, "The backend that the script asked for."]
     size: Annotated[int, "Ranks in it."]
     group_rank: Annotated[int, "This rank's place in it."]
-    ranks: Annotated[str, "Its ranks, regular ones as start-stop:step.", Mark.RANKS]
+    ranks: Annotated[str, "Its ranks, regular ones as start-stop:step.", ColumnMark.RANKS]
 
 
 class OtherGroupsTable:
@@ -449,7 +453,7 @@ class OtherGroupsTable:
 
     after: Annotated[int, "Rows of `groups` that were made before it."]
     description: Annotated[str, "As in `groups`."]
-    ranks: Annotated[str, "As in `groups`.", Mark.RANKS]
+    ranks: Annotated[str, "As in `groups`.", ColumnMark.RANKS]
 
 
 class HostBlocksTable:

@@ -13,7 +13,7 @@ from fakedist.bounded import UnreadableError, open_file
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.rank_list import parse_rank_list
 from fakedist.rundir.directory import DAMAGED, SCRATCH_PREFIX, TABLES_NAME
-from fakedist.rundir.schema import Column, Mark, Table
+from fakedist.rundir.schema import Column, ColumnMark, Table
 from fakedist.rundir.table_rows import TABLES
 from fakedist.temporary import replacing
 from fakedist.visible import visible
@@ -115,7 +115,7 @@ def read_table(run_directory: Path, name: str, columns: Sequence[str] | None = N
         path, schema = _path(run_directory, name), file.schema_arrow
         for column in known:
             index = schema.get_field_index(column.name)
-            if index < 0 and Mark.NEWER in column.marks:
+            if index < 0 and ColumnMark.NEWER in column.marks:
                 continue
             if index < 0:
                 raise _damaged(path, f"it has no column {column.name}")
@@ -195,7 +195,7 @@ def _check_values(run_directory: Path, path: Path, column: Column, values: Any) 
 
     if values.null_count and column.type != "double":  # there it is NaN: not known
         raise _damaged(path, f"column {column.name} has no value in {values.null_count:,} rows")
-    if Mark.RANKS in column.marks:
+    if ColumnMark.RANKS in column.marks:
         for text in filter(None, pyarrow.compute.unique(values).to_pylist()):
             try:
                 parse_rank_list(text)

@@ -11,7 +11,7 @@ from fakedist.analysis.typed_tables import table_of
 from fakedist.errors import RunDirectoryError
 from fakedist.rundir import schema_page
 from fakedist.rundir.manifest import Manifest
-from fakedist.rundir.schema import Column, Each, Int32, Mark, RowOf, Table
+from fakedist.rundir.schema import Column, ColumnMark, Each, Int32, RowOf, Table
 from fakedist.rundir.summary import Summary
 from fakedist.rundir.table_rows import TABLES
 from fakedist.rundir.tables import read_table, write_table
@@ -83,7 +83,7 @@ class Longer(Plain):
         later: What came later.
     """
 
-    later: Annotated[float, Mark.NEWER]
+    later: Annotated[float, ColumnMark.NEWER]
 
 
 def test_a_class_declares_a_table_with_the_columns_of_its_bases() -> None:
@@ -95,7 +95,7 @@ def test_a_class_declares_a_table_with_the_columns_of_its_bases() -> None:
         Column("parts", "list<int32>", "Its parts.", row_of=RowOf("blocks", least=-1)),
         Column("work_us", "double", "The sum of work."),
         Column("wait_us", "double", "The sum of wait."),
-        Column("later", "double", "What came later.", marks=(Mark.NEWER,)),
+        Column("later", "double", "What came later.", marks=(ColumnMark.NEWER,)),
     )
     assert table.dtypes == dict.fromkeys(table.names, "float64") | {
         "name": "object",
