@@ -202,7 +202,7 @@ def summarized(manifest: Manifest, computed: Computed, left_out: Sequence[Note] 
 
 
 def make_tables(recording: Recording, blocks: Blocks, positions: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Every table of ``rundir.schema.TABLES`` before its step is timed, by the ``event_places`` of its blocks."""
+    """Every table of ``rundir.table_rows.TABLES`` before its step is timed, by the ``event_places`` of its blocks."""
     lines = stack_lines(recording.frames, recording.stacks)
     calls = call_table(recording)
     is_recorded = calls["step"] != recording.timed_step  # the timed step only repeats the others

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class RunTables:
-    """The tables of a run, by their names in ``rundir.schema.TABLES``: of its directory, or in memory.
+    """The tables of a run, by their names in ``rundir.table_rows.TABLES``: of its directory, or in memory.
 
     Args:
         directory: None for a snapshot.

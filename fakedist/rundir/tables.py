@@ -69,7 +69,7 @@ def import_parquet() -> None:
 
 
 def write_table(run_directory: Path, name: str, columns: Mapping[str, object]) -> None:
-    """Write one table of ``schema.TABLES``, with arrays or lists for exactly the schema's columns.
+    """Write one table of ``table_rows.TABLES``, with arrays or lists for exactly the schema's columns.
 
     ``run_directory`` may also be a directory from :func:`new_tables`.
     """
