@@ -139,8 +139,7 @@ def summarize(
 ) -> Summary:
     """The figures of a run. ``job`` and ``times`` are None for a snapshot; an imported report has no job.
 
-    ``notes``: everything that limits what the figures mean; an estimate that fails adds one. ``has_steps``: steps,
-    phases and layers are known, as they are not in a snapshot.
+    ``notes`` limit what the figures mean; a failed estimate adds one. Not all snapshots have steps, phases and layers.
     """
     gpu, notes = recording.gpu or GpuRecord(), list(notes)
     held, capacity = _held(peak.reserved_bytes, recording.taken), _capacity(gpu, job)
