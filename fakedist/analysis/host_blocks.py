@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 
 import pandas as pd
 
-from fakedist.analysis.layer_table import rows_of
 from fakedist.analysis.recording import Recording
+from fakedist.analysis.typed_tables import rows_of, table_of
 from fakedist.options import Job
 from fakedist.rundir.host_memory import HostLine, HostMemory, HostPhase, NodeMemory, Save
 from fakedist.rundir.memory_records import HostLookRecord
-from fakedist.rundir.schema import HOST_CHANGES, TABLES
+from fakedist.rundir.schema import HOST_CHANGES
 
 _PAGEABLE, _PINNED, _REGISTERED, _MOVED = range(len(HOST_CHANGES))
 #: Where what is in memory of its own, and not a file's, has its path.
@@ -157,15 +157,13 @@ def host_tables(recording: Recording, job: Job | None) -> dict[str, pd.DataFrame
     places = {number: (row.step, row.phase) for number, row in enumerate(recording.host_places)}
     places[-1] = 0, "init"  # before the first was known
     blocks = [(b.kind, b.bytes, *places[b.place], b.stack, b.alloc_us, b.free_us, b.at_peak) for b in replay.blocks]
-    phases = [
-        tuple(getattr(phase, column.name) for column in TABLES["host_phases"].columns) for phase in _phases(replay)
-    ]
+    phases = map(astuple, _phases(replay))
     saves = [
         (s.function, s.line, places[s.place][0], s.begin_us, s.end_us, s.written_bytes, s.asynchronous)
         for s in recording.saves
     ]
     rows = {"host_blocks": blocks, "host_phases": phases, "host_files": _files(recording, places), "saves": saves}
-    return {name: _table(name, of_table) for name, of_table in rows.items()}
+    return {name: table_of(name, of_table) for name, of_table in rows.items()}
 
 
 def _phases(replay: _Replay) -> list[HostPhase]:
@@ -182,15 +180,6 @@ def _files(recording: Recording, places: Mapping[int, tuple[int, str]]) -> list[
             most, step, phase = files.get(key, (0, *places[look.place]))
             files[key] = max(most, size), step, phase
     return [(path, _is_shared(path), most, private, *place) for (path, private), (most, *place) in files.items()]
-
-
-_TYPES = {"string": "object", "double": "float64"}
-
-
-def _table(name: str, rows: Sequence[tuple[object, ...]]) -> pd.DataFrame:
-    columns = TABLES[name].columns
-    frame = pd.DataFrame(rows, columns=[column.name for column in columns])
-    return frame.astype({column.name: _TYPES.get(column.type, column.type) for column in columns})
 
 
 def _replay(recording: Recording, job: Job | None) -> _Replay:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,6 @@ from fakedist.analysis.recording import Array, Recording
 from fakedist.rundir.rows import LayerRow
 from fakedist.rundir.schema import CATEGORIES
 
-Row = TypeVar("Row")
 _BYTES = [f"peak_{name}_bytes" for name in CATEGORIES]
 
 
@@ -244,11 +242,3 @@ def fold_table(table: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
         of_layer = table[name].to_numpy()
         folded[name] = [of_layer[list(fold.layers)].max() for fold in folds]
     return folded
-
-
-def rows_of(kind: type[Row], table: pd.DataFrame) -> list[Row]:
-    """The rows of a table as records. Unknown values become None, because JSON has no NaN."""
-    return [
-        kind(**{str(name): None if value != value else value for name, value in row.items()})
-        for row in table.to_dict("records")
-    ]

@@ -13,9 +13,10 @@ from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.engine_memory import cache_bytes
 from fakedist.analysis.layer_table import owner_names
 from fakedist.analysis.recording import Recording
+from fakedist.analysis.typed_tables import table_of
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
-from fakedist.rundir.schema import CATEGORIES, TABLES
+from fakedist.rundir.schema import CATEGORIES
 
 LARGEST = 20
 
@@ -82,7 +83,7 @@ def named_phase_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
         used = (row.peak_used_bytes, row.backed_bytes, row.outside_bytes, row.others_bytes)
         changes = [np.nan if number < 0 else number for number in (row.first_change, row.end_change)]
         rows.append((row.name, row.step, row.end_step, first, end, *most, *used, *changes))
-    return pd.DataFrame(rows, columns=[column.name for column in TABLES["named_phases"].columns])
+    return table_of("named_phases", rows)
 
 
 def asleep_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
@@ -101,15 +102,14 @@ def asleep_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
         number = np.flatnonzero(inside)
         stretches.append(np.stack([number, np.maximum(made[inside], first), np.minimum(freed[inside], end)]))
     rows = np.concatenate([np.zeros((3, 0), "i8"), *stretches], axis=1)
-    return pd.DataFrame(rows.T, columns=[column.name for column in TABLES["asleep"].columns])
+    return table_of("asleep", rows.T)
 
 
 def device_use_table(recording: Recording) -> pd.DataFrame:
     """The table ``device_use``: for each change its parts, this process's first."""
     use = recording.device_use
-    columns = [column.name for column in TABLES["device_use"].columns]
     if use is None:
-        return pd.DataFrame(columns=columns)
+        return table_of("device_use")
     names = _numbered(use.processes)
     of_engine = _engine_of(recording)
     rows = []
@@ -123,7 +123,7 @@ def device_use_table(recording: Recording) -> pd.DataFrame:
                 cache = cache if cache <= bytes_ else 0  # the engine goes to sleep piece by piece
                 rows.append((row.change, process, "KV cache", cache))
             rows.append((row.change, process, part, bytes_ - cache))
-    return pd.DataFrame(rows, columns=columns)
+    return table_of("device_use", rows)
 
 
 def _engine_of(recording: Recording) -> tuple[str, str] | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import typing
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -112,7 +113,8 @@ def empty_columns(kind: type) -> dict[str, Array]:
 
 @dataclass
 class Recording:
-    """The recording of one rank.
+    """The recording of one rank. A field's type says what it keeps of a journal: the last record of a kind, all records
+    of a kind, or with ``Annotated`` their rows or their joined columns.
 
     Attributes:
         gpu: The GPU and the software; None if the rank died before they were known.
@@ -157,32 +159,34 @@ class Recording:
 
     gpu: GpuRecord | None = None
     layers: list[LayerRow] = field(default_factory=list)
-    operations: list[OperationRow] = field(default_factory=list)
-    scopes: list[ScopeRow] = field(default_factory=list)
-    regions: list[RegionRow] = field(default_factory=list)
-    calls: list[CallRow] = field(default_factory=list)
-    call_terms: list[CallTerms] = field(default_factory=list)
-    call_waits: list[CallWait] = field(default_factory=list)
+    operations: Annotated[list[OperationRow], OperationNamesRecord] = field(default_factory=list)
+    scopes: Annotated[list[ScopeRow], ScopesRecord] = field(default_factory=list)
+    regions: Annotated[list[RegionRow], RegionsRecord] = field(default_factory=list)
+    calls: Annotated[list[CallRow], CallsRecord] = field(default_factory=list)
+    call_terms: Annotated[list[CallTerms], CallTermsRecord] = field(default_factory=list)
+    call_waits: Annotated[list[CallWait], CallWaitsRecord] = field(default_factory=list)
     call_lines: list[list[str]] = field(default_factory=list)
-    groups: list[GroupRow] = field(default_factory=list)
-    other_groups: list[OtherGroupRow] = field(default_factory=list)
+    groups: Annotated[list[GroupRow], GroupsRecord] = field(default_factory=list)
+    other_groups: Annotated[list[OtherGroupRow], OtherGroupsRecord] = field(default_factory=list)
     invented: list[InventedRow] = field(default_factory=list)
     idle_reads: set[int] = field(default_factory=set)
     not_sent: list[NotSentRecord] = field(default_factory=list)
     generated: list[GeneratedRecord] = field(default_factory=list)
-    placings: list[PlacingRow] = field(default_factory=list)
-    graphs: list[GraphRow] = field(default_factory=list)
-    held: list[HeldRow] = field(default_factory=list)
+    placings: Annotated[list[PlacingRow], PlacingsRecord] = field(default_factory=list)
+    graphs: Annotated[list[GraphRow], GraphsRecord] = field(default_factory=list)
+    held: Annotated[list[HeldRow], HeldRecord] = field(default_factory=list)
     op_operation: Array = field(default_factory=lambda: np.zeros(0, "u4"))
     op_scope: Array = field(default_factory=lambda: np.zeros(0, "u4"))
-    marks: dict[str, Array] = field(default_factory=lambda: empty_columns(MarksRecord))
+    marks: Annotated[dict[str, Array], MarksRecord] = field(default_factory=lambda: empty_columns(MarksRecord))
     events: dict[int, dict[str, Array]] = field(default_factory=dict)
     pools: dict[int, dict[int, Pool]] = field(default_factory=dict)
     segments_before: list[Segment] = field(default_factory=list)
     num_events_before: int = 0
     frames: list[FrameRow] = field(default_factory=list)
     stacks: list[tuple[int, ...]] = field(default_factory=list)
-    operation_stacks: dict[str, Array] = field(default_factory=lambda: empty_columns(OperationStacksRecord))
+    operation_stacks: Annotated[dict[str, Array], OperationStacksRecord] = field(
+        default_factory=lambda: empty_columns(OperationStacksRecord)
+    )
     kernels: dict[str, Array] = field(default_factory=lambda: empty_columns(KernelsRecord))
     kernel_texts: list[str] = field(default_factory=list)
     kernel_source: KernelSource | None = None
@@ -192,9 +196,11 @@ class Recording:
     profiled: ProfilerRecord | None = None
     host: HostRecord | None = None
     routers: RouterLoadRecord | None = None
-    router_passes: list[RouterPassRow] = field(default_factory=list)
-    host_blocks: dict[str, Array] = field(default_factory=lambda: empty_columns(HostBlocksRecord))
-    host_places: list[ScopeRow] = field(default_factory=list)
+    router_passes: Annotated[list[RouterPassRow], RouterPassesRecord] = field(default_factory=list)
+    host_blocks: Annotated[dict[str, Array], HostBlocksRecord] = field(
+        default_factory=lambda: empty_columns(HostBlocksRecord)
+    )
+    host_places: Annotated[list[ScopeRow], HostPlacesRecord] = field(default_factory=list)
     settings_changes: list[AllocatorSettingsRecord] = field(default_factory=list)
     host_looks: list[HostLookRecord] = field(default_factory=list)
     saves: list[SaveRecord] = field(default_factory=list)
@@ -271,54 +277,22 @@ def _files(run_directory: Path) -> list[Path]:
     return [run_directory / name for name in (JOURNAL_NAME, KERNELS_NAME, SMI_NAME)]
 
 
-#: The attribute of a recording that keeps the last record of a kind.
-_KEPT: dict[type[Record], str] = {
-    GpuRecord: "gpu",
-    NcclRecord: "nccl",
-    OutsideRecord: "outside",
-    TakenRecord: "taken",
-    DeviceUseRecord: "device_use",
-    OutcomeRecord: "outcome",
-    FailedRequestRecord: "failed_request",
-    BeyondCapacityRecord: "beyond",
-    ProfilerRecord: "profiled",
-    HostRecord: "host",
-    LaunchesRecord: "launches",
-    HostClockRecord: "host_clock",
-    MachineScoreRecord: "machine",
-    RouterLoadRecord: "routers",
-    EngineUseRecord: "engine_use",
-}
-#: The list of a recording that has every record of a kind.
-_LISTED: dict[type[Record], str] = {
-    NotSentRecord: "not_sent",
-    GeneratedRecord: "generated",
-    StepRecord: "steps",
-    HostLookRecord: "host_looks",
-    SaveRecord: "saves",
-    AllocatorSettingsRecord: "settings_changes",
-    NamedPhaseRecord: "named_phases",
-    EngineRecord: "engines",
-    EngineCacheRecord: "engine_caches",
-    AsleepRecord: "asleep",
-    EngineSleepRecord: "engine_sleeps",
-}
-#: The list of a recording that has the rows of all records of a kind.
-_ROWS: dict[type[Record], str] = {
-    ScopesRecord: "scopes",
-    OperationNamesRecord: "operations",
-    RegionsRecord: "regions",
-    GroupsRecord: "groups",
-    OtherGroupsRecord: "other_groups",
-    CallsRecord: "calls",
-    CallTermsRecord: "call_terms",
-    CallWaitsRecord: "call_waits",
-    PlacingsRecord: "placings",
-    GraphsRecord: "graphs",
-    HeldRecord: "held",
-    RouterPassesRecord: "router_passes",
-    HostPlacesRecord: "host_places",
-}
+def _kept_by() -> tuple[dict[type[Record], str], ...]:
+    """The fields of a recording by the kind of record: those of last records, of lists, of rows and of columns."""
+    last: dict[type[Record], str] = {}
+    listed, rows, columns = dict(last), dict(last), dict(last)
+    for name, hint in typing.get_type_hints(Recording, include_extras=True).items():
+        origin, of = typing.get_origin(hint), typing.get_args(hint)
+        if origin is Annotated:
+            (rows if typing.get_origin(of[0]) is list else columns)[of[1]] = name
+        elif of and isinstance(of[0], type) and issubclass(of[0], Record):
+            (listed if origin is list else last)[of[0]] = name
+    return last, listed, rows, columns
+
+
+_LAST, _LISTED, _ROWS, _COLUMNS = _kept_by()
+#: Records of columns, whose columns other figures are made of.
+_NOT_KEPT: tuple[type[Record], ...] = (OperationsRecord, NodesRecord, NodeRunsRecord)
 
 
 class JournalReading:
@@ -326,13 +300,8 @@ class JournalReading:
 
     def __init__(self) -> None:
         self.recording = Recording()
-        self._ops: list[OperationsRecord] = []
-        self._marks: list[MarksRecord] = []
+        self._pieces: dict[type[Record], list[Record]] = defaultdict(list)
         self._events: dict[int, list[EventsRecord]] = defaultdict(list)
-        self._nodes: list[NodesRecord] = []
-        self._node_runs: list[NodeRunsRecord] = []
-        self._called: list[OperationStacksRecord] = []
-        self._host_blocks: list[HostBlocksRecord] = []
         self._kernels: KernelsRecord | None = None
 
     def read(self, path: Path, *, may_be_empty: bool) -> None:
@@ -352,20 +321,21 @@ class JournalReading:
     def join(self) -> None:
         """Join the pieces of all records into columns."""
         recording = self.recording
-        ran = _joined(OperationsRecord, self._ops)
+        joined = {kind: _joined(kind, self._pieces[kind]) for kind in (*_COLUMNS, *_NOT_KEPT)}
+        for kind, name in _COLUMNS.items():
+            setattr(recording, name, joined[kind])
+        ran = joined[OperationsRecord]
         recording.op_operation, recording.op_scope = ran["operation"], ran["scope"]
-        recording.marks = _joined(MarksRecord, self._marks)
-        recording.host_blocks = _joined(HostBlocksRecord, self._host_blocks)
         events = {device: _joined(EventsRecord, self._events[device]) for device in sorted(self._events)}
         # torch.cuda.memory_snapshot() in the script leaves an event on every device, used or not.
         recording.events = {
             device: columns for device, columns in events.items() if (columns["action"] != _SNAPSHOT).any()
         }
-        made, ran = _joined(NodesRecord, self._nodes), _joined(NodeRunsRecord, self._node_runs)
+        made, ran = joined[NodesRecord], joined[NodeRunsRecord]
         backward = np.flatnonzero([row.phase == "backward" for row in recording.scopes])
         recording.made_by = forward_of(made, ran, np.isin(recording.op_scope, backward))
-        called = recording.operation_stacks = _joined(OperationStacksRecord, self._called)
-        joined_to_forward(recording.frames, recording.stacks, [*recording.events.values(), called], made, ran)
+        called = [*recording.events.values(), recording.operation_stacks]
+        joined_to_forward(recording.frames, recording.stacks, called, made, ran)
         if self._kernels is not None:
             recording.kernels = _joined(KernelsRecord, [self._kernels])
             recording.kernel_texts, recording.kernel_source = self._kernels.texts, self._kernels.source
@@ -373,12 +343,17 @@ class JournalReading:
     def take(self, record: Record) -> None:
         """Take a record."""
         recording, kind = self.recording, type(record)
-        if kind in _KEPT:
-            setattr(recording, _KEPT[kind], record)
+        if isinstance(record, EventsRecord | NodesRecord | HostBlocksRecord):
+            recording.frames += record.frames
+            recording.stacks += record.stacks
+        if kind in _LAST:
+            setattr(recording, _LAST[kind], record)
         elif kind in _LISTED:
             getattr(recording, _LISTED[kind]).append(record)
         elif kind in _ROWS:
             getattr(recording, _ROWS[kind]).extend(getattr(record, "rows"))  # noqa: B009
+        elif kind in _COLUMNS or kind in _NOT_KEPT:
+            self._pieces[kind].append(record)
         else:
             self._take_special(record)
 
@@ -393,8 +368,6 @@ class JournalReading:
                         recording.layers[row.layer] = row
                     else:
                         recording.layers.append(row)
-            case OperationsRecord():
-                self._ops.append(record)
             case InventedRecord():
                 recording.idle_reads |= {len(recording.invented) + index for index in record.idle}
                 recording.invented += record.rows
@@ -406,20 +379,6 @@ class JournalReading:
                 recording.unanswered |= {row.function: row.num_calls for row in record.rows}
             case EventsRecord():
                 self._take_events(record)
-            case MarksRecord():
-                self._marks.append(record)
-            case NodesRecord():
-                recording.frames += record.frames
-                recording.stacks += record.stacks
-                self._nodes.append(record)
-            case HostBlocksRecord():
-                recording.frames += record.frames
-                recording.stacks += record.stacks
-                self._host_blocks.append(record)
-            case NodeRunsRecord():
-                self._node_runs.append(record)
-            case OperationStacksRecord():
-                self._called.append(record)
             case StatisticsRecord():
                 recording.statistics[record.device] = record
             case TimedStepRecord():
@@ -428,14 +387,12 @@ class JournalReading:
                 self._kernels = record
             case StepWentOnRecord():
                 self._go_on(record.step)
-            case LaunchKeysRecord():  # what a second run of the script reads
+            case LaunchKeysRecord():  # what a second run of the script reads; earlier versions wrote it always
                 pass
             case _:
                 raise TypeError(f"{type(record).__name__} is not a record of a journal")
 
     def _take_events(self, record: EventsRecord) -> None:
-        self.recording.frames += record.frames
-        self.recording.stacks += record.stacks
         pieces = self._events[record.device]
         first = sum(len(piece.action) for piece in pieces)
         pools = self.recording.pools.setdefault(record.device, {})

@@ -13,11 +13,12 @@ from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.recording import Recording
 from fakedist.analysis.routed_blocks import Counts, calls_of, fitted_sizes
 from fakedist.analysis.topology import read_groups
+from fakedist.analysis.typed_tables import table_of
 from fakedist.errors import JobError
 from fakedist.options import Job
 from fakedist.rank_list import parse_rank_list
 from fakedist.router_load import RouterLoad, RouterPass
-from fakedist.rundir.schema import TABLES
+from fakedist.rundir.table_rows import TABLES
 
 Ints = npt.NDArray[np.int64]
 #: Operations by which ranks exchange tokens.
@@ -31,11 +32,10 @@ def routed_table(
 
     With even loads, nothing shows which kernels follow tokens but grouped products and what exchanges them.
     """
-    columns = [column.name for column in TABLES["routed"].columns]
     passes, facts = passes_of(recording), None if recording.routers is None else recording.routers.facts
     launches, work, calls = (tables[name] for name in ("launches", "work", "calls"))
     if facts is None or job is None or not passes or not len(launches):
-        return pd.DataFrame(columns=columns)
+        return table_of("routed")
     call, of_work = calls_of(recording, launches, passes), launches["work"].to_numpy("i8")
     groups, k = (np.append(work[name].to_numpy("i8"), 0)[of_work] for name in ("groups", "k"))
     even = np.array([of.tokens * of.top_k for of in passes])
@@ -63,7 +63,7 @@ def routed_table(
     busiest = busiest_tokens(timed, load, of_stage) if own else received[used]
     named = pd.DataFrame(timed, columns=list(RouterPass._fields)).iloc[of_used].reset_index(drop=True)
     named = named.assign(launch=launch, sums=sums[launch], received=received[call[launch]], busiest=busiest[of_used])
-    return named[columns]
+    return named[TABLES["routed"].names]
 
 
 def _is_exchange(calls: pd.DataFrame, groups: pd.DataFrame, own: tuple[int, ...]) -> npt.NDArray[np.bool_]:

@@ -14,7 +14,9 @@ import pandas as pd
 from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.recording import Array, Recording
 from fakedist.analysis.replay import COMMON_POOL, SMALL_BYTES, Segment, Segments
-from fakedist.rundir.schema import ACTIONS, MOMENTS, SEGMENT_STATES, TABLES
+from fakedist.analysis.typed_tables import table_of
+from fakedist.rundir.schema import ACTIONS, MOMENTS, SEGMENT_STATES
+from fakedist.rundir.table_rows import TABLES
 
 SMALL_SEGMENT_BYTES = 2 << 20  # kSmallBuffer
 #: A segment with less than this fraction allocated is pinned by what is allocated in it.
@@ -23,7 +25,6 @@ _CODES = {name: code for code, name in enumerate(ACTIONS)}
 _MOVES = [code for code, name in enumerate(ACTIONS) if name.startswith("segment_")]
 _GAINS = (_CODES["segment_alloc"], _CODES["segment_map"])
 _EXPANDABLE = (_CODES["segment_map"], _CODES["segment_unmap"])
-_COLUMNS = [column.name for column in TABLES["segments"].columns]
 
 
 def segments_after(recording: Recording, end: int) -> list[Segment]:
@@ -60,7 +61,7 @@ def segment_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
     moments = peak_events(recording, blocks)
     tables = [segments_at(recording, blocks, event).assign(moment=name) for name, event in moments.items()]
     filled = [table for table in tables if len(table)]
-    return pd.concat(filled, ignore_index=True)[_COLUMNS] if filled else pd.DataFrame(columns=_COLUMNS)
+    return pd.concat(filled, ignore_index=True)[TABLES["segments"].names] if filled else table_of("segments")
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.layer_table import rows_of
 from fakedist.analysis.recording import Recording
+from fakedist.analysis.typed_tables import rows_of, table_of
 from fakedist.rank_list import format_rank_list, parse_rank_list
 from fakedist.rundir.rows import CallRow, ScopeRow
-from fakedist.rundir.schema import TABLES
+from fakedist.rundir.table_rows import TABLES
 
 _OF_HOSTS = ("gloo", "mpi")
 #: Calls whose host reads the size of every rank's object.
@@ -41,7 +41,7 @@ def call_table(recording: Recording) -> pd.DataFrame:
     merged = calls.merge(scopes, on="scope", how="left")
     merged["phase"] = merged["phase"].fillna("other")
     merged[["step", "layer"]] = merged[["step", "layer"]].fillna(0).astype("int32")
-    return merged[[column.name for column in TABLES["calls"].columns]]
+    return merged[TABLES["calls"].names]
 
 
 def term_table(recording: Recording) -> pd.DataFrame:
@@ -64,7 +64,7 @@ def term_table(recording: Recording) -> pd.DataFrame:
         text = "\n".join(recording.call_lines[lines]) if lines >= 0 else ""
         row = (*agreed, on_host, own_pair, host_waits, text, "\n".join(parts))
         rows.append((*row, join, wait.before, wait.stream))
-    return pd.DataFrame(rows, columns=[column.name for column in TABLES["call_terms"].columns])
+    return table_of("call_terms", rows)
 
 
 def _is_of_hosts(backend: str, *, has_tensors: bool) -> bool:
@@ -80,13 +80,13 @@ def group_table(recording: Recording) -> pd.DataFrame:
         (row.name, row.description, row.backend, len(row.members), row.group_rank, format_rank_list(row.members))
         for row in sorted(recording.groups)
     ]
-    return pd.DataFrame(rows, columns=["name", "description", "backend", "size", "group_rank", "ranks"])
+    return table_of("groups", rows)
 
 
 def other_group_table(recording: Recording) -> pd.DataFrame:
     """The table ``other_groups``: one row per process group without this rank, in order of creation."""
     rows = [(row.after, row.description, format_rank_list(row.members)) for row in recording.other_groups]
-    return pd.DataFrame(rows, columns=[column.name for column in TABLES["other_groups"].columns])
+    return table_of("other_groups", rows)
 
 
 def collective_table(calls: pd.DataFrame) -> pd.DataFrame:

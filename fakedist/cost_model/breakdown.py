@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.analysis.layer_table import Fold, fold_sums, rows_of, with_children
+from fakedist.analysis.layer_table import Fold, fold_sums, with_children
 from fakedist.analysis.recording import Array
 from fakedist.analysis.topology import read_groups
+from fakedist.analysis.typed_tables import rows_of, table_of
 from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.host_times import (
     host_parts,
@@ -19,7 +20,6 @@ from fakedist.cost_model.host_times import (
     host_waits,
     late_launches,
     layers_host_us,
-    no_host,
 )
 from fakedist.cost_model.limits import find_limits
 from fakedist.cost_model.model_flops import COUNTED, ModelFlops, flops_of_kernels, flops_of_launches
@@ -28,7 +28,7 @@ from fakedist.cost_model.step import PricedStep
 from fakedist.cost_model.timeline import IDLE, ON_GPU, ON_HOST
 from fakedist.rundir.families import kernel_family
 from fakedist.rundir.launch_records import RangeRow
-from fakedist.rundir.schema import BOUNDS, FAMILIES, KINDS, RANGES, TABLES
+from fakedist.rundir.schema import BOUNDS, COMPUTE_FAMILIES, FAMILIES, KINDS
 from fakedist.rundir.step_time import (
     FamilyTime,
     GroupTime,
@@ -44,9 +44,7 @@ from fakedist.rundir.step_time import (
     StepTime,
     UncertainPart,
 )
-
-#: Families of compute. Communication is not one of them.
-COMPUTE_FAMILIES = tuple(name for name in FAMILIES if name != "communication")
+from fakedist.rundir.table_rows import TABLES
 
 
 def indices(values: pd.Series, known: tuple[str, ...]) -> Array:
@@ -185,7 +183,7 @@ def name_table(kernels: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
     table = table.astype({"name": str, "shape": str, "layer": str})
     table["family"] = [FAMILIES[at] for at in table["family"]]
     order = table.sort_values(["time_us", "num_kernels"], ascending=False, kind="stable").index
-    return table.loc[order, [column.name for column in TABLES["kernel_names"].columns]]
+    return table.loc[order, TABLES["kernel_names"].names]
 
 
 def name_rows(kernels: pd.DataFrame, names: pd.DataFrame, folds: list[Fold]) -> Array:
@@ -328,7 +326,7 @@ def range_table(ranges: pd.DataFrame, kernels: pd.DataFrame) -> pd.DataFrame:
     table["end_us"] = [host[b - 1] if a < b else nothing for a, b in inside]
     table["gpu_begin_us"] = [start[a:b].min() if a < b else nothing for a, b in inside]
     table["gpu_end_us"] = [until[a:b].max() if a < b else nothing for a, b in inside]
-    return table[[column.name for column in RANGES.columns]].astype(dict.fromkeys(("begin_us", "end_us"), "f8"))
+    return table[TABLES["ranges"].names].astype(dict.fromkeys(("begin_us", "end_us"), "f8"))
 
 
 def range_lanes(ranges: pd.DataFrame, most: int) -> pd.DataFrame:
@@ -729,7 +727,7 @@ def _host(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The table ``host`` of a step, and the launches that its rows belong to."""
     if not isinstance(step, PricedStep):
-        return no_host(), pd.DataFrame()
+        return table_of("host"), pd.DataFrame()
     late_us = np.bincount(kernels["launch"].to_numpy("i8"), busy.of_kernel_us, len(step.launches))
     tail_us = busy.launch_gap_us - float(busy.of_kernel_us.sum())
     return host_table(step.placed, step.launches, late_us, tail_us), step.launches

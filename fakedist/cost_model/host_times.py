@@ -17,8 +17,9 @@ import pandas as pd
 from fakedist.analysis.layer_table import Fold
 from fakedist.analysis.recording import Array
 from fakedist.cost_model.timeline import Placed
-from fakedist.rundir.schema import HOST, KINDS
+from fakedist.rundir.schema import KINDS
 from fakedist.rundir.step_time import HostPart
+from fakedist.rundir.table_rows import TABLES
 
 #: The host's moments are sums, so a wait of less than this is one of rounding.
 _LEAST_US = 1e-6
@@ -60,24 +61,13 @@ def host_table(placed: Placed, launches: pd.DataFrame, late_us: Array, tail_us: 
             delay, last = delay + float(waited[row]), row
     if last >= 0:
         idle[last] += min(tail_us, delay)
-    columns = {
-        "begin_us": begin,
-        "reached_us": placed.reached_us,
-        "passed_us": placed.passed_us,
-        "late_us": late_us,
-        "idle_us": idle,
-    }
-    return pd.DataFrame({column.name: columns[column.name] for column in HOST.columns})
+    columns = (begin, placed.reached_us, placed.passed_us, late_us, idle)
+    return pd.DataFrame(dict(zip(TABLES["host"].names, columns, strict=True)))
 
 
 def _waits(launches: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """The rows at which the host waits for the GPU; at others, it can only wait for a place in the launch queue."""
     return launches["what"].astype(str).isin(HOST_WAITS).to_numpy(bool)
-
-
-def no_host() -> pd.DataFrame:
-    """The table ``host`` of a step whose host is not known."""
-    return pd.DataFrame({column.name: np.zeros(0) for column in HOST.columns})
 
 
 def layers_host_us(host: pd.DataFrame, launches: pd.DataFrame, num_layers: int) -> Array:

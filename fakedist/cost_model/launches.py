@@ -12,9 +12,11 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.recording import NUMPY_TYPES, Array, Recording, empty_columns
+from fakedist.analysis.typed_tables import table_of
 from fakedist.rundir.encoding import columns_of
 from fakedist.rundir.launch_records import LAUNCH_KINDS, HostClockRecord, LaunchesRecord, RangeRow, WorkRow
-from fakedist.rundir.schema import BOUNDS, FAMILIES, LAUNCHES, PHASES, WORK
+from fakedist.rundir.schema import BOUNDS, FAMILIES, PHASES
+from fakedist.rundir.table_rows import TABLES
 from fakedist.rundir.trace_records import HostCalls, HostRanges, HostRecord, HostWaits, KernelsRecord
 
 
@@ -59,14 +61,12 @@ def launch_table(record: LaunchesRecord | None, clock: HostClockRecord | None = 
         times_us = np.frombuffer(clock.dispatch_us, "f8")
         if len(times_us) == len(table):
             table = table.assign(dispatch_us=times_us)
-    return table[[column.name for column in LAUNCHES.columns]]
+    return table[TABLES["launches"].names]
 
 
 def work_table(record: LaunchesRecord | None) -> pd.DataFrame:
     """The table ``work``: a row for each distinct piece of work."""
-    types: dict[str, type] = {"string": object, "int64": np.int64, "double": np.float64, "bool": bool}
-    rows = pd.DataFrame([] if record is None else record.work_rows, columns=list(WorkRow._fields), dtype=object)
-    return rows.astype({column.name: types[column.type] for column in WORK.columns})
+    return table_of("work", [] if record is None else record.work_rows)
 
 
 _RANGE_COLUMNS = list(RangeRow._fields)
@@ -262,7 +262,7 @@ def _tables(rows: pd.DataFrame, step: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     number = worked.groupby(_WORK, sort=False, dropna=False).ngroup().to_numpy("i8")
     first = worked.iloc[np.unique(number, return_index=True)[1]] if len(worked) else worked
     work_rows = [WorkRow(*values) for values in first[_WORK].itertuples(index=False, name=None)]
-    work = pd.DataFrame(work_rows, columns=list(WorkRow._fields)).astype(work_table(None).dtypes)
+    work = table_of("work", work_rows)
     of_row = np.full(len(rows), -1)
     of_row[has_work] = number
     launches = rows.assign(
@@ -274,9 +274,8 @@ def _tables(rows: pd.DataFrame, step: int) -> tuple[pd.DataFrame, pd.DataFrame]:
         allocator=pd.Categorical(np.full(len(rows), "")),
         recompute=rows["recompute"].astype(bool),
     )  # fmt: skip
-    types = {"string": "category", "int32": "i4", "int64": "i8", "uint64": "u8", "double": "f8", "bool": "bool"}
-    launches = launches.astype({column.name: types[column.type] for column in LAUNCHES.columns})
-    return launches[[column.name for column in LAUNCHES.columns]], work[[column.name for column in WORK.columns]]
+    types = {name: "category" if dtype == "object" else dtype for name, dtype in TABLES["launches"].dtypes.items()}
+    return launches.astype(types)[TABLES["launches"].names], work
 
 
 def _host_us(rows: pd.DataFrame) -> Array:

@@ -18,8 +18,8 @@ from fakedist.cost_model.placing import StepInterval, StepLaunches
 from fakedist.cost_model.timeline import ON_GPU, Array, CriticalPath, Placed, find_critical_path
 from fakedist.rundir import time_notes
 from fakedist.rundir.notes import Note
-from fakedist.rundir.schema import TABLES
 from fakedist.rundir.step_time import Calibration
+from fakedist.rundir.table_rows import TABLES
 
 _COLUMNS = (
     *("batch", "m", "n", "k", "groups", "layout", "attention", "heads", "queries", "keys", "width"),
@@ -215,7 +215,7 @@ def _kernels(
             if table is work and not is_text:
                 column = pd.Series(own_work(work, name))
             columns[name] = pd.Categorical(column).take(of_kernel) if is_text else column.to_numpy()[of_kernel]
-    return pd.DataFrame({column.name: columns[column.name] for column in TABLES["kernels"].columns})
+    return pd.DataFrame(columns)[TABLES["kernels"].names]
 
 
 def _path_us(path: CriticalPath, num_launches: int) -> Array:

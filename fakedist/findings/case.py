@@ -12,7 +12,7 @@ from fakedist.analysis.advice import MIN_BYTES
 from fakedist.analysis.evidence import Change, Evidence, Saving, matches, stacks
 from fakedist.analysis.layer_table import fold_layers
 from fakedist.analysis.recording import Array
-from fakedist.rundir.schema import TABLES
+from fakedist.analysis.typed_tables import table_of
 from fakedist.rundir.step_time import StepTime
 from fakedist.rundir.summary import Summary
 
@@ -43,7 +43,7 @@ class Case:
     def _table_or_none(self, name: str) -> pd.DataFrame:
         if self.has(name):
             return self.table(name)
-        return pd.DataFrame(columns=[column.name for column in TABLES[name].columns])
+        return table_of(name)
 
     @property
     def time(self) -> StepTime | None:

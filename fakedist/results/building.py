@@ -21,6 +21,7 @@ from fakedist.analysis.segments import segment_table
 from fakedist.analysis.snapshot_writing import build_snapshot
 from fakedist.analysis.stack_lines import stack_lines
 from fakedist.analysis.topology import call_table, collective_table, group_table, other_group_table, term_table
+from fakedist.analysis.typed_tables import table_of
 from fakedist.cost_model.busiest_rank import ExpertsLoad, at_pace
 from fakedist.cost_model.estimated import (
     Models,
@@ -43,13 +44,11 @@ from fakedist.results.summing_up import (
     run_ending,
     run_notes,
     summarize,
-    with_engine,
 )
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.manifest import Manifest, load_manifest, write_manifest
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import GpuRecord
-from fakedist.rundir.rows import FrameRow
 from fakedist.rundir.sources import ROUTED
 from fakedist.rundir.tables import check_tables, new_tables, write_table
 
@@ -198,12 +197,12 @@ def summarized(manifest: Manifest, computed: Computed, left_out: Sequence[Note] 
         versions={"python": gpu.python, "torch": gpu.torch, "cuda": gpu.cuda},
         dropped=dropped,
         notes=summary.notes,
-        summary=with_engine(summary, recording, tables),
+        summary=summary,
     )
 
 
 def make_tables(recording: Recording, blocks: Blocks, positions: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Every table of ``rundir.schema.TABLES`` before its step is timed, by the ``event_places`` of its blocks."""
+    """Every table of ``rundir.table_rows.TABLES`` before its step is timed, by the ``event_places`` of its blocks."""
     lines = stack_lines(recording.frames, recording.stacks)
     calls = call_table(recording)
     is_recorded = calls["step"] != recording.timed_step  # the timed step only repeats the others
@@ -225,11 +224,11 @@ def make_tables(recording: Recording, blocks: Blocks, positions: pd.DataFrame) -
         "collectives": collective_table(calls[is_recorded]),
         **launched,
         "invented": _invented(recording),
-        "unanswered": pd.DataFrame(sorted(recording.unanswered.items()), columns=["function", "num_calls"]),
+        "unanswered": table_of("unanswered", sorted(recording.unanswered.items())),
         "blocks": blocks.frame.assign(at_peak=blocks.at_peak),
         "shares": blocks.shares,
         "events": _event_table(recording, blocks),
-        "frames": pd.DataFrame(recording.frames, columns=FrameRow._fields),
+        "frames": table_of("frames", recording.frames),
         "stacks": pd.DataFrame({"frames": [list(stack) for stack in recording.stacks], "line": lines}),
         "operation_stacks": _operation_stacks(recording, launched["launches"]),
     }
@@ -271,6 +270,5 @@ def _invented(recording: Recording) -> pd.DataFrame:
         for row in recording.invented
         if row.operation != ROUTED
     ]
-    table = pd.DataFrame(rows, columns=["operation", "line", "num_calls", "num_values"])
-    sums = table.groupby(["operation", "line"], as_index=False)[["num_calls", "num_values"]].sum()
+    sums = table_of("invented", rows).groupby(["operation", "line"], as_index=False)[["num_calls", "num_values"]].sum()
     return sums.sort_values("num_values", ascending=False, kind="stable").reset_index(drop=True)

@@ -25,9 +25,9 @@ from fakedist.options.pricing import Pricing
 from fakedist.router_load import RouterLoad, RouterPass
 from fakedist.rundir.environment import check_variable
 from fakedist.rundir.manifest import Manifest
-from fakedist.rundir.schema import TABLES
 from fakedist.rundir.step_time import TimeGain
 from fakedist.rundir.summary import Summary
+from fakedist.rundir.table_rows import TABLES
 
 #: :meth:`fakedist.Run.table`.
 ReadTable = Callable[..., pd.DataFrame]
@@ -136,7 +136,7 @@ def tables_to_price(
     """
     if why := _why_not(manifest, summary, measured=measured):
         raise RunDirectoryError(f"the run has no launches to price: {why}", _HINT)
-    launches = table("launches", [column.name for column in TABLES["launches"].columns])
+    launches = table("launches", TABLES["launches"].names)
     if not len(launches):
         reasons = [note.text for note in summary.notes if note.code == "not_timed"]
         raise RunDirectoryError(

@@ -30,9 +30,10 @@ from fakedist.rundir.finding import Finding
 from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.notes import Note
 from fakedist.rundir.plain import to_plain
-from fakedist.rundir.schema import MOMENTS, TABLES
+from fakedist.rundir.schema import MOMENTS
 from fakedist.rundir.step_time import GroupTime, KernelSource, PathPart, StepTime
 from fakedist.rundir.summary import Summary
+from fakedist.rundir.table_rows import TABLES
 from fakedist.rundir.tables import count_rows, read_table
 from fakedist.units import format_bytes, format_us
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class RunTables:
-    """The tables of a run, by their names in ``rundir.schema.TABLES``: of its directory, or in memory.
+    """The tables of a run, by their names in ``rundir.table_rows.TABLES``: of its directory, or in memory.
 
     Args:
         directory: None for a snapshot.

@@ -16,9 +16,10 @@ from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.engine_memory import engine_advice, engine_memory, engine_sleeps
 from fakedist.analysis.evidence import Room, Setup
 from fakedist.analysis.host_blocks import host_memory
-from fakedist.analysis.layer_table import Fold, fold_table, rows_of
+from fakedist.analysis.layer_table import Fold, fold_table
 from fakedist.analysis.memory_tables import Peak, described_blocks, differences
 from fakedist.analysis.recording import Recording
+from fakedist.analysis.typed_tables import rows_of
 from fakedist.cost_model.estimated import StepTimes, recorded_gpu
 from fakedist.cost_model.outside_memory import estimate_outside
 from fakedist.errors import TRACEBACK, described
@@ -51,6 +52,7 @@ from fakedist.rundir.summary import (
     StepPeak,
     Summary,
 )
+from fakedist.rundir.table_rows import CollectivesTable
 from fakedist.rundir.time_notes import estimate_failed
 from fakedist.units import UNLIMITED_BYTES
 
@@ -135,12 +137,9 @@ def summarize(
     notes: list[Note],
     has_steps: bool = True,
 ) -> Summary:
-    """The figures of a run.
+    """The figures of a run. ``job`` and ``times`` are None for a snapshot; an imported report has no job.
 
-    Args:
-        job, times: None for a snapshot; an imported report has no job.
-        notes: Everything that limits what the figures mean. An estimate that fails adds a note.
-        has_steps: Steps, phases and layers are known, as they are not in a snapshot.
+    ``notes`` limit what the figures mean; a failed estimate adds one. Not all snapshots have steps, phases and layers.
     """
     gpu, notes = recording.gpu or GpuRecord(), list(notes)
     held, capacity = _held(peak.reserved_bytes, recording.taken), _capacity(gpu, job)
@@ -148,6 +147,7 @@ def summarize(
     out_of_memory = _out_of_memory(recording, ending, tables, capacity)
     room = room_of(ending, out_of_memory, capacity, outside, None if times is None else times.summary)
     advice, remedy = _advised(tables, folds, room, _setup(recording, job), notes, steps=has_steps and not out_of_memory)
+    engine = engine_memory(recording, ending, outside)
     return Summary(
         world_size=None if job is None else job.world_size,
         rank=None if job is None else job.rank,
@@ -172,7 +172,7 @@ def summarize(
         kernels=None if times is None else times.source,
         time=None if times is None else times.summary,
         out_of_memory=out_of_memory,
-        advice=advice,
+        advice=[*advice, *engine_advice(recording, engine, tables)],
         remedy=remedy,
         invented_values=int(tables["invented"]["num_values"].sum()),
         reserved=reserved_moments(tables),
@@ -180,15 +180,10 @@ def summarize(
         router_load=None if recording.routers is None else recording.routers.facts,
         host_memory=_host_memory(recording, job, tables, notes),
         named_phases=rows_of(NamedPhase, tables["named_phases"].drop(columns=_ONLY_IN_TABLE)) if has_steps else [],
+        engine=engine,
+        engine_sleeps=engine_sleeps(recording),
         asleep_bytes=peak.reserved_bytes - held,
     )
-
-
-def with_engine(summary: Summary, recording: Recording, tables: dict[str, pd.DataFrame]) -> Summary:
-    """Add vLLM's engine, if there was one, how engines slept, and advice."""
-    engine = engine_memory(recording, summary.exit, summary.estimated_outside)
-    advice = [*summary.advice, *engine_advice(recording, engine, tables)]
-    return dataclasses.replace(summary, engine=engine, engine_sleeps=engine_sleeps(recording), advice=advice)
 
 
 def _fits(recording: Recording, ending: Ending, outside: Outside | None) -> bool:
@@ -331,23 +326,12 @@ def _outside(
 def _collectives(tables: dict[str, pd.DataFrame]) -> list[CollectiveTotal]:
     groups = tables["groups"]
     totals = []
-    for row in rows_of(_Calls, tables["collectives"]):
+    for row in rows_of(CollectivesTable, tables["collectives"]):
         group = groups.iloc[row.group] if row.group < len(groups) else None
         name = "" if group is None else str(group["description"] or group["name"])
         size = 0 if group is None else int(group["size"])
         totals.append(CollectiveTotal(name, size, row.operation, row.num_calls, row.bytes_in, bytes_out=row.bytes_out))
     return totals
-
-
-@dataclasses.dataclass(frozen=True)
-class _Calls:
-    """A row of the table ``collectives``."""
-
-    group: int
-    operation: str
-    num_calls: int
-    bytes_in: int
-    bytes_out: int
 
 
 def _out_of_memory(

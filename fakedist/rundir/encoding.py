@@ -148,7 +148,7 @@ def _codec(kind: type) -> _Codec:
     if codec is None:
         hints = typing.get_type_hints(kind, include_extras=True)
         codec = _codecs[kind] = _Codec(
-            {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")},
+            {name: hint.__metadata__[0] for name, hint in hints.items() if _is_column(hint)},
             [own.name for own in fields(kind) if own.default is MISSING and own.default_factory is MISSING],
             [(own.name, _encoder(hints[own.name])) for own in fields(kind)],
             [(own.name, _decoder(hints[own.name])) for own in fields(kind)],
@@ -156,8 +156,12 @@ def _codec(kind: type) -> _Codec:
     return codec
 
 
+def _is_column(hint: typing.Any) -> bool:
+    return typing.get_origin(hint) is Annotated and hint.__origin__ is bytes
+
+
 def _encoder(hint: object) -> _Encode | None:
-    if hint in (int, bool, float, bytes) or hasattr(hint, "__metadata__"):
+    if hint in (int, bool, float, bytes) or _is_column(hint):
         return None
     if hint is str:
         return str  # an enum's member is a text too, but not a builtin
@@ -174,8 +178,8 @@ def _plain_rows(rows: object) -> list[tuple[object, ...]]:
 
 
 def _decoder(hint: object) -> _Decode:
-    if hasattr(hint, "__metadata__"):
-        return functools.partial(_column, array(hint.__metadata__[0]).itemsize)
+    if _is_column(hint):
+        return functools.partial(_column, array(typing.get_args(hint)[1]).itemsize)
     if (row := _row_of(hint)) is not None:
         return functools.partial(_typed_rows, row, list(map(_value_type, typing.get_type_hints(row).values())))
     if isinstance(hint, type) and is_dataclass(hint) and _codec(hint).columns:

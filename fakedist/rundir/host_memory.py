@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class HostPhase:
-    """The most of the host's memory that the rank held in a phase of a step; a row of the table ``host_phases``.
+    """A phase of a step, and the most of the host's memory that the rank held in it, in order.
 
     Attributes:
         step: Step.
@@ -56,7 +56,7 @@ class HostLine:
 
 @dataclass(frozen=True)
 class Save:
-    """A checkpoint that was written; a row of the table ``saves``.
+    """A checkpoint that was written, in order.
 
     Attributes:
         function: The function that wrote it.

@@ -7,9 +7,10 @@ places the launches in time, so another GPU needs no other run.
 from __future__ import annotations
 
 from dataclasses import field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from fakedist.rundir.encoding import F64, I32, I64, U8, U32, U64, Record, record_kind
+from fakedist.rundir.schema import RowOf
 
 #: What a row of the launch log is. The last five launch nothing on the GPU.
 LAUNCH_KINDS = (
@@ -34,7 +35,7 @@ ALLOCATOR_WAITS = "wait"
 
 
 class WorkRow(NamedTuple):
-    """Work that launches of the timed step have to do: a row of the table ``work``. Sizes that do not apply are 0.
+    """Work of launches in the timed step; launches with the same to do share a row. 0 where a size does not apply.
 
     Attributes:
         name: The kernel's name, as CUPTI reports it.
@@ -134,8 +135,8 @@ class RangeRow(NamedTuple):
     name: str
     thread: int
     depth: int
-    first_launch: int
-    end_launch: int
+    first_launch: Annotated[int, RowOf("launches", may_end=True)]
+    end_launch: Annotated[int, RowOf("launches", may_end=True)]
 
 
 @record_kind("launches")

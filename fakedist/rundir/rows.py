@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
+from fakedist.rundir.schema import Int32
+
 
 class Location(NamedTuple):
     """Where the rank is.
@@ -249,7 +251,12 @@ class InventedRow(NamedTuple):
 
 
 class UnansweredRow(NamedTuple):
-    """A CUDA function that the virtual GPU refused, and its calls so far."""
+    """A CUDA function that the virtual GPU refused.
+
+    Attributes:
+        function: Name.
+        num_calls: Calls.
+    """
 
     function: str
     num_calls: int
@@ -272,10 +279,16 @@ class DeviceUseRow(NamedTuple):
 
 
 class FrameRow(NamedTuple):
-    """A Python frame."""
+    """A Python frame.
+
+    Attributes:
+        filename: Source file.
+        line: Line.
+        function: Function.
+    """
 
     filename: str
-    line: int
+    line: Int32
     function: str
 
 

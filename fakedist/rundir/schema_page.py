@@ -17,8 +17,9 @@ from fakedist.docstrings import docstring_of
 from fakedist.options.option import options_of
 from fakedist.rundir.finding import Finding
 from fakedist.rundir.manifest import Manifest
-from fakedist.rundir.schema import SCHEMA_VERSION, TABLES, attributes
+from fakedist.rundir.schema import SCHEMA_VERSION, attributes
 from fakedist.rundir.summary import Summary
+from fakedist.rundir.table_rows import TABLES
 
 _RECORDS = f"""# Records of a run directory
 

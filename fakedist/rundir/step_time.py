@@ -296,13 +296,13 @@ class FamilyTime:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """Kernels of one name, shape and layer in the timed step; a row of the table ``kernel_names``.
+    """Kernels of one name, shape and layer in the timed step, most time first.
 
     Attributes:
         name: Name.
         family: Family.
         shape: Sizes of its work; where they are not known, its grid.
-        layer: Their layer; one name for repeated layers.
+        layer: Their layer; one name for repeated layers: layers.0-79.attention.
         num_kernels: How many.
         num_unknown: How many of them are of unknown duration.
         time_us: How long the others took.

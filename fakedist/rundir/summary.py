@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from fakedist.rundir.host_memory import HostMemory
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending
-from fakedist.rundir.schema import SCHEMA_VERSION
+from fakedist.rundir.schema import CATEGORIES, PHASES, SCHEMA_VERSION, Int32, RowOf
 from fakedist.rundir.step_time import KernelSource, StepTime
 
 
@@ -134,7 +134,7 @@ class RouterLoadFacts:
 
 @dataclass(frozen=True)
 class PhasePeak:
-    """A phase of a step; a row of the table ``phases``.
+    """A phase of a step, in the order in which they began.
 
     Attributes:
         step: Step.
@@ -144,8 +144,8 @@ class PhasePeak:
         end_allocated_bytes: Allocated when it ended.
     """
 
-    step: int
-    phase: str
+    step: Int32
+    phase: Annotated[str, PHASES]
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     end_allocated_bytes: int
@@ -257,10 +257,10 @@ class NamedPhase:
     """
 
     phase: str
-    step: int
-    end_step: int
-    first_event: int
-    end_event: int
+    step: Int32
+    end_step: Int32
+    first_event: Annotated[int, RowOf("events", may_end=True)]
+    end_event: Annotated[int, RowOf("events", may_end=True)]
     handover_allocated_bytes: int
     handover_reserved_bytes: int
     peak_allocated_bytes: int
@@ -304,7 +304,7 @@ class LayerMemory:
 
 @dataclass(frozen=True)
 class LargeBlock:
-    """One of the largest blocks at the peak; a row of the table ``largest``.
+    """The largest blocks at the peak, largest first.
 
     Attributes:
         bytes: Bytes.
@@ -317,10 +317,10 @@ class LargeBlock:
     """
 
     bytes: int
-    category: str
+    category: Annotated[str, CATEGORIES]
     layer: str
-    phase: str
-    step: int
+    phase: Annotated[str, PHASES]
+    step: Int32
     operation: str
     line: str
 

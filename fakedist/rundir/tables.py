@@ -13,7 +13,8 @@ from fakedist.bounded import UnreadableError, open_file
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.rank_list import parse_rank_list
 from fakedist.rundir.directory import DAMAGED, SCRATCH_PREFIX, TABLES_NAME
-from fakedist.rundir.schema import TABLES, Column, Table
+from fakedist.rundir.schema import Column, ColumnMark, Table
+from fakedist.rundir.table_rows import TABLES
 from fakedist.temporary import replacing
 from fakedist.visible import visible
 
@@ -68,7 +69,7 @@ def import_parquet() -> None:
 
 
 def write_table(run_directory: Path, name: str, columns: Mapping[str, object]) -> None:
-    """Write one table of ``schema.TABLES``, with arrays or lists for exactly the schema's columns.
+    """Write one table of ``table_rows.TABLES``, with arrays or lists for exactly the schema's columns.
 
     ``run_directory`` may also be a directory from :func:`new_tables`.
     """
@@ -77,11 +78,11 @@ def write_table(run_directory: Path, name: str, columns: Mapping[str, object]) -
 
     table = TABLES[name]
     arrays = [_array(columns[column.name], column) for column in table.columns]
-    if extra := set(columns) - {column.name for column in table.columns}:
+    if extra := set(columns).difference(table.names):
         raise ValueError(f"table {name} has no column {sorted(extra)[0]}")
     path = _path(run_directory, name)
     path.parent.mkdir(exist_ok=True)
-    made = pyarrow.Table.from_arrays(arrays, names=[column.name for column in table.columns])
+    made = pyarrow.Table.from_arrays(arrays, names=table.names)
     with replacing(path) as fresh, fresh.open("wb") as file:  # pyarrow takes no path that is not UTF-8
         pyarrow.parquet.write_table(made, file, compression="zstd", **_encoding(table))
 
@@ -114,7 +115,7 @@ def read_table(run_directory: Path, name: str, columns: Sequence[str] | None = N
         path, schema = _path(run_directory, name), file.schema_arrow
         for column in known:
             index = schema.get_field_index(column.name)
-            if index < 0 and column.is_newer:
+            if index < 0 and ColumnMark.NEWER in column.marks:
                 continue
             if index < 0:
                 raise _damaged(path, f"it has no column {column.name}")
@@ -194,7 +195,7 @@ def _check_values(run_directory: Path, path: Path, column: Column, values: Any) 
 
     if values.null_count and column.type != "double":  # there it is NaN: not known
         raise _damaged(path, f"column {column.name} has no value in {values.null_count:,} rows")
-    if column.has_ranks:
+    if ColumnMark.RANKS in column.marks:
         for text in filter(None, pyarrow.compute.unique(values).to_pylist()):
             try:
                 parse_rank_list(text)
@@ -204,7 +205,8 @@ def _check_values(run_directory: Path, path: Path, column: Column, values: Any) 
         strange = set(pyarrow.compute.unique(values).to_pylist()) - set(column.words)
         if strange:
             raise _damaged(path, f"column {column.name} has the unknown word {min(strange)[:40]!r}")
-    if not column.row_of or not len(values):
+    of = column.row_of
+    if of is None or not len(values):
         return
     rows = pyarrow.compute.list_flatten(values) if column.type.startswith("list<") else values
     if rows.null_count or not len(rows):
@@ -212,12 +214,12 @@ def _check_values(run_directory: Path, path: Path, column: Column, values: Any) 
             raise _damaged(path, f"column {column.name} has lists with values missing")
         return
     least, most = pyarrow.compute.min_max(rows).as_py().values()
-    num_rows = count_rows(run_directory, column.row_of)
-    if least < column.least or most >= num_rows + column.may_end:
-        row = least if least < column.least else most
-        raise _damaged(path, f"column {column.name} names row {row:,} of {column.row_of}, which has {num_rows:,}")
-    if column.is_earlier and any(row >= number for number, row in enumerate(rows.to_pylist())):
-        raise _damaged(path, f"column {column.name} names a row of {column.row_of} that comes later")
+    num_rows = count_rows(run_directory, of.table)
+    if least < of.least or most >= num_rows + of.may_end:
+        row = least if least < of.least else most
+        raise _damaged(path, f"column {column.name} names row {row:,} of {of.table}, which has {num_rows:,}")
+    if of.is_earlier and any(row >= number for number, row in enumerate(rows.to_pylist())):
+        raise _damaged(path, f"column {column.name} names a row of {of.table} that comes later")
 
 
 def _encoding(table: Table) -> dict[str, object]:

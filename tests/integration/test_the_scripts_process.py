@@ -14,7 +14,7 @@ import pytest
 
 from fakedist.rundir.journal import read_journal
 from fakedist.rundir.records import GpuRecord
-from fakedist.rundir.schema import TABLES
+from fakedist.rundir.table_rows import TABLES
 from tests.conftest import ROOT, RunFakedist, clean_environment
 from tests.integration.jobs.late_settings import SETTINGS
 from tests.support.commands import COLD

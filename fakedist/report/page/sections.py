@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fakedist.analysis.layer_table import Fold, rows_of
+from fakedist.analysis.layer_table import Fold
 from fakedist.analysis.topology import ProcessGroup, ranks_of, read_groups
+from fakedist.analysis.typed_tables import rows_of
 from fakedist.cost_model.breakdown import fold_times, kind_family_us
 from fakedist.report.content.topology import AT_ONCE, CallsText, RunTopology
 from fakedist.report.figures.memory_figures import Colouring, most_in_use
@@ -70,9 +71,10 @@ from fakedist.results.verdict import (
 from fakedist.rundir.directory import SNAPSHOT_NAME, TRACE_NAME
 from fakedist.rundir.finding import Finding
 from fakedist.rundir.plain import to_plain
-from fakedist.rundir.schema import CATEGORIES, FAMILIES, KINDS, TABLES
+from fakedist.rundir.schema import CATEGORIES, FAMILIES, KINDS
 from fakedist.rundir.step_time import KernelSource, KernelTime, LayerTime, StepTime
 from fakedist.rundir.summary import CollectiveTotal, PhasePeak, Summary
+from fakedist.rundir.table_rows import TABLES
 from fakedist.units import format_bytes, format_us
 
 

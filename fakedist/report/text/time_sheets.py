@@ -12,7 +12,8 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from fakedist.analysis.layer_table import fold_layers, rows_of, unfolded
+from fakedist.analysis.layer_table import fold_layers, unfolded
+from fakedist.analysis.typed_tables import rows_of
 from fakedist.cost_model.breakdown import PEAK_DTYPE, fold_times
 from fakedist.errors import RunDirectoryError
 from fakedist.report.content.change_sheets import change_columns

@@ -8,7 +8,7 @@ from fakedist.cost_model.busiest_rank import ExpertsLoad, at_pace, own_work
 from fakedist.cost_model.launches import launch_table, work_table
 from fakedist.errors import JobError
 from fakedist.router_load import RouterLoad, RouterPass
-from fakedist.rundir.schema import TABLES
+from fakedist.rundir.table_rows import TABLES
 from tests.unit.cost_model.launches_by_hand import COPY, PRODUCT, launch, record
 
 CALL = RouterPass(0, 3, 1, 64, 8, 2)
@@ -30,7 +30,7 @@ def tables() -> dict[str, pd.DataFrame]:
         "groups": pd.DataFrame(
             {"name": ["0"], "description": [""], "backend": ["nccl"], "ranks": ["0-3"], "size": [4], "group_rank": [0]}
         ),
-        "routed": pd.DataFrame(rows, columns=names)[[column.name for column in TABLES["routed"].columns]],
+        "routed": pd.DataFrame(rows, columns=names)[TABLES["routed"].names],
     }
 
 

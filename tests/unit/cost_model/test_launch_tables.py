@@ -14,7 +14,7 @@ from fakedist.rundir.directory import TABLES_NAME
 from fakedist.rundir.encoding import RECORDS, decode, encode
 from fakedist.rundir.launch_records import HostClockRecord, LaunchesRecord, MachineScoreRecord
 from fakedist.rundir.records import GpuRecord
-from fakedist.rundir.schema import LAUNCHES, WORK
+from fakedist.rundir.table_rows import TABLES
 from fakedist.rundir.tables import write_table
 from tests.unit.analysis.recorded import HandMade
 from tests.unit.cost_model.launches_by_hand import COPY, PRODUCT, UNKNOWN, launch, record
@@ -83,8 +83,8 @@ def machine_us_of(recording: Recording, clock: object) -> float | None:
 
 def test_both_tables_have_the_schemas_columns_with_rows_and_without(tmp_path: Path) -> None:
     for rows in (record(ROWS), None):
-        for name, table, schema in (("launches", launch_table(rows), LAUNCHES), ("work", work_table(rows), WORK)):
-            assert list(table.columns) == [column.name for column in schema.columns]
+        for name, table in (("launches", launch_table(rows)), ("work", work_table(rows))):
+            assert list(table.columns) == TABLES[name].names
             write_table(tmp_path, name, dict(table.items()))
             back = pd.read_parquet(tmp_path / TABLES_NAME / f"{name}.parquet")
             pd.testing.assert_frame_equal(back, table, check_dtype=False, check_categorical=False)

@@ -25,7 +25,8 @@ from fakedist.cost_model.step_axis import range_events
 from fakedist.rundir.encoding import columns_of
 from fakedist.rundir.launch_records import RangeRow
 from fakedist.rundir.plain import to_plain
-from fakedist.rundir.schema import KINDS, RANGES, TABLES
+from fakedist.rundir.schema import KINDS
+from fakedist.rundir.table_rows import TABLES
 from fakedist.rundir.trace_records import KernelsRecord
 from tests.unit.analysis.recorded import HandMade
 from tests.unit.cost_model.times_by_hand import H100, NAN, SOURCE, kernel, model, record, table
@@ -168,7 +169,7 @@ def test_names_are_sorted_by_time_and_tell_what_limits_most_of_it() -> None:
     rows = [kernel(0, 10, name="a", bound="memory", layer=UP), kernel(10, 30, name="a", bound="compute", layer=UP)]
     rows += [kernel(40, 12, name="a", bound="memory", layer=UP), kernel(60, 60, "norm", name="b", bound="memory")]
     names = times(*rows).tables["kernel_names"]
-    assert list(names.columns) == [column.name for column in TABLES["kernel_names"].columns]
+    assert list(names.columns) == TABLES["kernel_names"].names
     assert names["name"].tolist() == ["b", "a"]
     a = names.iloc[1]
     assert (a["num_kernels"], a["time_us"], a["num_layers"], a["bound"]) == (3, 52, 1, "compute")
@@ -202,7 +203,7 @@ def test_names_are_apart_by_shape_else_grid_by_layer_and_by_family_and_add_up() 
 def test_a_step_without_a_kernel_has_no_times_and_an_unknown_family_is_an_error() -> None:
     found = times()
     assert (found.summary, len(found.tables["layer_times"]), len(found.tables["kernel_names"])) == (None, 0, 0)
-    assert list(found.tables["layer_times"].columns) == [column.name for column in TABLES["layer_times"].columns]
+    assert list(found.tables["layer_times"].columns) == TABLES["layer_times"].names
     with pytest.raises(ValueError, match="not in tuple"):
         times(kernel(0, 1, "surprise"))
     json.dumps(summary(*a_step(), kernel(1100, NAN, "other")), allow_nan=False)
@@ -216,7 +217,7 @@ GEMM : dict[str, Any] = {"name": "sm90_gemm", "family": "gemm", "stream": 7, "st
 
 
 def test_the_journals_columns_are_the_tables_but_those_of_an_estimate() -> None:
-    columns = [column.name for column in TABLES["kernels"].columns]
+    columns = TABLES["kernels"].names
     traced = [name for name in columns_of(KernelsRecord) if name != "path_us"]
     assert columns == [*traced, "low_us", "high_us", "shape", "basis", "launch", "path_us"]
 
@@ -264,7 +265,7 @@ def ranges(*rows: tuple[str, int, int, int, int]) -> pd.DataFrame:
 
 def test_a_range_has_the_kernels_that_were_launched_in_it() -> None:
     found = ranges(("step", 0, 0, 0, 6), ("two", 0, 1, 1, 4))
-    assert list(found.columns) == [column.name for column in RANGES.columns]
+    assert list(found.columns) == TABLES["ranges"].names
     step, two = found.itertuples(index=False)
     assert (step.num_kernels, step.num_unknown, step.kernel_us, step.num_calls) == (4, 1, 63, 1)
     assert (two.num_kernels, two.kernel_us, two.num_calls) == (2, 58, 0)

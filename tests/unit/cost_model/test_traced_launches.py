@@ -13,7 +13,7 @@ from fakedist.cost_model.step import MeasuredPrices, PricedStep, price_step
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.rundir.encoding import Columns
 from fakedist.rundir.launch_records import LAUNCH_KINDS
-from fakedist.rundir.schema import TABLES
+from fakedist.rundir.table_rows import TABLES
 from fakedist.rundir.trace_records import HostCalls, HostRanges, HostRecord, HostWaits
 from tests.unit.cost_model.times_by_hand import kernel, table
 
@@ -109,8 +109,8 @@ def test_a_synchronous_call_that_copies_nothing_is_on_the_stream_that_computes_a
 
 def test_tables_are_those_of_a_step_on_the_virtual_gpu() -> None:
     found = step()
-    assert list(found["launches"]) == [column.name for column in TABLES["launches"].columns]
-    assert list(found["work"]) == [column.name for column in TABLES["work"].columns]
+    assert list(found["launches"]) == TABLES["launches"].names
+    assert list(found["work"]) == TABLES["work"].names
     products = found["launches"][found["launches"]["what"] == "product"]
     assert set(products["work"]) == {products["work"].iloc[0]}, "the same work is one row"
     assert found["work"]["flops"].iloc[products["work"].iloc[0]] == 8e9

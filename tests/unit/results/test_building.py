@@ -23,8 +23,9 @@ from fakedist.rundir.directory import JOURNAL_NAME, SNAPSHOT_NAME, create_run_di
 from fakedist.rundir.journal import MAGIC
 from fakedist.rundir.manifest import new_manifest
 from fakedist.rundir.records import GpuRecord
-from fakedist.rundir.schema import ACTIONS, TABLES
+from fakedist.rundir.schema import ACTIONS
 from fakedist.rundir.summary import OutOfMemory, Summary
+from fakedist.rundir.table_rows import TABLES
 from fakedist.units import UNLIMITED_BYTES
 from tests.unit.analysis.recorded import GIB, GPU, KIB, MIB, HandMade, new_run, write_plain
 from tests.unit.report.handmade import out_of_memory

@@ -13,7 +13,8 @@ from fakedist.report.text.run_report import summary_object
 from fakedist.results.building import build_tables
 from fakedist.rundir import summary
 from fakedist.rundir.outcome import Ending
-from fakedist.rundir.schema import CATEGORIES, TABLES
+from fakedist.rundir.schema import CATEGORIES
+from fakedist.rundir.table_rows import TABLES
 from tests.unit.analysis.recorded import MIB, wrote_nothing
 from tests.unit.report.handmade import ended_well, out_of_memory
 
@@ -46,7 +47,7 @@ def test_objects_inside_have_the_keys_that_the_schema_says(tmp_path: Path) -> No
     assert list(found["steps"][0]) == fields(summary.StepPeak)
     assert list(found["out_of_memory"]) == fields(summary.OutOfMemory)
     assert list(found["exit"]) == fields(Ending)
-    assert list(found["largest_blocks"][0]) == [column.name for column in TABLES["largest"].columns]
+    assert list(found["largest_blocks"][0]) == TABLES["largest"].names
     talking = summary_object(ended_well(tmp_path / "well"))
     assert list(talking["collectives"][0]) == fields(summary.CollectiveTotal)
 
