@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+#: The extras, each with a module ``command``.
+EXTRAS = ("calibration", "chakra", "confirm", "mcp", "play")
 #: Third-party library -> where it may be imported ("room/" or "module").
 LIBRARY_HOMES = {
     "torch": (
@@ -22,7 +24,9 @@ LIBRARY_HOMES = {
         "findings/",
         "results/",
         "report/",
+        "extras/calibration/",
         "extras/chakra/",
+        "extras/play/",
         "check/",
         "sweep/",
     ),
@@ -30,7 +34,7 @@ LIBRARY_HOMES = {
     "plotly": ("report/", "sweep/charts"),
     "jinja2": ("report/",),
     "markupsafe": ("report/",),  # what jinja2 escapes with
-    "click": ("cli/", "extras/__init__", "extras/chakra/command", "extras/confirm/command", "extras/mcp/command"),
+    "click": ("cli/", "extras/__init__", *(f"extras/{name}/command" for name in EXTRAS)),
     "google": ("extras/chakra/",),
     **dict.fromkeys(("anyio", "mcp", "mcp_types"), ("extras/mcp/",)),
     "pytest": ("check/plugin", "check/marked_test"),
@@ -46,7 +50,7 @@ LIBRARY_HOMES = {
 SAME_THING = {
     "build": "compiles one library of ours, with its flags",
     "doctor": "`fakedist doctor`: its checks, and its command",
-    **dict.fromkeys(("match", "play", "run_list"), "a subject: its report, and its command"),
+    **dict.fromkeys(("match", "run_list"), "a subject: its report, and its command"),
     "comparison": "runs: the engine that compares them, and its report",
     "rollout": "an engine's rollout: its options, and its report",
     "topology": "the ranks' groups: their analysis, and their report",
@@ -66,7 +70,7 @@ SMALL_FOR_A_REASON = {
     "rank/leaving": "ends the process; it must stay this short",
     **dict.fromkeys(
         (
-            *("cli/calibrate", "cli/compare", "cli/doctor", "cli/explain"),
+            *("cli/compare", "cli/doctor", "cli/explain"),
             *("cli/lines", "cli/match", "cli/run_list", "cli/view"),
         ),
         "one module a command",
@@ -83,7 +87,7 @@ SMALL_FOR_A_REASON = {
         ),
         "one module a framework",
     ),
-    "extras/mcp/command": "the command of an extra, which loads before its package is needed",
+    **dict.fromkeys(("extras/calibration/command", "extras/mcp/command"), "the command of an extra"),
     "gpu/driver/elf": "the format of shared libraries, which the driver's build need not know",
     "gpu/smi/offer": "the rank's environment; the program next to it runs alone",
     "record/generation": "which forwards generate tokens: a subject of its own",

@@ -13,9 +13,9 @@ from fakedist.cli.say import reading
 from fakedist.options.expert_loads import parse_router_load
 
 if TYPE_CHECKING:
+    from fakedist.extras.play.long_runs import PlayableSteps, PlayedSteps
+    from fakedist.extras.play.router_draws import Playable, PlayCounts, Played
     from fakedist.report.content.report_blocks import Report
-    from fakedist.results.long_runs import PlayableSteps, PlayedSteps
-    from fakedist.results.router_draws import Playable, PlayCounts, Played
 
 
 @click.command()
@@ -87,8 +87,8 @@ def play(
         return 0
     if lengths is not None or every or seeds is not None:
         raise click.UsageError("--lengths, --every and --seeds need --steps")
-    from fakedist.report.content.play import play_report
-    from fakedist.results.router_draws import open_playable
+    from fakedist.extras.play.play_report import play_report
+    from fakedist.extras.play.router_draws import open_playable
 
     with reading(run):
         playable = open_playable(run)
@@ -107,8 +107,8 @@ def play(
 def _write_steps(
     run: Path, output: Output, lengths: str | None, steps: tuple[int, Sequence[str]], seeds: range
 ) -> None:
-    from fakedist.report.content.long_run import long_run_report
-    from fakedist.results.long_runs import open_playable_steps
+    from fakedist.extras.play.long_run_report import long_run_report
+    from fakedist.extras.play.long_runs import open_playable_steps
 
     with reading(run):
         output.write(long_run_report(_played_steps(open_playable_steps(run), lengths, steps, seeds)))
@@ -117,9 +117,9 @@ def _write_steps(
 def _played_steps(
     playable: PlayableSteps, lengths: str | None, steps: tuple[int, Sequence[str]], seeds: range
 ) -> PlayedSteps:
-    from fakedist.launcher.playing import play as play_program
-    from fakedist.launcher.playing import play_steps
-    from fakedist.results.long_runs import NO_COUNTS, check_steps, name_sequence, parse_every, play_long
+    from fakedist.extras.play.long_runs import NO_COUNTS, check_steps, name_sequence, parse_every, play_long
+    from fakedist.extras.play.playing import play as play_program
+    from fakedist.extras.play.playing import play_steps
     from fakedist.temporary import scratch_directory
 
     num_steps, every = steps
@@ -137,7 +137,7 @@ def _played_steps(
 
 
 def _played(playable: Playable, load: str, seeds: range, changes: tuple[Path, ...]) -> Played:
-    from fakedist.results.router_draws import open_playable, play_draws
+    from fakedist.extras.play.router_draws import open_playable, play_draws
     from fakedist.temporary import scratch_directory
 
     with scratch_directory("play") as folder:
@@ -147,17 +147,20 @@ def _played(playable: Playable, load: str, seeds: range, changes: tuple[Path, ..
 
 
 def _player(playable: Playable, program: Path) -> PlayCounts:
-    from fakedist.launcher.playing import play as play_program
+    from fakedist.extras.play.playing import play as play_program
 
     playable.write(program)
     return lambda counts: play_program(program, counts, playable.alloc_conf)
 
 
 def _ranks_report(playable: Playable, load: str, seed: int) -> Report:
-    from fakedist.report.content.play import ranks_report
-    from fakedist.results.router_draws import play_ranks
+    from fakedist.extras.play.play_report import ranks_report
+    from fakedist.extras.play.router_draws import play_ranks
     from fakedist.temporary import scratch_directory
 
     with scratch_directory("play") as folder:
         table = play_ranks(playable, load, seed, _player(playable, folder / "program.npz"))
     return ranks_report(playable, load, table)
+
+
+COMMAND = play

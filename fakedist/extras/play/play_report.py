@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
+from fakedist.extras.play.router_draws import Playable, Played
 from fakedist.report.content.report_blocks import (
     Block,
     Fact,
@@ -19,7 +20,6 @@ from fakedist.report.content.report_blocks import (
     bytes_column,
     us_column,
 )
-from fakedist.results.router_draws import Playable, Played
 from fakedist.rundir.plain import to_plain
 from fakedist.units import format_bytes, format_us
 

@@ -38,11 +38,10 @@ def calibrate(
     overrides all other times: fakedist time RUN --times FILE, fakedist profile --times FILE (docs/calibrate.md).
     """
     from fakedist.cost_model.kernels.calibration_table import calibration_table_text
+    from fakedist.extras.calibration.calibrating import calibrate_run, open_timed_run
+    from fakedist.extras.calibration.calibration_report import calibration_report
     from fakedist.launcher.nsight import export_sqlite
-    from fakedist.report.content.calibration import calibration_report
     from fakedist.report.writing import replace_text, see_that_it_can_be_written
-    from fakedist.results.calibration.calibrating import calibrate_run
-    from fakedist.results.opening import open_timed_run
     from fakedist.traces.trace_files import kind_of
 
     output = chosen_output(form, as_json)
@@ -73,3 +72,6 @@ def _check(trace: Path) -> None:
         raise ReportError(f"{trace} {why}", "give the file: --from-trace trace.json")
     if not trace.stat().st_size:
         raise ReportError(f"{trace} is empty", "was the program ended while it wrote the trace? trace again")
+
+
+COMMAND = calibrate

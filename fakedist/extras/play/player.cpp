@@ -33,7 +33,7 @@ using namespace c10::cuda;
 constexpr int32_t EMPTY_CACHE = INT32_MIN, FREE_CARRIED = -(1 << 30);
 constexpr int LOG_ERROR = 2; // c10/util/logging_is_not_google_glog.h
 
-// gpu/player.py has the same fields.
+// player.py has the same fields.
 struct Program {
     int64_t num_events, num_blocks, num_streams;
     const int32_t *events; // n: block n is allocated; ~n: it is freed; EMPTY_CACHE
@@ -44,7 +44,7 @@ struct Program {
 };
 
 // Steps of a few kinds, one after the other. The first kind is what comes before: it is played once, and what it does
-// not free stays. gpu/player.py has the same fields.
+// not free stays. player.py has the same fields.
 struct Kinds {
     int64_t num_kinds, num_columns, num_carried, num_generations, num_streams;
     const int64_t *first_event, *first_block; // of each kind, and the end

@@ -1,4 +1,4 @@
-"""Runs the player of allocations (gpu/player.py) in a process of its own."""
+"""Runs the player of allocations (player.py) in a process of its own."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fakedist.errors import RecordingError
+from fakedist.extras.play.player import OUTCOME, PLAYED, PLAYER, STEP
 from fakedist.gpu.driver.build import ensure_driver
-from fakedist.gpu.fast_path.build import PLAYER
-from fakedist.gpu.player import OUTCOME, PLAYED, STEP
 from fakedist.launcher.machine import num_cores
 from fakedist.rundir.environment import SETTINGS
 
@@ -57,7 +56,7 @@ def _plays(program: Path, counts: Iterable[Ints], alloc_conf: str, num_values: i
     environment |= dict.fromkeys(SETTINGS, alloc_conf) if alloc_conf else {}
     # NumPy's threads would take part of the other players' time. Small blocks of memory come and go without a lock.
     environment |= {"OPENBLAS_NUM_THREADS": "1", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=60000"}
-    command = [sys.executable, "-m", "fakedist.gpu.player", os.fspath(program)]
+    command = [sys.executable, "-m", "fakedist.extras.play.player", os.fspath(program)]
     with ExitStack() as stack:
         players = [
             stack.enter_context(

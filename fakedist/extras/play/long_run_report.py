@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from fakedist.extras.play.long_runs import PlayedSteps
 from fakedist.report.content.report_blocks import (
     Block,
     Fact,
@@ -16,7 +17,6 @@ from fakedist.report.content.report_blocks import (
     Verdict,
     bytes_column,
 )
-from fakedist.results.long_runs import PlayedSteps
 from fakedist.results.verdict import short_line
 from fakedist.rundir.notes import counted
 from fakedist.rundir.plain import to_plain

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fakedist.results.calibration.matching import STRONG, Signature, conflicts, operation_name, plain_name, score
+from fakedist.extras.calibration.matching import STRONG, Signature, conflicts, operation_name, plain_name, score
 
 _NEW = "void at::native::vectorized_elementwise_kernel<4, at::native::silu_functor, std::array<char*, 2ul>>(int)"
 _OLD = "void at::native::vectorized_elementwise_kernel<4, at::native::silu_functor, at::detail::Array<char*, 2>>(int)"

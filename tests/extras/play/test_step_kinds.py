@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from fakedist.analysis.blocks import build_blocks
-from fakedist.analysis.step_kinds import NUM_COUNTS, StepKinds, recorded_sizes, step_kinds
 from fakedist.errors import JobError
-from fakedist.launcher.playing import play_steps
+from fakedist.extras.play.playing import play_steps
+from fakedist.extras.play.step_kinds import NUM_COUNTS, StepKinds, recorded_sizes, step_kinds
 from tests.unit.analysis.recorded import MIB, HandMade
 
 LENGTHS = {1: 100, 2: 50, 3: 130, 4: 77, 5: 90, 6: 61}

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from fakedist.results.calibration.matching import MOST_CELLS, Sequence, Signature, align, score
+from fakedist.extras.calibration.matching import MOST_CELLS, Sequence, Signature, align, score
 
 
 def sequence(text: str) -> Sequence:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fakedist.errors import JobError
-from fakedist.results.long_runs import _setting, _settings, name_sequence, parse_every, parse_lengths
+from fakedist.extras.play.long_runs import _setting, _settings, name_sequence, parse_every, parse_lengths
 
 
 def drawn(text: str | None, recorded: list[int], number: int = 10_000, seed: int = 0) -> list[int]:

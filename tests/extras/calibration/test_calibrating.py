@@ -5,11 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from fakedist.cost_model.kernels.calibration_table import CalibrationOrigin, made_table
 from fakedist.errors import ReportError
-from fakedist.results.calibration.calibrating import Calibrated, calibrate, read_trace_file
-from fakedist.results.calibration.matching import recorded_step
+from fakedist.extras.calibration.calibrating import Calibrated, calibrate, open_timed_run, read_trace_file, step_change
+from fakedist.extras.calibration.matching import recorded_step
+from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.traces.chrome_trace import read_chrome_trace
-from tests.unit.results.calibration.made_up_step import GPU, Launched, Tracing, kernel, product, step, tables
+from tests.extras.calibration.made_up_step import GPU, Launched, Tracing, kernel, product, step, tables
+from tests.unit.cost_model.launches_by_hand import PRODUCT
+from tests.unit.results.test_repricing import H100 as H100_MODEL
+from tests.unit.results.test_repricing import STEP, priced_run
 from tests.unit.traces.nsys_made_up import MAIN, PID, MadeUp
 
 H100 = {"bf16": 989e12, "fp32": 67e12}
@@ -191,3 +196,16 @@ def test_a_long_trace_is_aligned_within_a_band_and_of_a_very_long_one_the_first_
     assert times(found) == truth(recorded)
     assert found.num_steps == 2  # and part of a third
     assert found.num_unread > len(recorded)
+
+
+def test_a_calibration_table_changes_the_step_by_what_it_measured(tmp_path: Path) -> None:
+    timed = open_timed_run(priced_run(tmp_path / "run", *STEP).path)
+    for gpu, model in ((H100_MODEL, ""), (find_gpu("h200"), "h200")):
+        table = made_table(CalibrationOrigin(gpu.product, "torch.profiler", "2026-01-31"), {PRODUCT: [5000.0]})
+        change = step_change(timed, gpu, table)
+        assert (change.gpu, change.model) == (gpu.product, model)
+        assert change.step_us > change.estimated_us + 4000
+        assert change.step_low_us is not None
+        assert change.step_high_us is not None
+        assert change.step_low_us <= change.step_us <= change.step_high_us
+        assert (0.9 < change.measured < 1.0, change.scaled) == (True, 0.0)

@@ -15,17 +15,17 @@ import pandas as pd
 
 from fakedist.analysis.blocks import build_blocks
 from fakedist.analysis.recording import read_recording
-from fakedist.analysis.step_kinds import NUM_COUNTS, StepInput, StepKind, StepKinds, step_kinds, whole_recording
 from fakedist.bounded import UnreadableError, read_bytes
 from fakedist.errors import JobError, RunDirectoryError
+from fakedist.extras.play.router_draws import check_recorded, wilson
+from fakedist.extras.play.step_kinds import NUM_COUNTS, StepInput, StepKind, StepKinds, step_kinds, whole_recording
 from fakedist.results.opening import open_run_directory
-from fakedist.results.router_draws import check_recorded, wilson
 from fakedist.results.run import Run
 
 Ints = npt.NDArray[np.int64]
 #: Draws so many lengths with a generator.
 Lengths = Callable[[np.random.Generator, int], Ints]
-#: Plays steps of a program: :func:`fakedist.launcher.playing.play_steps`, of one that was written, and settings.
+#: Plays steps of a program: :func:`fakedist.extras.play.playing.play_steps`, of one that was written, and settings.
 PlaySteps = Callable[[Iterable[Ints], str], Iterator[tuple[dict[str, int], Ints]]]
 #: The counts of a program that follows none.
 NO_COUNTS = np.zeros(1, np.int64)
@@ -124,7 +124,7 @@ class PlayableSteps:
     blocks: pd.DataFrame
 
     def write(self, path: Path, num_steps: int) -> None:
-        """Write the program for gpu/player.py, whose plays have so many steps."""
+        """Write the program for player.py, whose plays have so many steps."""
         kinds = self.kinds
         num_streams = int(kinds.stream.max(initial=0))
         num_generations = 1 + int(kinds.age.max(initial=0))

@@ -1,8 +1,8 @@
 """Plays a recorded sequence of allocations with other sizes, through torch's caching allocator on the virtual GPU.
 
-It is the program of a process: ``python -m fakedist.gpu.player PROGRAM.npz`` reads the counts of a play from stdin, and
-writes a row of :data:`PLAYED` to stdout, all as 64-bit integers. If the program has kinds of steps, it reads steps, and
-writes a row of :data:`OUTCOME` and one of :data:`STEP` for each. Torch's Python is not imported.
+It is the program of a process: ``python -m fakedist.extras.play.player PROGRAM.npz`` reads the counts of a play from
+stdin, and writes a row of :data:`PLAYED` to stdout, all as 64-bit integers. If the program has kinds of steps, it reads
+steps, and writes a row of :data:`OUTCOME` and one of :data:`STEP` for each. Torch's Python is not imported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from fakedist.errors import SetupError
 from fakedist.gpu.driver.build import torch_directory
-from fakedist.gpu.fast_path.build import PLAYER
+from fakedist.gpu.fast_path.build import Library
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.virtual import virtual_gpu
 
@@ -29,6 +29,16 @@ OUTCOME = ("failed_step", "failed_event", "requested_bytes", "allocated_bytes", 
 STEP = ("peak_allocated_bytes", "peak_reserved_bytes", "num_retries", "num_mallocs")
 #: Before the counts of a played step: its kind, and whether the cache is emptied after it.
 STEP_HEAD = 2
+#: What plays a program, of torch's caching allocator.
+PLAYER = Library(
+    "player",
+    (str(Path(__file__).with_name("player.cpp")),),
+    (),
+    ("-std=c++20", "-O2"),
+    ("-lc10_cuda", "-lc10"),
+    "it builds what plays a recording with other sizes",
+    "the player of allocations",
+)
 _ARRAYS = ("events", "base", "per", "follows", "stream", "is_shared")
 
 

@@ -20,8 +20,9 @@ import pandas as pd
 
 from fakedist.analysis.blocks import Blocks, event_places, scope_columns
 from fakedist.analysis.recording import Recording
-from fakedist.analysis.routed_blocks import Ints, check_pools, exact_fit, program_events, streams_of
+from fakedist.analysis.routed_blocks import Ints, exact_fit
 from fakedist.errors import JobError
+from fakedist.extras.play.allocation_program import check_pools, program_events, streams_of
 
 _PADDINGS = (8, 16, 32, 64, 128)
 _UNKNOWN = (-1, 0, -1)
@@ -55,7 +56,7 @@ class StepKind:
         name: As in the table ``steps``.
         group: It is counted with the steps of this group.
         input, next_input: Its input, and that of the step after it; NO_INPUT if not known.
-        events: As of ``routed_blocks.AllocationProgram``, by the kind's own blocks; -2^30 - n frees carried
+        events: As of ``allocation_program.AllocationProgram``, by the kind's own blocks; -2^30 - n frees carried
             block n.
         block: Row of ``blocks`` of each of its blocks.
         base, per, follows: The bytes of each are ``base + per x count``; ``follows`` says which count, -1: none.
@@ -117,7 +118,7 @@ class StepKinds:
     peaks: Ints
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The kinds for gpu/player.py; the first one is ``before``."""
+        """The kinds for player.py; the first one is ``before``."""
         kinds = [self.before, *self.steps]
         block = np.concatenate([kind.block for kind in kinds])
         arrays: dict[str, npt.NDArray[Any]] = {

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from fakedist.analysis.blocks import build_blocks
 from fakedist.analysis.recording import read_recording
-from fakedist.analysis.routed_blocks import AllocationProgram, Counts, program_of
+from fakedist.analysis.routed_blocks import Counts, Ints
 from fakedist.analysis.routed_launches import groups_of_stage, passes_of, received_tokens, routed_table
 from fakedist.cost_model.busiest_rank import ExpertsLoad
 from fakedist.errors import JobError, RunDirectoryError
+from fakedist.extras.play.allocation_program import AllocationProgram, program_of
 from fakedist.options import Job
 from fakedist.options.pricing import Pricing
 from fakedist.results.opening import open_run_directory
@@ -27,7 +27,6 @@ from fakedist.results.run import Run
 from fakedist.router_load import RouterLoad, RouterPass
 from fakedist.rundir.summary import RouterLoadFacts
 
-Ints = npt.NDArray[np.int64]
 #: The step of so many draws is priced. That of the others follows from these by straight lines.
 _PRICES = 8
 #: Draws that remedies are played with, and the capacity factors among them.
@@ -81,7 +80,7 @@ class Playable:
     routed: pd.DataFrame
 
     def write(self, path: Path) -> None:
-        """Write the program for gpu/player.py."""
+        """Write the program for player.py."""
         names = ("events", "base", "per", "follows", "stream", "is_shared")
         arrays = {name: getattr(self.program, name) for name in names}
         sizes = [self.recorded.counts.size, int(self.program.stream.max(initial=0)), self.room_bytes]
@@ -168,23 +167,6 @@ def open_playable(path: Path) -> Playable:
         recorded,
         routed_table(recording, blocks, tables, job),
     )
-
-
-def ranks_by_load(path: Path) -> list[tuple[int, float]]:
-    """The ranks of a recorded rank's pipeline stage that exchange tokens for experts, most tokens first.
-
-    With each are its tokens in times the mean. Empty if none were seen to exchange any by a load.
-    """
-    run, passes = open_run_directory(path), passes_of(read_recording(path))
-    facts, job = run.summary.router_load, run.manifest.job
-    if facts is None or job is None or not facts.ranks or not passes:
-        return []
-    load, received = RouterLoad(facts.load, job.seed), dict[int, int]()
-    counts = Counts(passes, tuple(facts.ranks))
-    for ranks in groups_of_stage(run.table("groups"), run.table("calls"), job.rank, counts.ranks):
-        received |= dict(zip(ranks, received_tokens(counts.sent(load, ranks)).sum(axis=0).tolist(), strict=True))
-    mean = sum(received.values()) / len(received)
-    return sorted(((rank, tokens / mean) for rank, tokens in received.items()), key=lambda pair: (-pair[1], pair[0]))
 
 
 def price_draws(playable: Playable, load: str, draws: Sequence[Draw]) -> pd.DataFrame:
@@ -295,7 +277,7 @@ class Played:
         return wilson(int((~self.draws["fits"]).sum()), len(self.draws))
 
 
-#: Plays rows of counts: :func:`fakedist.launcher.playing.play`, of a program.
+#: Plays rows of counts: :func:`fakedist.extras.play.playing.play`, of a program.
 PlayCounts = Callable[[Iterable[Ints]], Iterator[dict[str, int]]]
 
 

@@ -17,10 +17,7 @@ from fakedist.cost_model.kernels.calibrated_prices import CalibratedPrices
 from fakedist.cost_model.kernels.calibration_table import CalibrationOrigin, CalibrationTable, made_table
 from fakedist.cost_model.nccl.settings import Nccl
 from fakedist.errors import ReportError
-from fakedist.gpu.models.catalogue import GPUS
-from fakedist.gpu.models.spec import GpuSpec
-from fakedist.options import Job
-from fakedist.results.calibration.matching import (
+from fakedist.extras.calibration.matching import (
     MOST_CELLS,
     Floats,
     Matched,
@@ -31,6 +28,11 @@ from fakedist.results.calibration.matching import (
     recorded_step,
     traced_kernels,
 )
+from fakedist.gpu.models.catalogue import GPUS
+from fakedist.gpu.models.spec import GpuSpec
+from fakedist.options import Job
+from fakedist.results.opening import open_run_directory
+from fakedist.results.repricing import gpu_of, nccl_of, tables_to_price
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.launch_records import WorkRow
 from fakedist.traces.one_step import StepChoice
@@ -211,6 +213,13 @@ class TimedRun:
     model: GpuSpec
     job: Job | None
     nccl: Nccl
+
+
+def open_timed_run(path: Path) -> TimedRun:
+    """Open a run for calibration; RunDirectoryError if it is not a run, damaged, or has no launches to price."""
+    run = open_run_directory(path)
+    tables = tables_to_price(run.manifest, run.summary, run.table)
+    return TimedRun(tables, gpu_of(run.manifest, None, None), run.manifest.job, nccl_of(run.summary))
 
 
 @dataclass(frozen=True)
