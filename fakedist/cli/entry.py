@@ -148,7 +148,7 @@ for _command in (
     nsys,
     doctor,
     completion,
-    *extras.commands(),
+    *(part.COMMAND for part in extras.parts("command")),
 ):
     cli.add_command(_command)
 for _documented in (cli, *cli.commands.values()):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from fakedist import extras
 from fakedist.analysis import memory_tables
 from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_places
 from fakedist.analysis.host_blocks import host_tables
@@ -43,7 +44,6 @@ from fakedist.results.summing_up import (
     run_ending,
     run_notes,
     summarize,
-    with_engine,
 )
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.manifest import Manifest, load_manifest, write_manifest
@@ -190,6 +190,8 @@ def summarized(manifest: Manifest, computed: Computed, left_out: Sequence[Note] 
     )
     gpu = recording.gpu or GpuRecord()
     timed = {"time": where_from(times.source)} if times.source and times.summary else {}
+    for part in extras.parts("summary"):
+        summary = part.summarize(summary, recording, tables)
     return replace(
         manifest,
         provenance={**manifest.provenance, **timed},
@@ -198,7 +200,7 @@ def summarized(manifest: Manifest, computed: Computed, left_out: Sequence[Note] 
         versions={"python": gpu.python, "torch": gpu.torch, "cuda": gpu.cuda},
         dropped=dropped,
         notes=summary.notes,
-        summary=with_engine(summary, recording, tables),
+        summary=summary,
     )
 
 

@@ -13,7 +13,6 @@ import pandas as pd
 
 from fakedist.analysis.advice import find_advice
 from fakedist.analysis.blocks import Blocks
-from fakedist.analysis.engine_memory import engine_advice, engine_memory, engine_sleeps
 from fakedist.analysis.evidence import Room, Setup
 from fakedist.analysis.host_blocks import host_memory
 from fakedist.analysis.layer_table import Fold, fold_table, rows_of
@@ -182,13 +181,6 @@ def summarize(
         named_phases=rows_of(NamedPhase, tables["named_phases"].drop(columns=_ONLY_IN_TABLE)) if has_steps else [],
         asleep_bytes=peak.reserved_bytes - held,
     )
-
-
-def with_engine(summary: Summary, recording: Recording, tables: dict[str, pd.DataFrame]) -> Summary:
-    """Add vLLM's engine, if there was one, how engines slept, and advice."""
-    engine = engine_memory(recording, summary.exit, summary.estimated_outside)
-    advice = [*summary.advice, *engine_advice(recording, engine, tables)]
-    return dataclasses.replace(summary, engine=engine, engine_sleeps=engine_sleeps(recording), advice=advice)
 
 
 def _fits(recording: Recording, ending: Ending, outside: Outside | None) -> bool:

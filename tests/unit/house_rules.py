@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: The extras, each with a module ``command``.
+#: The extras with a module ``command``.
 EXTRAS = ("calibration", "chakra", "confirm", "mcp", "play")
 #: Third-party library -> where it may be imported ("room/" or "module").
 LIBRARY_HOMES = {
@@ -16,6 +16,8 @@ LIBRARY_HOMES = {
         "record/",
         "extras/confirm/jobs/",
         "extras/confirm/scripts/",
+        *(f"extras/experts/{name}" for name in ("deep_ep", "dispatchers", "hybrid_ep", "stand_in")),
+        *(f"extras/rl/{name}" for name in ("recording", "verl", "vllm")),
     ),
     "pandas": (
         "traces/",
@@ -26,7 +28,9 @@ LIBRARY_HOMES = {
         "report/",
         "extras/calibration/",
         "extras/chakra/",
+        "extras/experts/kernel_times",
         "extras/play/",
+        *(f"extras/rl/{name}" for name in ("decoding", "engine_memory", "rollout_time", "summary")),
         "check/",
         "sweep/",
     ),
@@ -34,7 +38,7 @@ LIBRARY_HOMES = {
     "plotly": ("report/", "sweep/charts"),
     "jinja2": ("report/",),
     "markupsafe": ("report/",),  # what jinja2 escapes with
-    "click": ("cli/", "extras/__init__", *(f"extras/{name}/command" for name in EXTRAS)),
+    "click": ("cli/", *(f"extras/{name}/command" for name in EXTRAS), "extras/rl/time_options"),
     "google": ("extras/chakra/",),
     **dict.fromkeys(("anyio", "mcp", "mcp_types"), ("extras/mcp/",)),
     "pytest": ("check/plugin", "check/marked_test"),
@@ -52,7 +56,6 @@ SAME_THING = {
     "doctor": "`fakedist doctor`: its checks, and its command",
     **dict.fromkeys(("match", "run_list"), "a subject: its report, and its command"),
     "comparison": "runs: the engine that compares them, and its report",
-    "rollout": "an engine's rollout: its options, and its report",
     "topology": "the ranks' groups: their analysis, and their report",
     "command": "the command of an extra",
     "class Verdict": "the verdict on a rank, and what a report says first",
@@ -75,7 +78,6 @@ SMALL_FOR_A_REASON = {
         ),
         "one module a command",
     ),
-    "report/content/rollout": "one module a subject",
     "check/selection": "which findings fail a check: a subject of its own",
     **dict.fromkeys(
         (
@@ -83,7 +85,6 @@ SMALL_FOR_A_REASON = {
             "rank/frameworks/pipelining",
             "rank/frameworks/safetensors",
             "rank/frameworks/uneven_inputs",
-            "rank/frameworks/vllm",
         ),
         "one module a framework",
     ),

@@ -10,13 +10,8 @@ load of experts draws what each rank sends.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from importlib.abc import Loader
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,11 +21,7 @@ from torch import empty
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fakedist.errors import WorldError
-from fakedist.rundir import notes
-from fakedist.rundir.notes import Note
-from fakedist.world import hybrid_ep
-from fakedist.world.arrivals import Arrivals
-from fakedist.world.deep_ep_sizes import (
+from fakedist.extras.experts.deep_ep_sizes import (
     ALIGNMENT,
     CONFIGS,
     NODE,
@@ -40,9 +31,10 @@ from fakedist.world.deep_ep_sizes import (
     low_latency_bytes,
     rounded_up,
 )
-from fakedist.world.dispatchers import Device, OutsideMemory, tensor_at
-from fakedist.world.hybrid_ep import HybridEPBuffer
+from fakedist.extras.experts.dispatchers import OutsideMemory, layout_of, tensor_at
+from fakedist.world.arrivals import Arrivals
 from fakedist.world.process_group import RankGroup
+from fakedist.world.reroute import Device
 
 COMMIT = "5996f70a8be8d2e6737fede640a541366801dda7"
 _WORKSPACE_BYTES = 32 << 20
@@ -344,7 +336,7 @@ class Buffer:
             per_expert = self._integers(num_experts)
             in_rank = empty(len(topk_idx), self.group_size, dtype=torch.bool, device=topk_idx.device)
             per_node = self._integers(num_nodes) if num_nodes > 1 else None
-        layout = self.device.layout(topk_idx, num_experts, self.group)
+        layout = layout_of(self.device, topk_idx, num_experts, self.group)
         _layouts[in_rank] = layout
         counts = [(per_rank, layout.per_rank), (per_expert, layout.per_expert), (in_rank, layout.in_rank)]
         counts += [] if per_node is None else [(per_node, layout.per_node)]
@@ -480,7 +472,7 @@ class Buffer:
         """Send tokens to their experts, which get room for all that could come."""
         hidden, experts = x.shape[1], num_experts // self.group_size
         self._check_low_latency(num_max_dispatch_tokens_per_rank, hidden, num_experts)
-        layout = self.device.layout(topk_idx, num_experts, self.group)
+        layout = layout_of(self.device, topk_idx, num_experts, self.group)
         kernels = _Kernels(self, None, async_finish, allocates_there=False)
         slots = self.group_size * num_max_dispatch_tokens_per_rank
         received = x.new_empty(experts, slots, hidden, dtype=torch.float8_e4m3fn if use_fp8 else x.dtype)
@@ -572,7 +564,7 @@ class Buffer:
                     "a dispatch of deep_ep with a layout of the script's own has no topk_idx to tell the tokens' ranks",
                     "pass topk_idx, or the result of get_dispatch_layout",
                 )
-            known = _layouts[is_token_in_rank] = self.device.layout(topk_idx, per_expert.numel(), self.group)
+            known = _layouts[is_token_in_rank] = layout_of(self.device, topk_idx, per_expert.numel(), self.group)
         return known
 
     def _prefixes(self, config: Config) -> list[torch.Tensor]:
@@ -612,69 +604,3 @@ class Buffer:
         by_node, node_sums, by_rank, rank_sums = before
         sources, from_node, from_rank, node_heads, rank_heads = after
         return (in_rank, by_node, by_rank, from_node, node_sums, from_rank, rank_sums, sources, node_heads, rank_heads)
-
-
-# ---- the package
-
-
-class _Finder(Loader):
-    """Finds the stand-in as ``deep_ep`` and its submodules, before an installed package."""
-
-    def __init__(self, modules: dict[str, ModuleType]) -> None:
-        self._modules = modules
-
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """The spec of one of the stand-in's modules; None for any other."""
-        if fullname not in self._modules:
-            return None
-        return ModuleSpec(fullname, self, origin="fakedist", is_package=fullname == "deep_ep")
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module."""
-        return self._modules[spec.name]
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: it is complete."""
-
-
-@contextmanager
-def deep_ep(device: Device | None) -> Iterator[Callable[[], list[Note]]]:
-    """Import the stand-in as ``deep_ep``. Yields a function that returns the report's notes. None: no virtual GPU."""
-    if device is None:
-        yield list
-        return
-    found: dict[str, Note] = {}
-
-    def stand_in(base: type, commit: str) -> type:
-        used = partial(found.setdefault, base.__name__, notes.deep_ep_stands_in(base.__name__, commit))
-        return type(
-            base.__name__, (base,), {"device": device, "used": staticmethod(used), "__module__": "deep_ep.buffer"}
-        )
-
-    names: dict[str, object] = {
-        "Buffer": stand_in(Buffer, COMMIT),
-        "Config": Config,
-        "EventHandle": EventHandle,
-        "EventOverlap": EventOverlap,
-        "HybridEPBuffer": stand_in(HybridEPBuffer, hybrid_ep.COMMIT),
-    }
-    names |= {"topk_idx_t": torch.int64}
-    modules = {name: ModuleType(name, __doc__) for name in ("deep_ep", "deep_ep.buffer", "deep_ep.utils")}
-    for module in modules.values():
-        vars(module).update(names)
-    vars(modules["deep_ep"])["__getattr__"] = _lacking
-    finder: Any = _Finder(modules)
-    sys.meta_path.insert(0, finder)
-    try:
-        yield lambda: list(found.values())
-    finally:
-        if finder in sys.meta_path:  # the script may have replaced the list
-            sys.meta_path.remove(finder)
-        for name in modules:
-            sys.modules.pop(name, None)
-
-
-def _lacking(name: str) -> object:
-    if name == "ElasticBuffer":
-        raise ImportError("fakedist has no deep_ep.ElasticBuffer: use deep_ep.Buffer")
-    raise AttributeError(f"module 'deep_ep' has no attribute {name!r}")

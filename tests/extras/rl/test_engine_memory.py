@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.analysis.engine_memory import (
+from fakedist.extras.rl.engine_memory import (
     Use,
     cache_bytes,
     fits,

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.kernels.decoding import DecodingShape, DecodingTimes, beyond_l2
 from fakedist.cost_model.kernels.gpus import MEASURED_GPUS, measured_spec
 from fakedist.cost_model.kernels.measurements import load_measured
+from fakedist.extras.rl.decoding import DecodingShape, DecodingTimes, beyond_l2
 from fakedist.gpu.models.catalogue import GPUS
 
 H100 = GPUS["h100-80g"]

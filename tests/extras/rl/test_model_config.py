@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.cost_model.rollout.model_config import ModelShapes, read_model_config
 from fakedist.errors import JobError
+from fakedist.extras.rl.model_config import ModelShapes, read_model_config
 
 LLAMA = {
     "model_type": "llama",

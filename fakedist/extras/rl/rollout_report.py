@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from fakedist.cost_model.rollout.rollout_time import RolloutTime
+from fakedist.extras.rl.rollout_time import RolloutTime
 from fakedist.report.content.report_blocks import Fact, Facts, Remark, Report
 from fakedist.rundir.plain import to_plain
 from fakedist.units import format_us

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from fakedist.analysis.memory_tables import cache_bytes
 from fakedist.analysis.recording import Recording
 from fakedist.rundir.outcome import Ending
 from fakedist.rundir.records import EngineRecord
@@ -23,8 +24,6 @@ from fakedist.units import format_bytes
 
 #: Shares are multiples of one ten-thousandth, which is 8 MiB of an H100.
 _SHARES = 10_000
-_GRANULE = 2 << 20  # of the GPU's memory, and of torch's large segments (kRoundLarge)
-_MIN_LARGE, _LARGE = 10 << 20, 20 << 20  # a smaller request has a segment of 20 MiB (kMinLargeAlloc, kLargeBuffer)
 _MIN_GAIN = 0.005  # of the GPU: a share that is closer to the largest is as good
 _OF_TWO_BYTES = ("bfloat16", "float16")
 
@@ -40,12 +39,6 @@ class Use:
 def num_blocks(engine: EngineRecord, share: float) -> int:
     """Blocks of the KV cache that the engine has with a ``gpu_memory_utilization``; below 0 if it lacks memory."""
     return _available(engine, share) // engine.block_bytes
-
-
-def cache_bytes(engine: EngineRecord, blocks: int) -> int:
-    """Memory of the GPU behind a KV cache, which is one segment."""
-    size = blocks * engine.block_bytes
-    return _LARGE if 0 < size < _MIN_LARGE else -(-size // _GRANULE) * _GRANULE
 
 
 def starts(engine: EngineRecord, share: float) -> bool:

@@ -2,7 +2,7 @@
 
 A rank of the engine runs a decoder in bf16 with tensor parallelism, as vLLM does: products of as many rows as the step
 computes tokens, norms, activations and rotary embeddings by their bytes, attention of the requests that decode
-(:mod:`fakedist.cost_model.kernels.decoding`) and of prompts, one all_reduce after attention and one after the inner
+(:mod:`fakedist.extras.rl.decoding`) and of prompts, one all_reduce after attention and one after the inner
 products, and the sampling of a token from the logits. Up to 512 tokens, a step is a CUDA graph of the next captured
 size, so the kernels follow one another without the host.
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import numpy as np
 import pandas as pd
@@ -25,19 +25,22 @@ from fakedist.cost_model.accuracy import ErrorIntervals, half_width
 from fakedist.cost_model.collectives.collective_times import CollectiveTime, CollectiveTimes, symmetric_time
 from fakedist.cost_model.estimated import Models
 from fakedist.cost_model.hosts import default_host, find_host
-from fakedist.cost_model.kernels.decoding import DecodingShape, DecodingTimes
 from fakedist.cost_model.kernels.gpus import measured_spec, nearest_table
 from fakedist.cost_model.kernels.measurements import Floats, load_measured
 from fakedist.cost_model.kernels.work_arrays import Flags
 from fakedist.cost_model.nccl.interconnect import GroupShape
 from fakedist.cost_model.nccl.settings import read_settings
-from fakedist.cost_model.rollout.lengths import request_lengths
-from fakedist.cost_model.rollout.model_config import ModelShapes, model_shapes, read_model_config
-from fakedist.cost_model.rollout.schedule import EngineLimits, engine_steps
 from fakedist.cost_model.step import Prices
 from fakedist.errors import JobError
+from fakedist.extras.rl.decoding import DecodingShape, DecodingTimes
+from fakedist.extras.rl.lengths import request_lengths
+from fakedist.extras.rl.model_config import ModelShapes, model_shapes, read_model_config
+from fakedist.extras.rl.rollout import Rollout
+from fakedist.extras.rl.schedule import EngineLimits, engine_steps
 from fakedist.gpu.models.spec import GpuSpec
-from fakedist.options.rollout import Rollout
+from fakedist.options.pricing import Pricing, PricingOptions
+from fakedist.results.repricing import models_of
+from fakedist.results.run import Run
 from fakedist.rundir.launch_records import WorkRow
 from fakedist.rundir.summary import EngineMemory
 from fakedist.units import GIB
@@ -463,3 +466,22 @@ class _StepTimes:
 @cache
 def _decoding_times(name: str) -> DecodingTimes:
     return DecodingTimes(load_measured(name).decoding, measured_spec(name))
+
+
+def run_rollout(run: Run, rollout: Rollout, gpu: str | None = None, **options: Unpack[PricingOptions]) -> RolloutTime:
+    """The rollout of an inference engine on the run's GPUs, or others. The run's own steps do not matter.
+
+    Args:
+        rollout: With lengths and a prompt's tokens; of the run's own engine, unless it names another and how many
+            tokens that one's KV cache has.
+        gpu: As for :meth:`Run.priced_for`.
+        options: See :class:`fakedist.options.pricing.Pricing`.
+
+    Raises:
+        SetupError: The calibration table cannot be read, or is of another GPU.
+        JobError: There is no such GPU, fabric or host, the model's configuration or the lengths cannot be read, or
+            the engine cannot answer such requests.
+        RunDirectoryError: The run's own GPU model is not known.
+    """
+    models = models_of(Pricing(gpu, **options), run.manifest, run.summary)
+    return time_rollout(rollout, models, run.summary.engine)

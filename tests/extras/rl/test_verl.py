@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fakedist.rank.frameworks.verl import controller_here, server_of_one, workers_here
+from fakedist.extras.rl.verl import controller_here, server_of_one, workers_here
 
 RANKS, RANK = 4, 1
 

@@ -11,18 +11,18 @@ import pytest
 from fakedist.cost_model.collectives.collective_times import CollectiveTimes
 from fakedist.cost_model.collectives.fabric import default_fabric
 from fakedist.cost_model.hosts import HostCosts
-from fakedist.cost_model.kernels.decoding import DecodingShape, DecodingTimes
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.kernels.measurements import Floats, load_measured
-from fakedist.cost_model.rollout.model_config import ModelShapes
-from fakedist.cost_model.rollout.rollout_time import (
+from fakedist.errors import JobError
+from fakedist.extras.rl.decoding import DecodingShape, DecodingTimes
+from fakedist.extras.rl.model_config import ModelShapes
+from fakedist.extras.rl.rollout_time import (
     EngineModels,
     RolloutTime,
     price_rollout,
     split_by_context,
 )
-from fakedist.cost_model.rollout.schedule import EngineLimits, engine_steps
-from fakedist.errors import JobError
+from fakedist.extras.rl.schedule import EngineLimits, engine_steps
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.rundir.notes import Note
 from fakedist.rundir.step_time import Calibration

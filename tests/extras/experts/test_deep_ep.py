@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from fakedist.extras.experts.deep_ep_sizes import CONFIGS, Config, Layout, low_latency_bytes
+from fakedist.extras.experts.stand_in import stand_in
 from fakedist.world.arrivals import Arrivals
-from fakedist.world.deep_ep import deep_ep
-from fakedist.world.deep_ep_sizes import CONFIGS, Config, Layout, low_latency_bytes
-from fakedist.world.dispatchers import Device
+from fakedist.world.reroute import Device
 
 #: What ``Config`` of the built extension of sgl-deep-ep 0.1.2.post1 answers, by ranks: its arguments, then bytes for
 #: ranks of a node and for nodes with 14,336 bytes a token, and for ranks of a node with 2,000.
@@ -78,9 +78,7 @@ def test_received_experts_are_those_of_my_tokens_again_and_again() -> None:
 
 
 def test_a_script_imports_the_stand_in_only_on_the_virtual_gpu() -> None:
-    with deep_ep(None):
-        assert importlib.util.find_spec("deep_ep") is None
-    with deep_ep(NOTHING) as found:
+    with stand_in(NOTHING) as found:
         buffer = importlib.import_module("deep_ep").Buffer
         assert importlib.import_module("deep_ep.utils").EventOverlap().event is None
         with pytest.raises(ImportError, match=r"no deep_ep\.ElasticBuffer: use deep_ep\.Buffer"):

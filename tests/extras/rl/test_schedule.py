@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from fakedist.cost_model.rollout.schedule import EngineLimits, EngineSteps, engine_steps
 from fakedist.errors import JobError
+from fakedist.extras.rl.schedule import EngineLimits, EngineSteps, engine_steps
 
 LARGE = EngineLimits(cache_tokens=1 << 30, max_running=1024, step_tokens=16384)
 

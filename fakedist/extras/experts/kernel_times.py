@@ -15,18 +15,18 @@ import math
 import re
 from functools import cache, cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from fakedist.cost_model.collectives.collective_times import LibraryTime
 from fakedist.cost_model.kernels.measurements import Floats
 from fakedist.errors import SetupError
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
 
-TABLE = Path(__file__).parents[1] / "data" / "dispatchers.csv"
-#: Operations as the stand-ins name them (fakedist.world.deep_ep and hybrid_ep).
+TABLE = Path(__file__).with_name("dispatchers.csv")
+#: Operations as the stand-ins name them (fakedist.extras.experts.deep_ep and hybrid_ep).
 _NORMAL = re.compile(r"deep_ep_(dispatch|combine)_(\d+)sms")
 _HYBRID = re.compile(r"(hybrid_ep_(?:dispatch|combine))_(\d+)sms")
 _HYBRID_LOCAL = ("hybrid_ep_permute", "hybrid_ep_unpermute", "hybrid_ep_copy")
@@ -47,17 +47,7 @@ _LOW_LATENCY_US = {8: (77, 114), 16: (118, 195), 32: (155, 273), 64: (173, 314),
 _LOW_LATENCY_TOKENS, _LOW_LATENCY_FIXED, _LOW_LATENCY_SPREAD = 128 * 8 * 7168, 0.3, 0.6
 
 
-class DispatcherTime(NamedTuple):
-    """The time of one kernel, its 90 % interval as the logarithm of truth over estimate, and the SMs it holds."""
-
-    time_us: float
-    spread: float
-    sms: int
-    text: str
-    library: str = "deep_ep"
-
-
-class DispatcherTimes:
+class KernelTimes:
     """Estimates their kernels on a GPU model with so much of a NIC, bytes per second."""
 
     def __init__(self, gpu: GpuSpec, nic_bandwidth: float, table: pd.DataFrame | None = None) -> None:
@@ -81,17 +71,17 @@ class DispatcherTimes:
 
     def time(
         self, operation: str, num_bytes: float, num_ranks: int, *, own_bytes: float = 0.0, is_over_nodes: bool
-    ) -> DispatcherTime | None:
+    ) -> LibraryTime | None:
         """The time of a call that sends so many bytes to other ranks, or nodes; None if it is of no such library.
 
         ``own_bytes`` are those that a kernel reads and writes.
         """
         library = "hybrid_ep" if operation.startswith("hybrid_ep") else "deep_ep"
         if operation in ("deep_ep_layout", "hybrid_ep_layout"):
-            return DispatcherTime(_LAYOUT_US, _LAYOUT_SPREAD, 0, "a guess", library)
+            return LibraryTime(_LAYOUT_US, _LAYOUT_SPREAD, 0, "a guess", library)
         if operation in _HYBRID_LOCAL:
             time_us = own_bytes / (self._gpu.memory_bandwidth * _COPY_SHARE) * 1e6
-            return DispatcherTime(time_us, _COPY_SPREAD, 0, "as fast as memory", library)
+            return LibraryTime(time_us, _COPY_SPREAD, 0, "as fast as memory", library)
         if found := _LOW_LATENCY.fullmatch(operation):
             return self._low_latency(found[1] == "combine", num_bytes, num_ranks)
         if found := _HYBRID.fullmatch(operation):
@@ -99,7 +89,7 @@ class DispatcherTimes:
         found = _NORMAL.fullmatch(operation)
         return None if found is None else self._normal(found[1], int(found[2]), num_bytes, num_ranks, is_over_nodes)
 
-    def _normal(self, name: str, sms: int, num_bytes: float, num_ranks: int, is_over_nodes: bool) -> DispatcherTime:
+    def _normal(self, name: str, sms: int, num_bytes: float, num_ranks: int, is_over_nodes: bool) -> LibraryTime:
         curves = self._over_nodes if is_over_nodes else self._curves
         is_own = self._is_own and curves is self._curves
         own = {ranks: by_sms for (operation, ranks), by_sms in curves.items() if operation == name}
@@ -113,9 +103,9 @@ class DispatcherTimes:
             time_us = least_us + max(time_us - least_us, 0) * _NIC_BANDWIDTH / self._nic_bandwidth
             spread += _NETWORK_SPREAD
         spread += 0.0 if is_own else _MODEL_SPREAD
-        return DispatcherTime(time_us, spread, sms, f"{sms} SMs")
+        return LibraryTime(time_us, spread, sms, f"{sms} SMs", "deep_ep")
 
-    def _hybrid(self, name: str, sms: int, num_bytes: float, num_ranks: int, is_over_nodes: bool) -> DispatcherTime:
+    def _hybrid(self, name: str, sms: int, num_bytes: float, num_ranks: int, is_over_nodes: bool) -> LibraryTime:
         rows = self._table[self._table["operation"] == name]
         names = ("h100-80g",) if is_over_nodes else (self._gpu.name, self._gpu.like)
         measured = {str(gpu) for gpu in rows["gpu"]} - (set() if is_over_nodes else {"h100-80g"})
@@ -130,15 +120,15 @@ class DispatcherTimes:
             time_us = least_us + max(time_us - least_us, 0) * ratio
             spread += _NETWORK_SPREAD
         spread += 0.0 if source in (self._gpu.name, self._gpu.like) else _MODEL_SPREAD
-        return DispatcherTime(time_us, spread, sms, f"{sms} SMs", "hybrid_ep")
+        return LibraryTime(time_us, spread, sms, f"{sms} SMs", "hybrid_ep")
 
-    def _low_latency(self, is_combine: bool, num_bytes: float, num_ranks: int) -> DispatcherTime:
+    def _low_latency(self, is_combine: bool, num_bytes: float, num_ranks: int) -> LibraryTime:
         sizes = np.log(list(_LOW_LATENCY_US))
         whole_us = float(np.interp(math.log(num_ranks), sizes, [us[is_combine] for us in _LOW_LATENCY_US.values()]))
         measured = _LOW_LATENCY_TOKENS * (2 if is_combine else 1) * (num_ranks - 1) / num_ranks
         time_us = whole_us * (_LOW_LATENCY_FIXED + (1 - _LOW_LATENCY_FIXED) * num_bytes / measured)
         spread = _LOW_LATENCY_SPREAD + (0.0 if self._nic_bandwidth == _NIC_BANDWIDTH else _NETWORK_SPREAD)
-        return DispatcherTime(time_us, spread, 0, "low latency")
+        return LibraryTime(time_us, spread, 0, "low latency", "deep_ep")
 
 
 @cache

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from fakedist.rank.frameworks.vllm import (
+from fakedist.extras.rl.vllm import (
     buffers_of_graphs,
     calls_of_torch,
     groups_without_pynccl,
     nodes_of_the_job,
     objects_of_groups,
 )
-from tests.unit.rank.frameworks.conftest import Enter
+from tests.unit.rank.frameworks.conftest import Enter, enter_world
+
+__all__ = ["enter_world"]  # a fixture
 
 
 def test_ranks_are_on_the_nodes_that_the_launcher_says(enter_world: Enter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,11 @@ from torch import empty, zeros
 from torch import tensor as new_tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from fakedist.extras.experts.deep_ep_sizes import Layout, rounded_up
+from fakedist.extras.experts.dispatchers import OutsideMemory, layout_of, tensor_at
 from fakedist.world.arrivals import Arrivals
-from fakedist.world.deep_ep_sizes import Layout, rounded_up
-from fakedist.world.dispatchers import Device, OutsideMemory, tensor_at
 from fakedist.world.process_group import RankGroup
+from fakedist.world.reroute import Device
 
 COMMIT = "2540b8abfc7551597b259c05132ef1d995f0885f"
 #: The least tokens of a buffer, and what they are a multiple of.
@@ -335,7 +336,7 @@ class HybridEPBuffer:
         nodes, per_node = config.num_of_nodes, config.num_of_ranks_per_node
         every = empty(tokens * self.group_size, num_experts, dtype=torch.bool, device=routing_map.device)
         dist.all_gather_into_tensor(every, routing_map.contiguous(), self.group)
-        layout = self.device.layout(choices, num_experts, self.group, per_node)
+        layout = layout_of(self.device, choices, num_experts, self.group, per_node)
         maps = [
             self._integers(tokens * nodes, per_node),
             self._flags(rounded_up(tokens, _TOKENS_STEP), nodes),
