@@ -1,4 +1,4 @@
-"""Which blocks follow how many tokens experts get, and how a recording's allocations are played with other counts.
+"""Finds the blocks whose sizes follow how many tokens experts get.
 
 Calls of one router differ in their counts, so one recording shows which sizes follow them: of the blocks that the same
 line makes by the same operation, the sizes are ``base + per x count`` to the byte for one count of each call (what the
@@ -34,7 +34,7 @@ _RECEIVED = 0  # the column of Counts.of_rank with all that a rank receives
 
 
 class FittedSizes(NamedTuple):
-    """Of each block, ``base + per x count`` bytes and the column of the count, -1 for none; rows of bounded ones."""
+    """Sizes of blocks: ``base + per x count`` bytes, the column of the count (-1 for none), rows of bounded ones."""
 
     base: Ints
     per: Ints
@@ -76,7 +76,7 @@ class Counts:
 
 
 def calls_of(recording: Recording, frame: pd.DataFrame, passes: list[RouterPass]) -> Ints:
-    """Of each block, or launch, the call of a router that it belongs to; -1 before the first one."""
+    """The call of a router that each block, or launch, belongs to; -1 before the first one."""
     number = {(of.layer, of.number): n for n, of in enumerate(passes)}
     op = np.maximum.accumulate(frame["op"].to_numpy("i8")) if len(frame) else np.zeros(0, "i8")
     op = _forward_ops(recording, op)

@@ -262,10 +262,10 @@ class Buffer:
         self.low_latency_mode, self.explicitly_destroy = low_latency_mode, explicitly_destroy
         self.enable_shrink = enable_shrink
         self.runtime = _Memory(self.device, self.rank, self.group_size, num_nvl_bytes, num_rdma_bytes)
-        told: list[object] = [torch.cuda.current_device(), bytes(64)]
+        sent: list[object] = [torch.cuda.current_device(), bytes(64)]
         if self.runtime.get_num_rdma_ranks() > 1 or low_latency_mode:
-            told.append(bytes(128))
-        for mine in told:  # device, handle of its memory, NVSHMEM's unique identifier
+            sent.append(bytes(128))
+        for mine in sent:  # device, handle of its memory, NVSHMEM's unique identifier
             gathered: list[object] = [None] * self.group_size
             dist.all_gather_object(gathered, mine, group)
 

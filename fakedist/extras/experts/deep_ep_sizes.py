@@ -136,7 +136,7 @@ class Layout:
         return self._sent[0] * token_bytes, self._sent[1] * token_bytes
 
     def exchanged_by_experts(self, token_bytes: int) -> tuple[int, int]:
-        """The same of low-latency kernels, which send a token to each of its experts."""
+        """Like `exchanged`, for low-latency kernels, which send a token to each of its experts."""
         return self._sent_by_experts[0] * token_bytes, self._sent_by_experts[1] * token_bytes
 
 

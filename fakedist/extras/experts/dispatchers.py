@@ -33,7 +33,7 @@ class OutsideMemory:
         self.free.atexit = False  # the driver is gone by then
 
     def take(self, owner: str, num_bytes: int) -> int:
-        """Its address. OutOfMemoryError: the GPU has no more."""
+        """Take memory and return its address. OutOfMemoryError if the GPU has no more."""
         if not (address := self._device.take(owner, num_bytes)):
             raise torch.OutOfMemoryError(f"{self._library}: CUDA out of memory: tried to allocate {num_bytes} bytes")
         self._addresses.append(address)

@@ -71,7 +71,7 @@ def check_pools(recording: Recording) -> None:
 
 
 def streams_of(frame: pd.DataFrame) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-    """Of each block the number of its stream, 0 for the default one, and whether another stream used it."""
+    """The stream's number of each block, 0 for the default one, and whether another stream used it."""
     streams = {0: 0} | {handle: n for n, handle in enumerate(sorted(set(frame["stream"].tolist()) - {0}), 1)}
     is_shared = np.asarray(frame["reuse_event"] > frame["free_event"] + 1, np.uint8)
     return frame["stream"].map(streams).to_numpy("i4"), is_shared

@@ -95,7 +95,7 @@ def _steps_sheet(played: PlayedSteps) -> Sheet:
 
 
 def _settings_sheet(played: PlayedSteps) -> Sheet:
-    """The same steps under other settings of the allocator."""
+    """Sheet of these steps under other settings of the allocator."""
     settings = played.settings
     columns = [
         SheetColumn("setting", [setting.name for setting in settings], is_text=True),

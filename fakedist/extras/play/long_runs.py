@@ -155,7 +155,7 @@ class PlayableSteps:
         return np.array(rows, np.int64)
 
     def recorded_steps(self) -> Ints:
-        """The same for the recorded steps, in order."""
+        """The rows that the player takes for the recorded steps, in order."""
         rows = [[n, 0, *kind.counts] for n, kind in enumerate(self.kinds.steps, 1)]
         return np.array(rows, np.int64)
 
@@ -251,7 +251,7 @@ class PlayedSteps:
 
     @property
     def num_steps(self) -> int:
-        """Of each seed."""
+        """Steps that each seed plays."""
         return len(self.names)
 
     @property

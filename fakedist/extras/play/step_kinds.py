@@ -81,7 +81,7 @@ class StepKind:
 
     @property
     def length(self) -> int:
-        """That of its input."""
+        """Length of the step's input."""
         return self.input.length
 
     @property
@@ -141,7 +141,7 @@ class StepKinds:
         return sum(int(size[fits].sum()) for size, fits in sizes) / max(sum(int(size.sum()) for size, _ in sizes), 1)
 
     def fitted_without(self, left_out: Sequence[int]) -> StepKinds:
-        """The same, with sizes fitted to the steps that are not left out, and only those steps."""
+        """Fit sizes again without some steps, which are left out."""
         return replace(self, steps=_fitted([kind for kind in self.steps if kind.number not in left_out]))
 
 
@@ -311,7 +311,7 @@ class _Maker:
     def _left(
         self, block: Ints, last: int, carried: Mapping[Hashable, tuple[int, int, int]]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-        """Which carried block each block is, after this step; and which others are still there."""
+        """Number the carried blocks after this step, and list the others that are still there."""
         freed = self._freed[block]
         known = np.array([carried.get(self._key[row], (-1, 0, 0)) for row in block.tolist()], "i8").reshape(-1, 3)
         is_alive = (freed > last) | (freed < 0)

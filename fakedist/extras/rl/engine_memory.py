@@ -1,4 +1,4 @@
-"""Which share of the GPU vLLM's engine may take: the least with which it starts, the largest with which all phases fit.
+"""Shares of the GPU that vLLM's engine may take: the least that starts it, the largest with which all phases fit.
 
 It repeats what vLLM 0.33.0 computes from what its profiling run measured: ``request_memory`` of
 ``vllm/v1/worker/utils.py``, ``Worker.determine_available_memory`` of ``vllm/v1/worker/gpu_worker.py``, and

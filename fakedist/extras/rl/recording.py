@@ -160,7 +160,7 @@ class _Training:
         self._open: ExitStack | None = None
 
     def step(self, original: Callable[..., object]) -> Callable[..., object]:
-        """Which prepares its inputs, then computes forward and backward."""
+        """Wrap ``training_step``, which prepares its inputs, then computes forward and backward."""
 
         @functools.wraps(original)
         def training_step(*args: object, **kwargs: object) -> object:
@@ -173,7 +173,7 @@ class _Training:
         return training_step
 
     def prepare(self, original: Callable[..., object]) -> Callable[..., object]:
-        """Which generates, and also runs outside of a training step, to evaluate."""
+        """Wrap ``_prepare_inputs``, which generates; evaluation calls it outside of a training step."""
 
         @functools.wraps(original)
         def prepare_inputs(*args: object, **kwargs: object) -> object:
@@ -193,7 +193,7 @@ class _Engine:
         self._cache: Any = None  # vLLM's KVCacheConfig
 
     def initialize_from_config(self, original: Callable[..., object]) -> Callable[..., object]:
-        """Which takes the KV cache."""
+        """Wrap ``initialize_from_config``, which takes the KV cache."""
 
         @functools.wraps(original)
         def initialize(worker: Any, kv_cache_config: Any, *args: object, **kwargs: object) -> object:
@@ -204,7 +204,7 @@ class _Engine:
         return initialize
 
     def compile_or_warm_up_model(self, original: Callable[..., object]) -> Callable[..., object]:
-        """Which takes the memory of CUDA graphs. The engine is then ready."""
+        """Wrap ``compile_or_warm_up_model``, which takes the memory of CUDA graphs. The engine is then ready."""
 
         @functools.wraps(original)
         def warm_up(worker: Any, *args: object, **kwargs: object) -> object:
@@ -226,7 +226,7 @@ class _Engine:
         return warm_up
 
     def sleep(self, original: Callable[..., object]) -> Callable[..., object]:
-        """Which gives back the KV cache."""
+        """Wrap ``sleep``, which gives back the KV cache."""
 
         @functools.wraps(original)
         def sleep(worker: Any, level: int = 1) -> object:
@@ -238,7 +238,7 @@ class _Engine:
         return sleep
 
     def wake_up(self, original: Callable[..., object]) -> Callable[..., object]:
-        """Which takes the KV cache again, with others of its memory or alone."""
+        """Wrap ``wake_up``, which takes the KV cache again, alone or with the rest of its memory."""
 
         @functools.wraps(original)
         def wake_up(worker: Any, tags: list[str] | None = None) -> object:

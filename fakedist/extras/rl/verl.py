@@ -71,7 +71,7 @@ class _MadeHere:
         self._cls = cls
 
     def options(self, **options: object) -> _MadeHere:
-        """Those of Ray: this process has none of them."""
+        """Return this class: Ray's options do not apply here."""
         return self
 
     def remote(self, *args: object, **kwargs: object) -> _Here:
@@ -99,7 +99,7 @@ def workers_here(module: ModuleType) -> dict[str, object]:
         return {}
 
     def check(self: Any) -> None:
-        """As for the cluster's GPUs: the job's.
+        """Compare the pools with the job's GPUs, in place of the cluster's.
 
         Raises:
             RuntimeError: The pools are not the ranks of the job.
@@ -149,7 +149,7 @@ def workers_here(module: ModuleType) -> dict[str, object]:
 
 
 def _of_ranks(made: Any, method_name: str, mesh: str, ranks: int) -> list[int] | list[bool]:
-    """Which part of a batch each rank computes, and whether it answers for it.
+    """The part of a batch that each rank computes, and whether it answers for it.
 
     Raises:
         RuntimeError: The worker's engine is not verl's FSDP: others place ranks otherwise.
@@ -182,7 +182,7 @@ def _as_another(own: Any, theirs: Any, had: set[str]) -> Any:
 
 
 def _with_lengths(computed: Any, lengths: torch.Tensor) -> Any:
-    """As many samples of these lengths, in tokens, cut from mine or repeating them."""
+    """Resize my samples to these token lengths."""
 
     def resized(values: Any) -> Any:
         if not isinstance(values, torch.Tensor):
