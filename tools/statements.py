@@ -52,7 +52,7 @@ def main() -> int:
         ceiling = ceilings.get(name, 0)
         is_over = number > ceiling
         code |= is_over
-        print(f"{name:20} {number:7,} of {ceiling:7,}{'  TOO MANY' if is_over else ''}")
+        sys.stdout.write(f"{name:20} {number:7,} of {ceiling:7,}{'  TOO MANY' if is_over else ''}\n")
     return code
 
 

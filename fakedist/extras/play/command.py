@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     "--every",
     metavar="NAME=N",
     multiple=True,
-    help="With --steps: a step of this name, such as evaluation, in each N-th.  [default: as recorded]",
+    help="With --steps: run step NAME, such as evaluation, every N steps.  [default: as recorded]",
 )
 @click.option(
     "--seeds",

@@ -67,7 +67,7 @@ def _read_lengths(path: Path) -> list[int]:
     except (OSError, UnreadableError) as error:
         raise JobError(f"{path} cannot be read: {error}", "a file of lengths, one a line") from error
     if not words or not all(word.isdecimal() and int(word[:9]) > 0 for word in words):
-        raise JobError(f"{path} has something else than lengths", "whole numbers above 0, one a line")
+        raise JobError(f"{path}: expected one length per line", "whole numbers above 0")
     return [int(word[:9]) for word in words]
 
 
@@ -81,7 +81,7 @@ def parse_every(texts: Sequence[str], names: Sequence[str]) -> dict[str, int]:
     for text in texts:
         name, _, number = text.rpartition("=")
         if not name or not number.isdecimal() or int(number) < 2:
-            raise JobError(f"{text!r} is not NAME=N, with N of 2 or more", "--every evaluation=100")
+            raise JobError(f"expected NAME=N with N >= 2, got {text!r}", "--every evaluation=100")
         if name not in names:
             known = ", ".join(sorted(set(filter(None, names)))) or "none of them has a name"
             raise JobError(

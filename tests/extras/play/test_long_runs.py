@@ -36,7 +36,7 @@ def test_lengths_come_from_a_file_or_the_recording(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "7\nlong", "0", "-3"])
 def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "lengths").write_text(text)
-    with pytest.raises(JobError, match="something else than lengths"):
+    with pytest.raises(JobError, match="expected one length per line"):
         drawn(str(tmp_path / "lengths"), [1])
 
 
