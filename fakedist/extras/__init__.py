@@ -7,10 +7,11 @@ module             what the core takes of it
 =================  =====================================================================================
 ``command``        ``COMMAND``: the command that the extra adds
 ``adapters``       ``ADAPTERS``, ``ADAPTERS_FOR_ABSENT_RANKS``: as of :mod:`fakedist.rank.frameworks.adapting`
-``recording``      ``recording(phases, capacity)``: a context in which the rank's steps are recorded
+``step_hooks``     ``hooked(phases, capacity)``: a context in which the rank's steps are recorded
 ``stand_in``       ``stand_in(device)``: a context of the faked world, which yields the notes for the end
-``kernel_times``   ``KernelTimes(gpu, nic_bandwidth)``: times of communication kernels that are not NCCL's
-``time_options``   ``OPTIONS``, ``report``: what ``fakedist time`` adds to the step of a run
+``library_times``  ``LibraryTimes(gpu, nic_bandwidth)``: times of communication kernels that are not NCCL's
+``summary_parts``  ``summarize(summary, recording, tables)``: the summary of a run with what the extra adds
+``time_options``   ``OPTIONS``, ``HEADING``, ``report``: what ``fakedist time`` adds to the step of a run
 =================  =====================================================================================
 """
 

@@ -153,8 +153,8 @@ class Recorder(StepListener):
             until_bare.enter_context(self._later_step.watching())
             until_bare.enter_context(watched_graphs(recorded, self._graphs, self._training))
             until_bare.enter_context(self._memory.routing())
-            for part in extras.parts("recording"):
-                until_bare.enter_context(part.recording(self._named_phases, self._capacity))
+            for part in extras.parts("step_hooks"):
+                until_bare.enter_context(part.hooked(self._named_phases, self._capacity))
             self._until_bare = until_bare
             self._exit = stack.pop_all()
         _active = self

@@ -190,7 +190,7 @@ def summarized(manifest: Manifest, computed: Computed, left_out: Sequence[Note] 
     )
     gpu = recording.gpu or GpuRecord()
     timed = {"time": where_from(times.source)} if times.source and times.summary else {}
-    for part in extras.parts("summary"):
+    for part in extras.parts("summary_parts"):
         summary = part.summarize(summary, recording, tables)
     return replace(
         manifest,

@@ -17,7 +17,7 @@ LIBRARY_HOMES = {
         "extras/confirm/jobs/",
         "extras/confirm/scripts/",
         *(f"extras/experts/{name}" for name in ("deep_ep", "dispatchers", "hybrid_ep", "stand_in")),
-        *(f"extras/rl/{name}" for name in ("recording", "verl", "vllm")),
+        *(f"extras/rl/{name}" for name in ("step_hooks", "verl", "vllm")),
     ),
     "pandas": (
         "traces/",
@@ -28,9 +28,9 @@ LIBRARY_HOMES = {
         "report/",
         "extras/calibration/",
         "extras/chakra/",
-        "extras/experts/kernel_times",
+        "extras/experts/library_times",
         "extras/play/",
-        *(f"extras/rl/{name}" for name in ("decoding", "engine_memory", "rollout_time", "summary")),
+        *(f"extras/rl/{name}" for name in ("decoding", "engine_memory", "rollout_time", "schedule", "summary_parts")),
         "check/",
         "sweep/",
     ),
@@ -66,7 +66,7 @@ SAME_THING = {
 }
 #: A module of fewer than 80 lines with one importer -> why it is one.
 SMALL_FOR_A_REASON = {
-    **dict.fromkeys(("__main__", "check/marked_test", "cli/job_file"), "run with `python -m`"),
+    **dict.fromkeys(("__main__", "check/marked_test", "cli/job_file", "options/options_page"), "run with `python -m`"),
     **dict.fromkeys(("rank/__main__", "gpu/smi/__main__", "launcher/executors/__main__"), "the program of a process"),
     **dict.fromkeys(("cli/task_program", "launcher/count_gpus"), "the program of a process"),
     "rank/started/sitecustomize": "Python imports it by this name where a process begins",
@@ -89,6 +89,11 @@ SMALL_FOR_A_REASON = {
         "one module a framework",
     ),
     **dict.fromkeys(("extras/calibration/command", "extras/mcp/command"), "the command of an extra"),
+    **dict.fromkeys(
+        ("extras/rl/adapters", "extras/rl/summary_parts", "extras/rl/time_options"), "the core finds it by this name"
+    ),
+    "extras/rl/rollout_report": "one module a subject",
+    "extras/rl/vllm": "one module a framework",
     "gpu/driver/elf": "the format of shared libraries, which the driver's build need not know",
     "gpu/smi/offer": "the rank's environment; the program next to it runs alone",
     "record/generation": "which forwards generate tokens: a subject of its own",

@@ -151,7 +151,7 @@ class CollectiveTimes:
         self._limited = Tuner(joined, network, self._nccl, counts_channels=True)
         self._free = Tuner(joined, network, Settings())
         self._measured = Tuner(measured, network, Settings())
-        self.of_libraries = [part.KernelTimes(gpu, self._own_nic()) for part in extras.parts("kernel_times")]
+        self.of_libraries = [part.LibraryTimes(gpu, self._own_nic()) for part in extras.parts("library_times")]
 
     def time(self, operation: str, num_bytes: float, shape: GroupShape) -> CollectiveTime:
         """The time of one call.

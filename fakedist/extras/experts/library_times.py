@@ -47,7 +47,7 @@ _LOW_LATENCY_US = {8: (77, 114), 16: (118, 195), 32: (155, 273), 64: (173, 314),
 _LOW_LATENCY_TOKENS, _LOW_LATENCY_FIXED, _LOW_LATENCY_SPREAD = 128 * 8 * 7168, 0.3, 0.6
 
 
-class KernelTimes:
+class LibraryTimes:
     """Estimates their kernels on a GPU model with so much of a NIC, bytes per second."""
 
     def __init__(self, gpu: GpuSpec, nic_bandwidth: float, table: pd.DataFrame | None = None) -> None:

@@ -8,11 +8,11 @@ import pytest
 from fakedist.cost_model.collectives.collective_times import CollectiveTimes
 from fakedist.cost_model.collectives.communication import Communication, call_times
 from fakedist.cost_model.collectives.fabric import FABRICS
-from fakedist.extras.experts.kernel_times import KernelTimes, load_dispatchers
+from fakedist.extras.experts.library_times import LibraryTimes, load_dispatchers
 from fakedist.gpu.models.catalogue import GPUS
 
 NIC = 50e9
-H100 = KernelTimes(GPUS["h100-80g"], NIC)
+H100 = LibraryTimes(GPUS["h100-80g"], NIC)
 
 
 def measured(gpu: str, operation: str, ranks: int, sms: int) -> pd.DataFrame:
@@ -54,7 +54,7 @@ def test_eight_nodes_have_an_interval_from_the_measured_to_that_of_four() -> Non
 
 def test_another_gpu_or_network_widens_the_interval() -> None:
     def spread(gpu: str, nic: float) -> tuple[float, float]:
-        found = KernelTimes(GPUS[gpu], nic).time("deep_ep_dispatch_20sms", 1e8, 16, is_over_nodes=True)
+        found = LibraryTimes(GPUS[gpu], nic).time("deep_ep_dispatch_20sms", 1e8, 16, is_over_nodes=True)
         assert found is not None
         return found.time_us, found.spread
 
@@ -81,7 +81,7 @@ def test_hybrid_ep_takes_as_long_as_published_and_in_proportion_to_its_bytes() -
 
 def test_hybrid_ep_in_a_node_of_h100s_is_scaled_by_nvlink_from_b200s_with_a_wide_interval() -> None:
     own, other = (
-        KernelTimes(GPUS[gpu], NIC).time("hybrid_ep_combine_16sms", 279_125_702, 8, is_over_nodes=False)
+        LibraryTimes(GPUS[gpu], NIC).time("hybrid_ep_combine_16sms", 279_125_702, 8, is_over_nodes=False)
         for gpu in ("b200", "h100-80g")
     )
     assert own is not None

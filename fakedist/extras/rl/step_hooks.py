@@ -65,7 +65,7 @@ def see_that_torch_fits(engine: str) -> None:
 
 
 @contextmanager
-def recording(phases: NamedPhases, capacity: Capacity | None = None) -> Iterator[None]:
+def hooked(phases: NamedPhases, capacity: Capacity | None = None) -> Iterator[None]:
     """Check the torch of vLLM when it is imported, and record phases of what engines and their trainers do.
 
     An engine that wakes asks once for each piece of memory, so ``capacity`` decides at once whether to grant it.

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fakedist.errors import SetupError
-from fakedist.extras.rl.recording import recording, see_that_torch_fits
+from fakedist.extras.rl.step_hooks import hooked, see_that_torch_fits
 from fakedist.record.beyond_capacity import Capacity
 from fakedist.record.named_phases import NamedPhases
 from fakedist.record.position import Position
@@ -54,7 +54,7 @@ def phases_to(records: list[Record]) -> NamedPhases:
 def test_an_engine_that_pins_another_torch_is_refused_before_its_code_runs(site: Path) -> None:
     install(site, "vllm", "torch==1.0.1")
     with (
-        recording(phases_to([])),
+        hooked(phases_to([])),
         pytest.raises(SetupError, match=r"is installed, and vllm 9.9 needs torch 1.0.1: pip install torch==1.0.1 "),
     ):
         __import__("vllm")
@@ -73,7 +73,7 @@ def test_an_engine_that_pins_another_torch_is_refused_before_its_code_runs(site:
 )
 def test_an_engine_that_pins_this_torch_or_none_is_imported(site: Path, requirement: str) -> None:
     install(site, "vllm", requirement)
-    with recording(phases_to([])):
+    with hooked(phases_to([])):
         assert __import__("vllm").loaded
 
 
@@ -106,7 +106,7 @@ def test_what_engines_and_trainers_do_is_recognised_unless_the_script_names_it(s
     (site / "trl/trainer/grpo_trainer.py").write_text(TRAINER)
     records: list[Record] = []
     phases = phases_to(records)
-    with recording(phases):
+    with hooked(phases):
         engine = __import__("vllm.entrypoints.llm", fromlist=["LLM"]).LLM()  # which has no wake_up
         trainer = __import__("trl.trainer.grpo_trainer", fromlist=["GRPOTrainer"]).GRPOTrainer()
         assert engine.generate() == "answers"
@@ -139,7 +139,7 @@ def test_a_phase_lasts_as_long_as_what_a_worker_awaits(site: Path) -> None:
     (site / "verl/workers").mkdir(parents=True)
     (site / "verl/workers/engine_workers.py").write_text(VERL_WORKER)
     records: list[Record] = []
-    with recording(phases_to(records)):
+    with hooked(phases_to(records)):
         module = __import__("verl.workers.engine_workers", fromlist=["ActorRolloutRefWorker"])
         worker = module.ActorRolloutRefWorker()
         assert inspect.iscoroutinefunction(worker.update_weights), "verl asks whether it is one"
@@ -175,7 +175,7 @@ def test_an_engine_that_wakes_asks_once_for_its_memory(site: Path) -> None:
     (site / "vllm/v1/worker/gpu_worker.py").write_text(
         WORKER.replace("tags=None): pass", "tags=None): raise MemoryError")
     )
-    with recording(phases_to([]), cast(Capacity, Memory())):
+    with hooked(phases_to([]), cast(Capacity, Memory())):
         worker = __import__("vllm.v1.worker.gpu_worker", fromlist=["Worker"]).Worker()
         worker.sleep()
         assert Memory.asked == []
@@ -214,7 +214,7 @@ def test_when_the_engine_has_its_cache_and_what_it_keeps_asleep_is_recorded(site
     records: list[Record] = []
     device = Device()
     phases = NamedPhases(records.append, Position(), device)
-    with recording(phases):
+    with hooked(phases):
         worker = __import__("vllm.v1.worker.gpu_worker", fromlist=["Worker"]).Worker()
         worker.initialize_from_config("cache")
         assert worker.compile_or_warm_up_model() == 7, "not measured: its size was set by hand"
@@ -251,7 +251,7 @@ def test_what_torch_memory_saver_pauses_sleeps(site: Path) -> None:
     (site / "torch_memory_saver/entrypoint.py").write_text(SAVER)
     records: list[Record] = []
     device = Device()
-    with recording(NamedPhases(records.append, Position(), device)):
+    with hooked(NamedPhases(records.append, Position(), device)):
         module = __import__("torch_memory_saver.entrypoint", fromlist=["TorchMemorySaver"])
         module.TorchMemorySaver(device).pause("kv_cache")
         module.TorchMemorySaver(device).resume("kv_cache")
