@@ -114,7 +114,7 @@ def test_calls_of_a_group_are_priced_by_what_goes_to_others() -> None:
     ]
     times = CollectiveTimes(GPUS["h100-80g"], FABRICS["dgx-h100-ndr"])
     found = call_times(pd.DataFrame(rows, columns=columns), groups, times)
-    expected = times.dispatchers.time("deep_ep_dispatch_24sms", 10**8, 16, is_over_nodes=True)
+    expected = times.of_libraries[0].time("deep_ep_dispatch_24sms", 10**8, 16, is_over_nodes=True)
     assert expected is not None
     assert found["time_us"].iloc[0] == pytest.approx(expected.time_us)
     assert found["kind"].tolist() == ["all_to_all", "", "all_gather"]
