@@ -86,9 +86,10 @@ mutants: setup ## change one thing at a time: do the unit tests notice? ARGS=--s
 nightly: frameworks ## what takes too long for CI: other torches, Pythons, poisoned memory, fuzzers; ONLY= chooses
 	$(BIN)/python -m tests.nightly --torches '$(TORCHES)' --pythons '$(PYTHONS)' --only '$(ONLY)'
 
-lint: setup $(if $(NPM),node_modules/.installed) ## Python, C, C++ and JavaScript: mistakes and format
+lint: setup $(if $(NPM),node_modules/.installed) ## Python, C, C++ and JavaScript: mistakes, format, statements
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/statements.py
 	$(C_SOURCES) | xargs -0 $(BIN)/clang-format --dry-run --Werror
 	$(if $(NPM),npm run --silent lint,@echo "npm is not installed: the pages' JavaScript is not linted")
 

@@ -60,11 +60,14 @@ def parts(torches: Sequence[str], pythons: Sequence[str]) -> list[Part]:
     poisoned = {"FAKEDIST_POISON": "1"}
     return [
         *(Part(f"torch {torch}", ("make", "torch", f"TORCH={torch}")) for torch in torches),
-        *(Part(f"poisoned {tier}", (*pytest, f"tests/{tier}"), poisoned) for tier in ("unit", "integration")),
+        Part("poisoned unit", (*pytest, "tests/unit"), poisoned),
+        Part("poisoned integration", (*pytest, "tests/integration", "tests/extras"), poisoned),
         Part("poisoned clients", ("make", "clients-fast"), poisoned),
         *(Part(f"python {version}", ("make", "python", f"VERSION={version}")) for version in pythons),
-        Part("whole runs", (*pytest, "-m", "nightly", "tests/integration", "tests/page", "tests/unit")),
-        Part("cold starts", (*pytest, "tests/integration"), {"FAKEDIST_COLD": "1"}),
+        Part("whole runs", (*pytest, "-m", "nightly", "tests/extras", "tests/integration", "tests/page", "tests/unit")),
+        Part(
+            "cold starts", (*pytest, "-m", "integration", "tests/extras", "tests/integration"), {"FAKEDIST_COLD": "1"}
+        ),
         Part("clients", ("make", "clients-fast")),
         Part("recipes", ("make", "clients-recipes")),
         # Most jobs end before the steps in which the host is timed.

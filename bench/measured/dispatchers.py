@@ -1,4 +1,4 @@
-"""Write ``fakedist/cost_model/data/dispatchers.csv`` from published times: part of ``make measured``.
+"""Write ``fakedist/extras/experts/dispatchers.csv`` from published times: part of ``make measured``.
 
     python bench/measured/dispatchers.py
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 HERE = Path(__file__).parent
-TABLE = HERE.parent.parent / "fakedist" / "cost_model" / "data" / "dispatchers.csv"
+TABLE = HERE.parent.parent / "fakedist" / "extras" / "experts" / "dispatchers.csv"
 COLUMNS = ["gpu", "ranks", "sms", "operation", "bytes", "time_us", "origin"]
 HIDDEN, TOPK, EXPERTS, TOKENS = 7168, 8, 256, 4096
 GPUS = {"h100_sxm": "h100-80g", "h200_sxm": "h200", "B200": "b200", "GB200": "gb200"}

@@ -1,4 +1,4 @@
-"""Which ranks of a job run alike, checked by the calls of some of them.
+"""Finds the ranks of a job that run alike, and checks them by the calls of some.
 
 Ranks can be alike that are in the same stage of the pipeline and in groups of the same descriptions and sizes. They are
 taken for alike if the first and the last of them ran and made the same calls, each on its own groups. If those differ,

@@ -175,7 +175,7 @@ class Blocks:
 
     @property
     def at_peak(self) -> Array:
-        """Which blocks were alive at the peak."""
+        """Return whether each block was alive at the peak."""
         frame = self.frame
         return np.asarray((frame["alloc_event"] <= self.peak_event) & (frame["free_event"] > self.peak_event))
 

@@ -10,13 +10,17 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.blocks import Blocks
-from fakedist.analysis.engine_memory import cache_bytes
 from fakedist.analysis.layer_table import owner_names
 from fakedist.analysis.recording import Recording
 from fakedist.analysis.typed_tables import table_of
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
+from fakedist.rundir.records import EngineRecord
 from fakedist.rundir.schema import CATEGORIES
+
+_GRANULE = 2 << 20  # of the GPU's memory, and of torch's large segments (kRoundLarge)
+_MIN_LARGE, _LARGE = 10 << 20, 20 << 20  # a smaller request has a segment of 20 MiB (kMinLargeAlloc, kLargeBuffer)
+
 
 LARGEST = 20
 
@@ -144,6 +148,12 @@ def _kv_cache_bytes(recording: Recording, change: int) -> int:
     if not any(first <= change and (end < 0 or change < end) for first, end in ends.items()):
         return 0
     return cache_bytes(recording.engines[0], recording.engines[0].num_blocks)
+
+
+def cache_bytes(engine: EngineRecord, blocks: int) -> int:
+    """Memory of the GPU behind a KV cache, which is one segment."""
+    size = blocks * engine.block_bytes
+    return _LARGE if 0 < size < _MIN_LARGE else -(-size // _GRANULE) * _GRANULE
 
 
 def _numbered(names: Sequence[str]) -> list[str]:

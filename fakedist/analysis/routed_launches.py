@@ -1,4 +1,4 @@
-"""Which launches of the timed step follow how many tokens experts get, and which ranks exchange these tokens."""
+"""Finds the launches of the timed step that follow how many tokens experts get, and the ranks that exchange these."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ from click.shell_completion import get_completion_class
 
 from fakedist import extras
 from fakedist._version import __version__
-from fakedist.cli.calibrate import calibrate
 from fakedist.cli.check import check
 from fakedist.cli.compare import compare
 from fakedist.cli.doctor import doctor
@@ -25,7 +24,6 @@ from fakedist.cli.explain import explain
 from fakedist.cli.lines import lines
 from fakedist.cli.match import match
 from fakedist.cli.nsys import nsys
-from fakedist.cli.play import play
 from fakedist.cli.profile import profile
 from fakedist.cli.report import report
 from fakedist.cli.run_list import runs
@@ -148,11 +146,9 @@ for _command in (
     explain,
     check,
     nsys,
-    play,
-    calibrate,
     doctor,
     completion,
-    *extras.commands(),
+    *(part.COMMAND for part in extras.parts("command")),
 ):
     cli.add_command(_command)
 for _documented in (cli, *cli.commands.values()):

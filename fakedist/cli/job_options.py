@@ -23,7 +23,6 @@ from fakedist.options import Door, Job, JobProgram, make_jobs, options_among, wo
 from fakedist.options.definition import OPTIONS
 from fakedist.options.option import Option
 from fakedist.options.pricing import MICRO_BATCHES, PRICING_OPTIONS, TOKENS_PER_STEP, PricingOptions
-from fakedist.options.rollout import ROLLOUT_OPTIONS, Rollout, read_rollout
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
@@ -172,7 +171,7 @@ def job_options(
     after_rank = 1 + next(number for number, option in enumerate(listed) if option.name == "rank")
     rank = replace(listed[after_rank - 1], default_text=rank_default)
     listed[after_rank - 1] = replace(rank, help=rank_help) if rank_help else rank
-    options: list[click.Parameter] = [_as_click(option) for option in listed]
+    options: list[click.Parameter] = [as_click(option) for option in listed]
     help_text = "Run a module, as python -m does. Its arguments follow."
     options.insert(after_rank, click.Option(["-m", "module"], metavar="MODULE", help=help_text))
     for flag, takes_value in _IGNORED.items():
@@ -182,7 +181,7 @@ def job_options(
 
 def pricing_options(several: Collection[str] = ()) -> list[click.Parameter]:
     """Every option of pricing. Those named in ``several`` may be repeated; their texts are then joined by commas."""
-    options = [_as_click(option) for option in PRICING_OPTIONS]
+    options = [as_click(option) for option in PRICING_OPTIONS]
     for option in options:
         if option.name in several:
             option.callback = _joined
@@ -191,26 +190,12 @@ def pricing_options(several: Collection[str] = ()) -> list[click.Parameter]:
 
 def count_options(metavar: str = "") -> list[click.Parameter]:
     """The options that say how much a priced step does, as texts: ``--tokens-per-step`` and ``--micro-batches``."""
-    return [_as_click(replace(option, metavar=metavar)) for option in (TOKENS_PER_STEP, MICRO_BATCHES)]
-
-
-def rollout_options() -> list[click.Parameter]:
-    """Every option of a rollout."""
-    return [_as_click(option) for option in ROLLOUT_OPTIONS]
-
-
-def rollout_of(values: Mapping[str, object]) -> Rollout | None:
-    """The rollout to simulate; None if no option asks for one."""
-    return read_rollout(
-        {option.name: _stored(option, values) for option in ROLLOUT_OPTIONS if values[option.name] is not None}
-    )
+    return [as_click(replace(option, metavar=metavar)) for option in (TOKENS_PER_STEP, MICRO_BATCHES)]
 
 
 def pricing_of(values: Mapping[str, object]) -> tuple[str | None, PricingOptions]:
     """The GPU to price for, and the other settings."""
-    stored = {
-        option.name: _stored(option, values) for option in PRICING_OPTIONS if values[option.name] not in (None, ())
-    }
+    stored = given(PRICING_OPTIONS, values)
     gpu = stored.pop("gpu", None)
     if "nccl_env" in stored:
         stored["nccl_env"] = dict(stored["nccl_env"])
@@ -219,18 +204,20 @@ def pricing_of(values: Mapping[str, object]) -> tuple[str | None, PricingOptions
 
 def counts_of(values: Mapping[str, object]) -> dict[str, int]:
     """Tokens and micro-batches of a step, as far as they were given."""
+    return given((TOKENS_PER_STEP, MICRO_BATCHES), values)
+
+
+def given(options: Sequence[Option], values: Mapping[str, object]) -> dict[str, Any]:
+    """The values of the options that were given, by name, as their kinds have them."""
     return {
-        option.name: _stored(option, values)
-        for option in (TOKENS_PER_STEP, MICRO_BATCHES)
-        if values[option.name] is not None
+        option.name: option.read(_plain(option, values[option.name]), Door.COMMAND_LINE)
+        for option in options
+        if values[option.name] not in (None, ())
     }
 
 
-def _stored(option: Option, values: Mapping[str, object]) -> Any:
-    return option.read(_plain(option, values[option.name]), Door.COMMAND_LINE)  # the kind checks the type
-
-
-def _as_click(option: Option) -> click.Option:
+def as_click(option: Option) -> click.Option:
+    """An option of ours as click's."""
     names = "/".join(filter(None, (option.flags[0], option.off_flag)))
     is_once = not option.kind.is_repeatable and not option.kind.is_switch
     return click.Option(

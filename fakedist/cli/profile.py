@@ -209,7 +209,7 @@ def _ranks_by_load(job: Job, word: str) -> Callable[[Sequence[RankRun]], Sequenc
 
     def chosen(runs: Sequence[RankRun]) -> Sequence[int]:
         from fakedist.errors import JobError
-        from fakedist.results.router_draws import ranks_by_load
+        from fakedist.results.rank_kinds import ranks_by_load
 
         run = runs[0]
         if len(runs) > 1:

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import click
 
+from fakedist import extras
 from fakedist.cli.job_options import (
     GroupedCommand,
     count_options,
     counts_of,
     pricing_of,
     pricing_options,
-    rollout_of,
-    rollout_options,
 )
 from fakedist.cli.output import (
     CSV,
@@ -38,11 +37,13 @@ from fakedist.options.option import OptionGroup
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fakedist.cost_model.rollout.rollout_time import RolloutTime
+    from fakedist.report.content.report_blocks import Report
     from fakedist.results.run import Run
 
 #: What ``--format csv`` shows unless ``--table`` names another table.
 _DEFAULT_TABLE = "layer_times"
+#: Options that extras add to the step of one run, and their headings.
+_ADDED = {param: part.HEADING for part in extras.parts("time_options") for param in part.OPTIONS}
 #: Options that take several values, for a table.
 _AXES = ("gpu", "fabric")
 
@@ -52,12 +53,15 @@ class _TimeCommand(GroupedCommand):
         **dict.fromkeys(
             (str(param.name) for param in (*pricing_options(), *count_options())), OptionGroup.PRICING.value
         ),
-        **dict.fromkeys((str(param.name) for param in rollout_options()), OptionGroup.ROLLOUT.value),
+        **{str(param.name): heading for param, heading in _ADDED.items()},
         "what_ifs": OptionGroup.PRICING.value,
     }
 
 
-@click.command(cls=_TimeCommand, params=[*pricing_options(_AXES), *count_options(), *rollout_options()])
+@click.command(
+    cls=_TimeCommand,
+    params=[*pricing_options(_AXES), *count_options(), *_ADDED],
+)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
 @click.option(
     "--what-if",
@@ -98,11 +102,11 @@ def time(
     --kv-tokens N), on these GPUs is simulated, too.
     """
     output = chosen_output(form, as_json, file)
-    counts, rollout = counts_of(values), rollout_of(values)
+    counts = counts_of(values)
     several = len(runs) > 1 or bool(counts) or output.format == HTML
     _check_output(output, len(runs), several=several, table=table, all_rows=all_rows, what_ifs=what_ifs)
-    if rollout is not None and (several or output.format == CSV or "," in f"{values['gpu']}{values['fabric']}"):
-        raise click.UsageError("a rollout is for one run, GPU and fabric, as text, markdown or JSON")
+    is_alone = not several and output.format != CSV and "," not in f"{values['gpu']}{values['fabric']}"
+    added = [make for part in extras.parts("time_options") if (make := part.report(values, is_alone=is_alone))]
     choices = [str(values[name]).split(",") if values[name] else [None] for name in _AXES]
     if max(map(len, choices)) > 1:
         if several or what_ifs or output.format == CSV:
@@ -124,8 +128,8 @@ def time(
 
             run = open_run(runs[0])
             price = partial(run.priced_for, gpu, **pricing)
-            simulate = None if rollout is None else partial(run.rollout, rollout, gpu, **pricing)
-            _print_run(price, what_ifs, output, table=table, all_rows=all_rows, simulate=simulate)
+            reports = [partial(make, run) for make in added]
+            _print_run(price, what_ifs, output, table=table, all_rows=all_rows, reports=reports)
     return 0
 
 
@@ -185,9 +189,8 @@ def _print_run(
     *,
     table: str | None,
     all_rows: bool,
-    simulate: Callable[[], RolloutTime] | None,
+    reports: Sequence[Callable[[], Report]],
 ) -> None:
-    from fakedist.report.content.rollout import rollout_report
     from fakedist.report.render.csv import table_csv
     from fakedist.report.render.markdown import report_markdown
     from fakedist.report.render.terminal import render
@@ -195,20 +198,20 @@ def _print_run(
 
     priced = price(gains=output.format != CSV)
     changed = time_sheets.what_if_steps(priced, {text: price(what_if=text) for text in what_ifs})
-    rollout = None if simulate is None else rollout_report(simulate())
+    added = [make() for make in reports]
     if output.format == JSON:
-        added = {} if rollout is None else {"rollout": rollout.data()}
-        output.write_object(time_sheets.priced_object(priced, changed) | added)
+        more = {report.title: report.data() for report in added}
+        output.write_object(time_sheets.priced_object(priced, changed) | more)
     elif output.format == MARKDOWN:
         markdown = time_sheets.priced_markdown(priced, all_layers=all_rows, what_ifs=changed)
-        output.write_text(markdown + ("" if rollout is None else "\n" + report_markdown(rollout)))
+        output.write_text("\n".join([markdown, *map(report_markdown, added)]))
     elif output.format == CSV:
         output.write_text(table_csv(priced, table or _DEFAULT_TABLE, all_layers=all_rows))
     else:
 
         def draw(console: Console) -> None:
             time_sheets.render_priced(priced, console, all_layers=all_rows, what_ifs=changed)
-            if rollout is not None:
-                render(rollout, console)
+            for report in added:
+                render(report, console)
 
         output.render(draw)

@@ -109,7 +109,7 @@ class StepRanges:
 
     @property
     def of_step(self) -> Sequence[ScriptRange]:
-        """Those of the step that ended."""
+        """Ranges of the step that ended."""
         return self._closed
 
 

@@ -258,7 +258,7 @@ _NSYS = Option(
 _NSYS_ARGS = Option(
     kind=kinds.shell_words(),
     group=OptionGroup.RECORDING,
-    help="More arguments for nsys profile, in one text.",
+    help="Extra arguments for `nsys profile`, as one string.",
     example="--trace=cuda,nvtx '--stats=a b'",
 )
 

@@ -7,7 +7,6 @@ import sys
 from fakedist.options.definition import OPTIONS
 from fakedist.options.option import Door, Option, OptionGroup
 from fakedist.options.pricing import MICRO_BATCHES, PRICING_OPTIONS, TOKENS_PER_STEP
-from fakedist.options.rollout import ROLLOUT_OPTIONS
 
 _INTRODUCTION = """# Options of a job
 
@@ -38,13 +37,6 @@ Options of `fakedist time`, and keywords of `Run.priced_for` and `fakedist.time_
 alone). A sweep gives those that are a job's options as such, and the others as [sweeps.md](sweeps.md) describes.
 """
 
-_ROLLOUT = """
-## Rollout
-
-Options of `fakedist time`, and keywords of `fakedist.options.rollout.Rollout`, which `Run.rollout` takes: the rollout
-of an inference engine ([rl.md](rl.md#time)).
-"""
-
 
 def markdown() -> str:
     """The page."""
@@ -55,8 +47,6 @@ def markdown() -> str:
         lines.append("")
     lines += [_PRICING, "| command line | Python | default | |", "|---|---|---|---|"]
     lines += [_row(option, Door.PYTHON) for option in (*PRICING_OPTIONS, TOKENS_PER_STEP, MICRO_BATCHES)]
-    lines += [_ROLLOUT, "| command line | Python | default | |", "|---|---|---|---|"]
-    lines += [_row(option, Door.PYTHON) for option in ROLLOUT_OPTIONS]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -28,7 +28,7 @@ _INTERFERENCE = Option(
 _ROUTER_LOAD = replace(
     ROUTER_LOAD,
     group=OptionGroup.PRICING,
-    help="Load of experts: these and their all_to_all take as long as on the busiest rank. Memory stays.",
+    help="Expert load used for pricing: experts take as long as on the busiest rank. Does not change memory.",
     default_text=_RUN_DEFAULT,
 )
 TOKENS_PER_STEP = named(

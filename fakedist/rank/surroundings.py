@@ -66,11 +66,10 @@ from fakedist.rundir.records import (
 from fakedist.rundir.rows import UnansweredRow
 from fakedist.rundir.step_time import Peaks
 from fakedist.rundir.tape import find_tapes, script_identity
-from fakedist.world.dispatchers import Device
 from fakedist.world.files import saved
 from fakedist.world.objects import PeerTapes
 from fakedist.world.process_group import around_calls, still_calls
-from fakedist.world.reroute import fake_world
+from fakedist.world.reroute import Device, fake_world
 from fakedist.world.spawned import OwnRanks
 from fakedist.world.tapes import Tapes
 

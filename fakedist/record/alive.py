@@ -15,10 +15,10 @@ class TypeFinder(Protocol):
         """The distinct types of objects."""
 
     def of_types(self, objects: list[object], types: list[type]) -> list[object]:
-        """Those objects whose type is one of these, in the same order."""
+        """Objects whose type is one of these, in the same order."""
 
     def holding(self, objects: list[object], types: list[type], lengths: Set[int]) -> list[object]:
-        """Those whose type is one of these, all lists or dicts, and that hold one of these numbers of items."""
+        """Objects of these types, all lists or dicts, that hold one of these numbers of items."""
 
 
 class _InPython:

@@ -75,7 +75,7 @@ WHAT_BITS = 3
 
 
 class What(enum.IntEnum):
-    """Which of a tensor's memory to mark. The same numbers as in gpu/fast_path/marks.cpp."""
+    """The part of a tensor's memory to mark. gpu/fast_path/marks.cpp has the same numbers."""
 
     PARAMETER = 0
     GRADIENT = 1

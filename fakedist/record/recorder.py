@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from fakedist import extras
 from fakedist.errors import RecordingError
 from fakedist.graph_captures import watched_graphs
 from fakedist.options import Until
@@ -18,7 +19,6 @@ from fakedist.record.beyond_capacity import Capacity, beyond_capacity
 from fakedist.record.compiled_graphs import is_tracing
 from fakedist.record.cuda_graphs import Graphs
 from fakedist.record.device_memory import Beginning
-from fakedist.record.engines import watched_engines
 from fakedist.record.graph_layers import is_dynamos
 from fakedist.record.hooks import backward_hook, made_optimizers, module_hooks, optimizer_hooks
 from fakedist.record.host_clock import ClockedGpu, HostClock
@@ -156,7 +156,8 @@ class Recorder(StepListener):
             until_bare.enter_context(self._later_step.watching())
             until_bare.enter_context(watched_graphs(recorded, self._graphs, self._training))
             until_bare.enter_context(self._memory.routing())
-            until_bare.enter_context(watched_engines(self._named_phases, self._capacity))
+            for part in extras.parts("step_hooks"):
+                until_bare.enter_context(part.hooked(self._named_phases, self._capacity))
             self._until_bare = until_bare
             self._exit = stack.pop_all()
         _active = self

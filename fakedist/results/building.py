@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from fakedist import extras
 from fakedist.analysis import memory_tables
 from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_places
 from fakedist.analysis.host_blocks import host_tables
@@ -189,6 +190,8 @@ def summarized(manifest: Manifest, computed: Computed, left_out: Sequence[Note] 
     )
     gpu = recording.gpu or GpuRecord()
     timed = {"time": where_from(times.source)} if times.source and times.summary else {}
+    for part in extras.parts("summary_parts"):
+        summary = part.summarize(summary, recording, tables)
     return replace(
         manifest,
         provenance={**manifest.provenance, **timed},

@@ -8,9 +8,7 @@ import sys
 from pathlib import Path
 
 from fakedist.errors import RunDirectoryError
-from fakedist.results.calibration.calibrating import TimedRun
 from fakedist.results.imported import open_imported
-from fakedist.results.repricing import gpu_of, nccl_of, tables_to_price
 from fakedist.results.run import Run, RunTables
 from fakedist.rundir.directory import (
     JOURNAL_NAME,
@@ -145,10 +143,3 @@ def _manifest_of_snapshot(notes: list[Note]) -> Manifest:
         provenance={"memory": "measured: the caching allocator's own history"},
         notes=notes,
     )
-
-
-def open_timed_run(path: Path) -> TimedRun:
-    """Open a run for calibration; RunDirectoryError if it is not a run, damaged, or has no launches to price."""
-    run = open_run_directory(path)
-    tables = tables_to_price(run.manifest, run.summary, run.table)
-    return TimedRun(tables, gpu_of(run.manifest, None, None), run.manifest.job, nccl_of(run.summary))

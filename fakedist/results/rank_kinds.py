@@ -11,10 +11,14 @@ import pandas as pd
 from fakedist.analysis.alike_ranks import AlikeRanks, CopiedCalls, JobGroup, JobGroups, channels_of, find_kinds
 from fakedist.analysis.axes import find_pipeline
 from fakedist.analysis.call_order import RankCall, RankCalls
+from fakedist.analysis.recording import read_recording
+from fakedist.analysis.routed_blocks import Counts
+from fakedist.analysis.routed_launches import groups_of_stage, passes_of, received_tokens
 from fakedist.analysis.topology import ranks_of
 from fakedist.errors import JobError
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
+from fakedist.router_load import RouterLoad
 
 _CALLS = ("sequence", "operation", "bytes_in", "bytes_out", "dtype", "asynchronous", "stream", "step")
 _TERMS = (
@@ -162,3 +166,20 @@ def job_calls(calls: pd.DataFrame, terms: pd.DataFrame, groups: Sequence[str]) -
         channel, ranks = channels[group]
         made.append(RankCall._make([channel, ranks, ranks[peer] if peer >= 0 else -1, *rest]))
     return made
+
+
+def ranks_by_load(path: Path) -> list[tuple[int, float]]:
+    """The ranks of a recorded rank's pipeline stage that exchange tokens for experts, most tokens first.
+
+    With each are its tokens in times the mean. Empty if none were seen to exchange any by a load.
+    """
+    run, passes = open_run_directory(path), passes_of(read_recording(path))
+    facts, job = run.summary.router_load, run.manifest.job
+    if facts is None or job is None or not facts.ranks or not passes:
+        return []
+    load, received = RouterLoad(facts.load, job.seed), dict[int, int]()
+    counts = Counts(passes, tuple(facts.ranks))
+    for ranks in groups_of_stage(run.table("groups"), run.table("calls"), job.rank, counts.ranks):
+        received |= dict(zip(ranks, received_tokens(counts.sent(load, ranks)).sum(axis=0).tolist(), strict=True))
+    mean = sum(received.values()) / len(received)
+    return sorted(((rank, tokens / mean) for rank, tokens in received.items()), key=lambda pair: (-pair[1], pair[0]))

@@ -16,13 +16,11 @@ import pandas as pd
 from fakedist.analysis.layer_table import Fold, fold_layers, fold_table, unfolded
 from fakedist.cost_model.breakdown import fold_times
 from fakedist.cost_model.host_times import host_waits, late_launches
-from fakedist.cost_model.rollout.rollout_time import RolloutTime, time_rollout
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.findings.case import Case
 from fakedist.findings.finding_all import Tried, find_faults
 from fakedist.findings.ignoring import is_ignored
 from fakedist.options.pricing import Pricing, PricingOptions
-from fakedist.options.rollout import Rollout
 from fakedist.results.repricing import find_gains_again, models_of, price_again
 from fakedist.results.summing_up import estimate_or_note
 from fakedist.results.verdict import limit_text, step_text, step_word, verdict
@@ -405,24 +403,6 @@ class Run:
             shorter = find_gains_again(self.manifest, summary, self.table, models, times)
             summary = replace(summary, time=replace(times.summary, gains=shorter))
         return Run(self.path, self.manifest, summary, self._tables.with_tables(times.tables), device=self.device)
-
-    def rollout(self, rollout: Rollout, gpu: str | None = None, **options: Unpack[PricingOptions]) -> RolloutTime:
-        """The rollout of an inference engine on the run's GPUs, or others. The run's own steps do not matter.
-
-        Args:
-            rollout: With lengths and a prompt's tokens; of the run's own engine, unless it names another and how many
-                tokens that one's KV cache has.
-            gpu: As for :meth:`priced_for`.
-            options: See :class:`fakedist.options.pricing.Pricing`.
-
-        Raises:
-            SetupError: The calibration table cannot be read, or is of another GPU.
-            JobError: There is no such GPU, fabric or host, the model's configuration or the lengths cannot be read, or
-                the engine cannot answer such requests.
-            RunDirectoryError: The run's own GPU model is not known.
-        """
-        models = models_of(Pricing(gpu, **options), self.manifest, self.summary)
-        return time_rollout(rollout, models, self.summary.engine)
 
     def keeping_tables(self) -> Run:
         """The same run, which keeps each table that it has read: for a report, which asks for one several times."""

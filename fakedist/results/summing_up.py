@@ -13,7 +13,6 @@ import pandas as pd
 
 from fakedist.analysis.advice import find_advice
 from fakedist.analysis.blocks import Blocks
-from fakedist.analysis.engine_memory import engine_advice, engine_memory, engine_sleeps
 from fakedist.analysis.evidence import Room, Setup
 from fakedist.analysis.host_blocks import host_memory
 from fakedist.analysis.layer_table import Fold, fold_table

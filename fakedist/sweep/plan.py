@@ -78,7 +78,7 @@ class RankChoice:
 
     @property
     def text(self) -> str:
-        """As it is written."""
+        """The choice as a user writes it."""
         if self.which == "stages":
             return "stages:all" if self.num_best is None else f"stages:{self.num_best}"
         return ",".join(map(str, self.ranks)) if self.which == "listed" else self.which

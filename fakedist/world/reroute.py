@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,15 +19,14 @@ from torch._C._distributed_c10d import Store, _register_process_group
 from torch.distributed import device_mesh
 from torch.distributed import distributed_c10d as c10d
 
+from fakedist import extras
 from fakedist.frames import script_frame
 from fakedist.options import Job
 from fakedist.patch import patched, present
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
 from fakedist.world.arrivals import Arrivals, Nothing, NotSent, OfRanks
-from fakedist.world.deep_ep import deep_ep
 from fakedist.world.dispatched import DispatchedGroup, operations_of_groups
-from fakedist.world.dispatchers import Device
 from fakedist.world.files import saved, sparse_saving, watched_files
 from fakedist.world.group import BareGroup, LedgerLike, NullLedger
 from fakedist.world.objects import faked_objects
@@ -46,6 +45,24 @@ _MADE_FOR = {"_init_intra_node_process_group": "fsdp shard", "_init_inter_node_p
 _NON_MEMBER = c10d.GroupMember.NON_GROUP_MEMBER
 #: What split_group returns to a rank in none of the parts: None in torch 2.11, later the same as new_group.
 _NO_PART = _NON_MEMBER if hasattr(c10d, "_NonGroupMember") else None
+
+
+class Device(NamedTuple):
+    """Functions of the virtual GPU for the stand-in of a library (:mod:`fakedist.extras`).
+
+    ``take(owner, bytes)`` returns the address of memory outside the caching allocator, 0 if none is left; ``free``
+    frees it.
+    ``routes(indices, num_experts)`` returns the experts of each token on the host, -1 for none, and launches nothing;
+    ``indices`` are [tokens, top-k], or a mask, [tokens, experts].
+    ``gpus_per_node`` are the ranks of a machine.
+    ``experts_of_ranks`` returns those of other ranks' tokens, if this rank's are these; None: they are the same.
+    """
+
+    take: Callable[[str, int], int]
+    free: Callable[[int], None]
+    routes: Callable[[torch.Tensor, int], torch.Tensor]
+    gpus_per_node: int = 8
+    experts_of_ranks: Callable[[torch.Tensor, Sequence[int]], list[torch.Tensor] | None] | None = None
 
 
 @contextmanager
@@ -94,9 +111,9 @@ def fake_world(
             tell_peer_copies(memory.copied)
         if is_virtual:
             stack.enter_context(sparse_saving())
-        notes_of_deep_ep = stack.enter_context(deep_ep(device))
+        stand_ins = [stack.enter_context(part.stand_in(device)) for part in extras.parts("stand_in")] if device else []
         try:
-            yield lambda: [*world.notes(), *notes_of_deep_ep()]
+            yield lambda: [*world.notes(), *(note for notes_of in stand_ins for note in notes_of())]
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()

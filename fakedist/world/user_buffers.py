@@ -31,7 +31,7 @@ from fakedist.world.process_group import RankGroup
 from fakedist.world.symmetric import multicast_object
 
 #: ``user_buffers_function`` of driver/submit.c: a kernel's name, arguments, blocks and stream, and whether it ended.
-_TELL = ctypes.CFUNCTYPE(
+_CALLBACK = ctypes.CFUNCTYPE(
     None, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint, ctypes.c_uint64, ctypes.c_int
 )
 _NOTHING, _MEMORY = 0, 1  # what fakedist_last_export() of driver/mapping.c returns
@@ -108,7 +108,7 @@ class UserBuffers:
     """The user buffers of this rank and the calls on them. One domain: Transformer Engine has one communicator."""
 
     def __init__(self) -> None:
-        self._told: object = None  # what the driver calls must live
+        self._callback: object = None  # what the driver calls must live
         self._group: RankGroup | None = None
         self._domain: RankGroup | None = None
         self._node = 0
@@ -120,7 +120,7 @@ class UserBuffers:
 
     def forget(self) -> None:
         """Hear of no more kernels."""
-        if self._told is not None:
+        if self._callback is not None:
             self._driver.fakedist_tell_user_buffers(None)
 
     # ---- calls
@@ -179,9 +179,9 @@ class UserBuffers:
     @contextmanager
     def asked_of(self, world: RankGroup, domain: RankGroup) -> Iterator[None]:
         """The ranks of a domain will make user buffers, through these groups."""
-        if self._told is None:
-            self._told = _TELL(self.launched)
-            self._driver.fakedist_tell_user_buffers(self._told)
+        if self._callback is None:
+            self._callback = _CALLBACK(self.launched)
+            self._driver.fakedist_tell_user_buffers(self._callback)
         self._domain, self._group = domain, None
         self._node = 0 if world is domain else world._own_rank // domain._num_ranks
         with ExitStack() as stack:

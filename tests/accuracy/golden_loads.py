@@ -18,8 +18,8 @@ from statistics import median
 from typing import Any
 
 from fakedist.check.running import run_rank
-from fakedist.launcher.playing import play
-from fakedist.results.router_draws import open_playable
+from fakedist.extras.play.playing import play
+from fakedist.extras.play.router_draws import open_playable
 from tests.accuracy.results import write_result, write_tables
 from tests.truth.__main__ import Run
 from tests.truth.catalogue import WORKSPACE_BYTES, Row, catalogue

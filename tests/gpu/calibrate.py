@@ -27,15 +27,14 @@ from rich.console import Console
 
 from fakedist.cost_model.kernels.calibration_table import CalibrationTable, calibration_table_text
 from fakedist.errors import FakedistError, JobError, ScriptError
+from fakedist.extras.calibration.calibrating import CalibrationResult, calibrate_run, open_timed_run
+from fakedist.extras.calibration.calibration_report import calibration_report
 from fakedist.extras.confirm.recorded_jobs import driver_version
 from fakedist.gpu.models.catalogue import GPUS, find_gpu
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.launcher.machine import count_real_gpus
-from fakedist.report.content.calibration import calibration_report
 from fakedist.report.render.terminal import render
 from fakedist.report.writing import replace_text, see_that_it_can_be_written
-from fakedist.results.calibration.calibrating import CalibrationResult, calibrate_run
-from fakedist.results.opening import open_timed_run
 
 ROOT = Path(__file__).parents[2]
 SHAPES = Path(__file__).with_name("shapes.py")

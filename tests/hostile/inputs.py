@@ -18,8 +18,8 @@ from fakedist.cli import main
 from fakedist.cost_model.kernels.calibration_table import CalibrationOrigin, calibration_table_text, made_table
 from fakedist.launcher.executors.task import Task, TaskResult
 from fakedist.rundir.outcome import Outcome
+from tests.extras.calibration.made_up_step import Tracing, step
 from tests.unit.report.handmade import timed
-from tests.unit.results.calibration.made_up_step import Tracing, step
 from tests.unit.results.test_job_time import stage
 from tests.unit.sweep.fake_executor import result
 from tests.unit.traces.nsys_made_up import training

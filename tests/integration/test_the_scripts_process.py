@@ -171,7 +171,7 @@ def test_handlers_that_are_registered_before_ours_run(tmp_path: Path, registered
     """Python imports ``sitecustomize`` first. Coverage of child processes begins there."""
     (tmp_path / "sitecustomize.py").write_text(registered)
     (tmp_path / "script.py").write_text(
-        "import json\nclass Told:\n    def __del__(self): print('taken down')\njson.held = Told()\n"
+        "import json\nclass Destroyed:\n    def __del__(self): print('taken down')\njson.held = Destroyed()\n"
     )
     environment = clean_environment()
     environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"

@@ -14,8 +14,9 @@ NOT_SHORT = (*NIGHTLY_TIERS, "hostile", "page")
 
 
 def tier(item: pytest.Item) -> str:
-    """The folder of tests/ that the test is in."""
-    return item.path.relative_to(Path(__file__).parents[1]).parts[0]
+    """The folder of tests/ that the test is in; for an extra's whole runs "integration"."""
+    folder, *rest = item.path.relative_to(Path(__file__).parents[1]).parts
+    return "integration" if folder == "extras" and "runs" in rest else folder
 
 
 def is_nightly(item: pytest.Item) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+#: The extras with a module ``command``.
+EXTRAS = ("calibration", "chakra", "confirm", "mcp", "play")
 #: Third-party library -> where it may be imported ("room/" or "module").
 LIBRARY_HOMES = {
     "torch": (
@@ -14,6 +16,8 @@ LIBRARY_HOMES = {
         "record/",
         "extras/confirm/jobs/",
         "extras/confirm/scripts/",
+        *(f"extras/experts/{name}" for name in ("deep_ep", "dispatchers", "hybrid_ep", "stand_in")),
+        *(f"extras/rl/{name}" for name in ("step_hooks", "verl", "vllm")),
     ),
     "pandas": (
         "traces/",
@@ -22,7 +26,11 @@ LIBRARY_HOMES = {
         "findings/",
         "results/",
         "report/",
+        "extras/calibration/",
         "extras/chakra/",
+        "extras/experts/library_times",
+        "extras/play/",
+        *(f"extras/rl/{name}" for name in ("decoding", "engine_memory", "rollout_time", "schedule", "summary_parts")),
         "check/",
         "sweep/",
     ),
@@ -30,7 +38,7 @@ LIBRARY_HOMES = {
     "plotly": ("report/", "sweep/charts"),
     "jinja2": ("report/",),
     "markupsafe": ("report/",),  # what jinja2 escapes with
-    "click": ("cli/", "extras/__init__", "extras/chakra/command", "extras/confirm/command", "extras/mcp/command"),
+    "click": ("cli/", *(f"extras/{name}/command" for name in EXTRAS), "extras/rl/time_options"),
     "google": ("extras/chakra/",),
     **dict.fromkeys(("anyio", "mcp", "mcp_types"), ("extras/mcp/",)),
     "pytest": ("check/plugin", "check/marked_test"),
@@ -46,9 +54,8 @@ LIBRARY_HOMES = {
 SAME_THING = {
     "build": "compiles one library of ours, with its flags",
     "doctor": "`fakedist doctor`: its checks, and its command",
-    **dict.fromkeys(("match", "play", "run_list"), "a subject: its report, and its command"),
+    **dict.fromkeys(("match", "run_list"), "a subject: its report, and its command"),
     "comparison": "runs: the engine that compares them, and its report",
-    "rollout": "an engine's rollout: its options, and its report",
     "topology": "the ranks' groups: their analysis, and their report",
     "command": "the command of an extra",
     "class Verdict": "the verdict on a rank, and what a report says first",
@@ -59,19 +66,18 @@ SAME_THING = {
 }
 #: A module of fewer than 80 lines with one importer -> why it is one.
 SMALL_FOR_A_REASON = {
-    **dict.fromkeys(("__main__", "check/marked_test", "cli/job_file"), "run with `python -m`"),
+    **dict.fromkeys(("__main__", "check/marked_test", "cli/job_file", "options/options_page"), "run with `python -m`"),
     **dict.fromkeys(("rank/__main__", "gpu/smi/__main__", "launcher/executors/__main__"), "the program of a process"),
     **dict.fromkeys(("cli/task_program", "launcher/count_gpus"), "the program of a process"),
     "rank/started/sitecustomize": "Python imports it by this name where a process begins",
     "rank/leaving": "ends the process; it must stay this short",
     **dict.fromkeys(
         (
-            *("cli/calibrate", "cli/compare", "cli/doctor", "cli/explain"),
+            *("cli/compare", "cli/doctor", "cli/explain"),
             *("cli/lines", "cli/match", "cli/run_list", "cli/view"),
         ),
         "one module a command",
     ),
-    "report/content/rollout": "one module a subject",
     "check/selection": "which findings fail a check: a subject of its own",
     **dict.fromkeys(
         (
@@ -79,11 +85,15 @@ SMALL_FOR_A_REASON = {
             "rank/frameworks/pipelining",
             "rank/frameworks/safetensors",
             "rank/frameworks/uneven_inputs",
-            "rank/frameworks/vllm",
         ),
         "one module a framework",
     ),
-    "extras/mcp/command": "the command of an extra, which loads before its package is needed",
+    **dict.fromkeys(("extras/calibration/command", "extras/mcp/command"), "the command of an extra"),
+    **dict.fromkeys(
+        ("extras/rl/adapters", "extras/rl/summary_parts", "extras/rl/time_options"), "the core finds it by this name"
+    ),
+    "extras/rl/rollout_report": "one module a subject",
+    "extras/rl/vllm": "one module a framework",
     "gpu/driver/elf": "the format of shared libraries, which the driver's build need not know",
     "gpu/smi/offer": "the rank's environment; the program next to it runs alone",
     "record/generation": "which forwards generate tokens: a subject of its own",

@@ -19,11 +19,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from fakedist.cost_model.collectives.dispatcher_times import DispatcherTimes
+from fakedist import extras
 from fakedist.cost_model.collectives.fabric import Fabric
 from fakedist.cost_model.kernels.measurements import Floats
 from fakedist.cost_model.nccl.interconnect import GroupShape, Interconnect, interconnect_like
@@ -117,6 +118,19 @@ _KERNEL_US = 2.0
 _SAME = {"broadcast": "all_gather", "gather": "all_gather", "reduce": "reduce_scatter", "scatter": "reduce_scatter"}
 
 
+class LibraryTime(NamedTuple):
+    """The time of a kernel of a library other than NCCL, and the SMs it holds.
+
+    ``spread``: its 90 % interval, as the logarithm of truth over estimate.
+    """
+
+    time_us: float
+    spread: float
+    sms: int
+    text: str
+    library: str
+
+
 class CollectiveTimes:
     """Estimates collectives of one GPU model on one fabric, from the package's logs by default."""
 
@@ -137,7 +151,7 @@ class CollectiveTimes:
         self._limited = Tuner(joined, network, self._nccl, counts_channels=True)
         self._free = Tuner(joined, network, Settings())
         self._measured = Tuner(measured, network, Settings())
-        self.dispatchers = DispatcherTimes(gpu, self._own_nic())
+        self.of_libraries = [part.LibraryTimes(gpu, self._own_nic()) for part in extras.parts("library_times")]
 
     def time(self, operation: str, num_bytes: float, shape: GroupShape) -> CollectiveTime:
         """The time of one call.

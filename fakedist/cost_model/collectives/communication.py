@@ -10,8 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.cost_model.collectives.collective_times import CollectiveTime, CollectiveTimes, symmetric_time
-from fakedist.cost_model.collectives.dispatcher_times import DispatcherTime
+from fakedist.cost_model.collectives.collective_times import (
+    CollectiveTime,
+    CollectiveTimes,
+    LibraryTime,
+    symmetric_time,
+)
 from fakedist.cost_model.collectives.fabric import Fabric
 from fakedist.cost_model.nccl.interconnect import GroupShape, interconnect_like
 from fakedist.cost_model.nccl.settings import Settings, collective_of
@@ -120,9 +124,12 @@ def call_times(calls: pd.DataFrame, groups: pd.DataFrame, times: CollectiveTimes
     rows = []
     for operation, group, bytes_in, bytes_out, peer, part, exchanged in distinct.tolist():
         size, over_nodes, own_bytes = shapes[group].size, shapes[group].num_nodes > 1, bytes_in + bytes_out
-        dispatched = times.dispatchers.time(operation, exchanged, size, own_bytes=own_bytes, is_over_nodes=over_nodes)
-        if dispatched is not None:
-            rows.append(_dispatched_row(dispatched, shapes[group], exchanged, times))
+        kernels = (
+            library.time(operation, exchanged, size, own_bytes=own_bytes, is_over_nodes=over_nodes)
+            for library in times.of_libraries
+        )
+        if (kernel := next((one for one in kernels if one is not None), None)) is not None:
+            rows.append(_library_row(kernel, shapes[group], exchanged, times))
             continue
         kind, num_bytes = collective_of(operation, bytes_in, bytes_out)
         shape = shapes[group]
@@ -150,8 +157,8 @@ def call_times(calls: pd.DataFrame, groups: pd.DataFrame, times: CollectiveTimes
     return table.iloc[of_call].set_axis(calls.index)
 
 
-def _dispatched_row(
-    estimate: DispatcherTime, shape: GroupShape, num_bytes: int, times: CollectiveTimes
+def _library_row(
+    estimate: LibraryTime, shape: GroupShape, num_bytes: int, times: CollectiveTimes
 ) -> tuple[object, ...]:
     time_us, kind = estimate.time_us, "all_to_all" if num_bytes else ""
     low, high = time_us * np.exp(-estimate.spread), time_us * np.exp(estimate.spread)

@@ -56,7 +56,7 @@ class RankStep:
     transfers: Sequence[Sequence[Transfer]] = ()
 
     def with_durations(self, duration_us: Array) -> RankStep:
-        """The same step with other durations, those of its transfers included."""
+        """Replace the durations of the step, its transfers' included."""
         transfers = [
             [call._replace(time_us=float(duration_us[call.row])) for call in calls] for calls in self.transfers
         ]

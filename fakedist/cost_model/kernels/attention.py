@@ -134,7 +134,7 @@ class AttentionShapes:
         return np.asarray(np.sqrt(self.queries.astype(float) * self.keys))
 
     def at_least(self, tokens: float) -> AttentionShapes:
-        """The same with queries and keys of at least this length."""
+        """Lengthen queries and keys to at least this."""
         longer = np.maximum(tokens / self.length(), 1.0)
         queries, keys = (np.ceil(each * longer).astype(np.int64) for each in (self.queries, self.keys))
         return replace(self, queries=queries, keys=keys)

@@ -70,7 +70,7 @@ class SustainedClock:
 
 @dataclass(frozen=True)
 class Draws:
-    """Of work that arithmetic limits, by its type.
+    """Watts of work that arithmetic limits, by its type.
 
     Attributes:
         long: ``LONG_PRODUCTS``.

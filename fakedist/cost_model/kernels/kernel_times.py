@@ -228,7 +228,7 @@ def _without_scalars(work: pd.DataFrame) -> pd.DataFrame:
 
 
 def is_nvfp4(work: pd.DataFrame) -> Flags:
-    """Which rows are products of 4 bits: their types have no name in ``dtype``, and cuBLAS scales them by blocks."""
+    """Find products of 4 bits: their types have no name in ``dtype``, and cuBLAS scales them by blocks."""
     return ((work["dtype"] == "") & (work["scaling"] == "block")).to_numpy(bool)
 
 

@@ -554,7 +554,7 @@ def _grouped_times(name: str) -> GroupedTimes:
 
 
 def _leading_dimensions(rows: WorkArrays) -> list[Integers]:
-    """Of operands and result, if they are contiguous: cuBLAS' layout names the second operand first."""
+    """Strides of operands and result, if they are contiguous: cuBLAS' layout names the second operand first."""
     m, n, k = (np.maximum(rows.numbers(name), 1.0).astype(np.int64) for name in ("m", "n", "k"))
     layout = rows.texts("layout").astype(str)
     second, first = np.char.startswith(layout, "N"), np.char.endswith(layout, "T")

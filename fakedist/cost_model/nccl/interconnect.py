@@ -29,7 +29,7 @@ class Span:
         return Span(self.low * other.low, self.high * other.high)
 
     def at_least_none(self) -> Span:
-        """The same span with 0 as its low end."""
+        """Lower the low end of the span to 0."""
         return Span(0, self.high)
 
 

@@ -18,15 +18,19 @@ from fakedist.errors import ExitCode, JobError, SetupError, did_you_mean
 @output_option("file", "FILE", "The file of results.  [default: fakedist-confirm.json]", is_file=True)
 @force_option("file")
 @click.option(
-    "--patience", type=click.FloatRange(min=0.1), default=1.0, metavar="FACTOR", help="Times as long a piece."
+    "--patience",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    metavar="FACTOR",
+    help="Multiply every time limit by FACTOR.",
 )
-@click.option("--rehearse", is_flag=True, help="Without a GPU: the virtual one stands in; the file cannot be kept.")
+@click.option("--rehearse", is_flag=True, help="Rehearse on the virtual GPU; the result is not valid.")
 @click.option(
     "--check",
     "arrived",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Measure nothing: check such a file, as it is checked when it arrives.",
+    help="Validate an existing result file.",
 )
 @click.option("--job", "jobs", multiple=True, metavar="NAME", help="Only this job of the accuracy set; repeatable.")
 def confirm(

@@ -210,7 +210,7 @@ def real_machine() -> dict[str, Any]:
 
 
 def rehearsed_machine(gpu: str) -> dict[str, Any]:
-    """The same of the virtual GPU that stands in for a real one."""
+    """Describe the virtual GPU that stands in for a real one, like :func:`real_machine`."""
     spec = find_gpu(gpu)
     return {"gpu": spec.product, "capacity_bytes": spec.memory_bytes, "driver": "", **_versions()}
 

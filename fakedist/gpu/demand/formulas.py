@@ -155,7 +155,7 @@ def _packed_product(call: Call) -> Arithmetic:
 
 
 def _half_sparse_product(call: Call) -> Arithmetic:
-    """Of one operand, two of four values are kept. Tensor cores skip the others."""
+    """Count a product of which one operand keeps two of four values. Tensor cores skip the others."""
     dense = call.tensor("dense_B", "mat2", "input")
     inner = int(dense.shape[-1 if call.operator.name.endswith("linear") else 0])
     return Arithmetic(1.0 * call.returned().numel() * inner, is_bounded=True)
@@ -196,7 +196,7 @@ def _factorisation(cubes: float, steps_of_column: float) -> Counter:
 
 
 def _pseudo_inverse(call: Call) -> Arithmetic:
-    """Of its eigenvectors if it is Hermitian, else of its singular vectors. The products state their own sizes."""
+    """Count eigenvectors if it is Hermitian, else singular vectors. The products state their own sizes."""
     return (_EIGENVECTORS if call.value("hermitian") else _SINGULAR_VECTORS)(call)
 
 

@@ -42,7 +42,7 @@ class ProductShape(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Its floating-point operations."""
+        """Floating-point operations of the work."""
         return 2.0 * self.m * self.n * self.k * self.batch
 
 
@@ -121,7 +121,7 @@ class Lengths(NamedTuple):
 
     @classmethod
     def between(cls, queries: Sequence[int] | None, keys: Sequence[int] | None) -> Lengths | None:
-        """Those of as many sequences of queries as of keys; None for others, or if one is not known."""
+        """Pair lengths of queries and keys; None if their numbers differ, or one is not known."""
         return None if queries is None or keys is None or len(queries) != len(keys) else cls(queries, keys)
 
     def equal(self) -> tuple[int, int, int]:

@@ -17,8 +17,9 @@ _FLAGS = ("-fPIC", "-shared", "-fvisibility=hidden")
 
 
 class Library(NamedTuple):
-    """A library of this directory, linked with ``links`` of torch's libraries. ``use`` and ``product`` are for errors.
+    """A library linked with ``links`` of torch's libraries. ``use`` and ``product`` are for errors.
 
+    Its sources are in this directory, or named by their full paths.
     A failed build of one that ``is_optional`` is remembered: trying takes seconds in each run.
     """
 
@@ -84,13 +85,4 @@ FAST_PATH = Library(
     "it builds what makes recorded steps fast",
     "the fast path of recorded operations",
     is_optional=True,
-)
-PLAYER = Library(
-    "player",
-    ("player.cpp",),
-    (),
-    ("-std=c++20", "-O2"),
-    ("-lc10_cuda", "-lc10"),
-    "it builds what plays a recording with other sizes",
-    "the player of allocations",
 )

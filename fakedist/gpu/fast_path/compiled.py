@@ -243,14 +243,14 @@ class ObjectTypes:
         return [ctypes.cast(address, ctypes.py_object).value for address in addresses[:count] if address is not None]
 
     def of_types(self, objects: list[object], types: list[type]) -> list[object]:
-        """Those objects whose type is one of these, in the same order."""
+        """Objects whose type is one of these, in the same order."""
         wanted = (ctypes.c_void_p * len(types))(*map(id, types))
         indices = (ctypes.c_uint32 * len(objects))()
         count = self._of(_items(objects), len(objects), wanted, len(types), indices)
         return [objects[index] for index in indices[:count]]
 
     def holding(self, objects: list[object], types: list[type], lengths: Set[int]) -> list[object]:
-        """Those whose type is one of these, all lists or dicts, and that hold one of these numbers of items."""
+        """Objects of these types, all lists or dicts, that hold one of these numbers of items."""
         wanted = (ctypes.c_void_p * len(types))(*map(id, types))
         numbers = (ctypes.c_int64 * len(lengths))(*lengths)
         indices = (ctypes.c_uint32 * len(objects))()

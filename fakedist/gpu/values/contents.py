@@ -179,7 +179,7 @@ class Storages:
         return known
 
     def make_at(self, key: int, address: int) -> StorageFacts:
-        """The same for a storage at an address. Its weak reference is the caller's, who leaves it here."""
+        """Find or make the facts of a storage by its address. The caller hands over its weak reference."""
         if self._losses.value != self._num_taken:
             self.take_losses()
         known = self._known.get(key)

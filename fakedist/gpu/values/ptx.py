@@ -73,7 +73,7 @@ def _instructions(ptx: str) -> Iterator[tuple[str, str]]:
 
 
 def _written(opcode: str, operands: str) -> list[list[str]]:
-    """Of each address that an instruction writes in global memory, the names that it is made of."""
+    """The names that make up each address that an instruction writes in global memory."""
     if opcode.startswith("call"):
         return [[name] for name in _NAME.findall(operands)]
     is_copy = _BULK.match(opcode) is not None

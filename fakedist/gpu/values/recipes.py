@@ -66,12 +66,12 @@ class Geometry(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Geometry:
-        """That of a tensor."""
+        """Layout of a tensor."""
         return cls(tuple(map(int, tensor.size())), tuple(map(int, tensor.stride())), int(tensor.storage_offset()))
 
     @classmethod
     def contiguous(cls, tensor: torch.Tensor) -> Geometry:
-        """That of a contiguous copy of a tensor."""
+        """Layout of a contiguous copy of a tensor."""
         size = tuple(map(int, tensor.size()))
         return cls(size, _steps(size), 0)
 

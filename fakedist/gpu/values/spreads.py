@@ -64,7 +64,7 @@ class Spread:
         return math.isinf(self.low) and math.isinf(self.high) and self.std is None
 
     def bounds_alone(self) -> Spread:
-        """The same without the distribution."""
+        """The bounds without the distribution."""
         return Spread(self.low, self.high)
 
     def below(self, limit: float) -> float | None:

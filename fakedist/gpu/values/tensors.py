@@ -87,7 +87,7 @@ def plain_tensors(values: Iterable[object]) -> list[torch.Tensor]:
 
 
 def device_tensors(values: Iterable[object]) -> list[torch.Tensor]:
-    """Those of :func:`plain_tensors` that are on a device."""
+    """Tensors of :func:`plain_tensors` that are on a device."""
     return [tensor for tensor in plain_tensors(values) if tensor.is_cuda]
 
 

@@ -14,12 +14,10 @@ module                                   adapter
 ``deepspeed.runtime.zero.utils``         :mod:`fakedist.rank.frameworks.deepspeed`
 ``safetensors.torch``                    :mod:`fakedist.rank.frameworks.safetensors`
 ``transformer_engine...module.base``     :mod:`fakedist.rank.frameworks.transformer_engine`
-``vllm.distributed...``                  :mod:`fakedist.rank.frameworks.vllm`
-``ray``, ``verl...``                     :mod:`fakedist.rank.frameworks.verl`
-``sglang.srt.distributed...``            :mod:`fakedist.rank.frameworks.vllm`
 =======================================  ============================================
 
-On the virtual GPU, :mod:`fakedist.rank.frameworks.sharding` also makes DTensor and FSDP2 answer sooner.
+Extras add theirs. On the virtual GPU, :mod:`fakedist.rank.frameworks.sharding` also makes DTensor and FSDP2 answer
+sooner.
 """
 
 from __future__ import annotations
@@ -30,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
 
+from fakedist import extras
 from fakedist.importing import when_imported
 from fakedist.patch import patched
 from fakedist.rank.frameworks.checkpoints import parts_of_one, parts_of_others, plans_of_one, states_of_others
@@ -47,14 +46,6 @@ from fakedist.rank.frameworks.sharding import (
 )
 from fakedist.rank.frameworks.transformer_engine import buffers_of_ranks
 from fakedist.rank.frameworks.uneven_inputs import joined_with_others, last_rank_in_common
-from fakedist.rank.frameworks.verl import controller_here, server_of_one, workers_here
-from fakedist.rank.frameworks.vllm import (
-    buffers_of_graphs,
-    calls_of_torch,
-    groups_without_pynccl,
-    nodes_of_the_job,
-    objects_of_groups,
-)
 
 #: Takes a module; returns what to replace in it, by dotted name.
 Adapter = Callable[[ModuleType], dict[str, object]]
@@ -75,18 +66,6 @@ _ADAPTERS: dict[str, Adapter] = {
     "deepspeed.runtime.zero.utils": lists_of_rank_0,
     "safetensors.torch": sparse_safetensors,
     "transformer_engine.pytorch.module.base": buffers_of_ranks,
-    "vllm.distributed.device_communicators.pynccl": calls_of_torch,
-    "sglang.srt.distributed.parallel_state": groups_without_pynccl,
-}
-
-#: Those for ranks that do not run. An engine's processes ask each other.
-_ABSENT: dict[str, Adapter] = {
-    "vllm.distributed.device_communicators.custom_all_reduce": buffers_of_graphs,
-    "vllm.distributed.device_communicators.shm_broadcast": objects_of_groups,
-    "vllm.distributed.parallel_state": nodes_of_the_job,
-    "ray": controller_here,
-    "verl.single_controller.ray.base": workers_here,
-    "verl.workers.rollout.llm_server": server_of_one,
 }
 
 #: Adapters that only save the host time.
@@ -105,7 +84,10 @@ def adapted_frameworks(*, has_peers: bool = False) -> Iterator[None]:
 
     ``has_peers``: the other ranks run, too.
     """
-    with _adapted(_ADAPTERS if has_peers else _ADAPTERS | _ABSENT):
+    adapters = dict(_ADAPTERS)
+    for part in extras.parts("adapters"):
+        adapters |= part.ADAPTERS if has_peers else part.ADAPTERS | part.ADAPTERS_FOR_ABSENT_RANKS
+    with _adapted(adapters):
         yield
 
 

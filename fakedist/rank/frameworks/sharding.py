@@ -98,7 +98,7 @@ class Chunks(Sequence[Tensor]):
 
 @dataclass(frozen=True)
 class _Specs:
-    """As much of an ``OpSchema`` as torch reads the flag from."""
+    """The part of an ``OpSchema`` that torch reads the flag from."""
 
     args_spec: tuple[DTensorSpec, ...]
 

@@ -12,10 +12,10 @@ import pytest
 ROOT = Path(__file__).parents[3]
 _TOLD = """
 import atexit, json, sys, threading
-class Told:
+class Destroyed:
     def __del__(self):
         print("taken down")
-json.told = Told()
+json.told = Destroyed()
 def work():
     threading.Timer(0.1, print, ["a thread"]).start()
     atexit.register(print, "a handler")

@@ -77,7 +77,7 @@ class Journal:
         return {record.note.code for record in self.of(NoteRecord)}
 
 
-class Told(Reporter):
+class MessageLog(Reporter):
     def __init__(self) -> None:
         self.messages: list[Message] = []
 
@@ -93,9 +93,11 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CXX", raising=False)
 
 
-def ran(job: Job, gpu: VirtualGpu | None, outcome: Outcome = Outcome.FINISHED, steps: int = 0) -> tuple[Journal, Told]:
+def ran(
+    job: Job, gpu: VirtualGpu | None, outcome: Outcome = Outcome.FINISHED, steps: int = 0
+) -> tuple[Journal, MessageLog]:
     """The journal of a script that trains for so many steps."""
-    journal, told = Journal(), Told()
+    journal, told = Journal(), MessageLog()
     process = Process(job, journal, Journal(), told, gpu, OwnRanks(job), lambda: None)
     surroundings = Surroundings(process, lambda call: call())
     surroundings.enter()

@@ -8,7 +8,7 @@ from fakedist.record.operations import Operations
 from fakedist.record.position import Position
 
 
-class Told:
+class OperationLog:
     """A timer that remembers the places of operations."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ def test_a_timed_step_goes_on_when_the_numbers_are_taken_away_in_it() -> None:
     def drained() -> None:
         taken.append(operations.numbering.take().operation)
 
-    tracer = Told()
+    tracer = OperationLog()
     operations.trace(tracer)  # type: ignore[arg-type]
     x = torch.ones(2)
     with operations:

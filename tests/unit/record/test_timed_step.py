@@ -147,7 +147,7 @@ def test_layers_that_an_error_cut_short_are_closed_with_the_one_around_them() ->
     assert spans["4"][0] >= spans["1"][1]
 
 
-class Told:
+class RangeLog:
     def __init__(self) -> None:
         self.seen: list[str] = []
 
@@ -161,7 +161,7 @@ class Told:
 
 @pytest.fixture
 def seen() -> Iterator[list[str]]:
-    tracer = Told()
+    tracer = RangeLog()
     with script_ranges(tracer):
         yield tracer.seen
 
@@ -214,7 +214,7 @@ def test_an_error_inside_closes_the_range(seen: list[str]) -> None:
 
 def test_nothing_stays_replaced() -> None:
     before = (torch._C._nvtx.rangePushA, torch.autograd.profiler.record_function.__enter__)
-    with script_ranges(Told()):
+    with script_ranges(RangeLog()):
         assert torch._C._nvtx.rangePushA is not before[0]
     assert before == (torch._C._nvtx.rangePushA, torch.autograd.profiler.record_function.__enter__)
 

@@ -20,10 +20,7 @@ from syrupy.assertion import SnapshotAssertion
 from fakedist.check.outputs import check_report
 from fakedist.cli import main
 from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, TEXT, Output
-from fakedist.report.content.calibration import calibration_report
 from fakedist.report.content.job import runs_report, step_report
-from fakedist.report.content.long_run import long_run_report
-from fakedist.report.content.play import play_report, ranks_report
 from fakedist.report.content.report_blocks import Report
 from fakedist.sweep.sheets import sweep_report
 from fakedist.units import MIB
@@ -88,13 +85,6 @@ def test_lines(shown: Shown, snapshot: SnapshotAssertion) -> None:
     for name in ("run", "measured", "a.pickle"):
         for form in (TEXT, JSON):
             assert shown(form, "lines", name) == snapshot(name=f"{name}-{form}")
-
-
-def test_calibration(snapshot: SnapshotAssertion) -> None:
-    paths = {"run_directory": Path("my run"), "trace_file": Path("/runs/t.json"), "table_file": Path("t.times.json")}
-    for is_good in (True, False):
-        for form, text in faces(calibration_report(subjects.calibrated(is_good=is_good), 0, **paths), *FORMATS):
-            assert text == snapshot(name=f"{is_good}-{form}")
 
 
 def test_match(shown: Shown, snapshot: SnapshotAssertion) -> None:
@@ -170,24 +160,6 @@ def faces(report: Report, *forms: str) -> Iterator[tuple[str, str]]:
         with redirect_stdout(StringIO()) as text:
             output.write(report)
         yield form, read(text.getvalue()) if form == HTML else text.getvalue()
-
-
-def test_played_loads(snapshot: SnapshotAssertion) -> None:
-    for has_steps in (True, False):
-        for form, text in faces(play_report(subjects.played(has_steps=has_steps)), *FORMATS, CSV):
-            assert text == snapshot(name=f"{has_steps}-{form}")
-
-
-def test_a_load_played_on_each_rank(snapshot: SnapshotAssertion) -> None:
-    report = ranks_report(subjects.playable(), "lognormal:1", subjects.rank_draws())
-    for form, text in faces(report, *FORMATS, CSV):
-        assert text == snapshot(name=form)
-
-
-def test_played_steps(snapshot: SnapshotAssertion) -> None:
-    for fails in (True, False):
-        for form, text in faces(long_run_report(subjects.played_steps(fails=fails)), *FORMATS, CSV):
-            assert text == snapshot(name=f"{fails}-{form}")
 
 
 def test_checked(tmp_path: Path, snapshot: SnapshotAssertion) -> None:

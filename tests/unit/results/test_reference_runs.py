@@ -19,12 +19,12 @@ from fakedist.results.opening import open_run
 from fakedist.rundir.plain import to_plain
 from fakedist.traces.nsys_report import read_report
 from fakedist.traces.one_step import StepChoice
+from tests.extras.calibration.made_up_step import Launched, Tracing, step
+from tests.extras.calibration.test_calibrating import calibrated
 from tests.unit.analysis.recorded import KIB, MIB
 from tests.unit.cost_model.test_reference_prices import six_digits
 from tests.unit.report import handmade
 from tests.unit.report.two_runs import run_of
-from tests.unit.results.calibration.made_up_step import Launched, Tracing, step
-from tests.unit.results.calibration.test_calibrating import calibrated
 from tests.unit.traces.nsys_made_up import MAIN, training
 
 REFERENCE = Path(__file__).parent / "reference_runs.json"

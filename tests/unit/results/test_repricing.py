@@ -8,14 +8,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.kernels.calibration_table import CalibrationOrigin, made_table
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options.pricing import Pricing
 from fakedist.results.building import build_tables
-from fakedist.results.calibration.calibrating import step_change
-from fakedist.results.opening import open_run, open_timed_run
+from fakedist.results.opening import open_run
 from fakedist.results.repricing import check_measured, gpu_of, is_traced, times_of
 from fakedist.results.run import Run
 from fakedist.rundir.manifest import load_manifest, write_manifest
@@ -83,19 +81,6 @@ def test_its_own_gpu_prices_it_as_its_report_did_to_the_digit(run: Run) -> None:
         pd.testing.assert_frame_equal(
             made.reset_index(drop=True), stored, check_exact=True, check_dtype=False, check_categorical=False
         )
-
-
-def test_a_calibration_table_changes_the_step_by_what_it_measured(run: Run) -> None:
-    timed = open_timed_run(run.path)
-    for gpu, model in ((H100, ""), (find_gpu("h200"), "h200")):
-        table = made_table(CalibrationOrigin(gpu.product, "torch.profiler", "2026-01-31"), {PRODUCT: [5000.0]})
-        change = step_change(timed, gpu, table)
-        assert (change.gpu, change.model) == (gpu.product, model)
-        assert change.step_us > change.estimated_us + 4000
-        assert change.step_low_us is not None
-        assert change.step_high_us is not None
-        assert change.step_low_us <= change.step_us <= change.step_high_us
-        assert (0.9 < change.measured < 1.0, change.scaled) == (True, 0.0)
 
 
 def test_what_would_shorten_the_step_is_what_its_option_gives(run: Run) -> None:

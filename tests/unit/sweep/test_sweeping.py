@@ -49,7 +49,7 @@ mbs = [1, 2]
 """
 
 
-class Told:
+class SweepLog:
     def __init__(self) -> None:
         self.rows: list[tuple[Row, bool]] = []
         self.remarks: list[str] = []
@@ -97,12 +97,12 @@ def run(
     *,
     prepare: Callable[[FakeExecutor], None] = lambda executor: None,
     **settings: object,
-) -> tuple[Sweep, FakeExecutor, Told]:
+) -> tuple[Sweep, FakeExecutor, SweepLog]:
     """Run a sweep of a script that is all that is checked. No step is priced unless ``priced`` is set."""
     Path("sweep.toml").write_text(text)
     fresh, estimate = bool(settings.pop("fresh", False)), estimate_step if settings.pop("priced", False) else same_step
     plan = sweep_of_file(Path("sweep.toml"), CommandLineSettings(settings=settings))
-    executor, told = FakeExecutor(made or MADE[0], outcome), Told()
+    executor, told = FakeExecutor(made or MADE[0], outcome), SweepLog()
     prepare(executor)
     sweep = run_sweep(plan, directory, executor, told.listener(), fresh=fresh, check=check_script, estimate=estimate)
     return sweep, executor, told
@@ -313,7 +313,7 @@ def test_a_sweep_that_cannot_begin_leaves_no_executor_open(
     Path("sweep.toml").write_text(SWEEP)
     executor, plan = FakeExecutor(MADE[0]), sweep_of_file(Path("sweep.toml"), CommandLineSettings())
     with pytest.raises(FakedistError, match=message):
-        run_sweep(plan, tmp_path / "s", executor, Told().listener(), check=check_script)
+        run_sweep(plan, tmp_path / "s", executor, SweepLog().listener(), check=check_script)
     assert executor.is_closed
     assert executor.tasks == []
 

@@ -75,7 +75,7 @@ class _Dropless(nn.Module):
 
 
 def dropless() -> None:
-    """As many rows an expert as tokens take it: the script reads the counts back."""
+    """Give each expert a row for every token that takes it: the script reads the counts back."""
     with reading():
         tokens = random_tokens(1, 2048, 4_000).flatten()
     _train(_Dropless().cuda(), tokens)

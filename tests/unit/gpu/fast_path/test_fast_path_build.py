@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.errors import SetupError
+from fakedist.extras.play.player import PLAYER
 from fakedist.gpu.fast_path import build
 from fakedist.gpu.fast_path.compiled import make_fast_path
 
@@ -56,7 +57,7 @@ def test_a_compiler_of_what_no_run_goes_without_is_tried_again(monkeypatch: pyte
     monkeypatch.setenv("CXX", _compiler(tmp_path / "c++", f"echo called >> {calls}; exit 1"))
     for _ in range(2):
         with pytest.raises(SetupError):
-            build.PLAYER.ensure()
+            PLAYER.ensure()
     assert calls.read_text().count("called") == 2
 
 

@@ -1,0 +1,1 @@
+"""DeepEP and HybridEP: their stand-ins on the virtual GPU, and published times of their kernels."""
