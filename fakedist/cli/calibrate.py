@@ -43,7 +43,7 @@ def calibrate(
     from fakedist.report.writing import replace_text, see_that_it_can_be_written
     from fakedist.results.calibration.calibrating import calibrate_run
     from fakedist.results.opening import open_timed_run
-    from fakedist.traces.trace_files import kind_of
+    from fakedist.traces.foreign_files import kind_of
 
     output = chosen_output(form, as_json)
     with reading(run):

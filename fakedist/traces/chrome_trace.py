@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
 import re
-import zlib
 from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from fakedist.bounded import UnreadableError, open_file
 from fakedist.errors import ReportError
+from fakedist.traces.foreign_files import EXPORT_HINT, other_values, read_unpacked
 from fakedist.traces.one_step import StepChoice, choose_process
 from fakedist.traces.operation_flops import operation_flops
 from fakedist.traces.snapshot_reading import MOST_BYTES
@@ -34,31 +30,31 @@ from fakedist.traces.step_trace import (
     meaning,
     taken,
 )
-from fakedist.units import format_bytes
 
-_GZIP = b"\x1f\x8b"
-#: The most that a trace may have, unpacked. A step of a large model takes some 100 MB.
-_MAX_BYTES = 2 << 30
-#: The most that a byte of a compressed trace may unpack to, and what any may. Traces of torch have 10 to 30.
-_MAX_UNPACKED, _UNPACKED_AT_LEAST = 200, 16 << 20
 _SPACE = re.compile(r"[ \t\r\n]*")
-_EVENTS = "traceEvents"
-_EXPORT = "profiler.export_chrome_trace(FILE) writes one"
+_EVENTS, _PHASE = "traceEvents", '"ph"'
+_WANTED = "a Chrome trace"
 
 
 class JsonEvents:
     """The objects in the list ``traceEvents`` of a trace, or of a trace that is only the list.
 
-    ``header`` has the trace's other values once all are read. Iterating raises ReportError if it is cut off or not
-    JSON.
+    Iterating raises ReportError if it is damaged or not JSON.
+
+    Attributes:
+        header: The trace's other values, once all are read.
+        cut_off_after: The number of events before the end of a trace that is cut off, as of a killed job; else -1.
     """
 
     def __init__(self, path: Path) -> None:
         self.header: dict[str, object] = {}
+        self.cut_off_after = -1
         self._path = path
-        self._text = _read_text(path)
+        content, self._why_cut_off = read_unpacked(path, EXPORT_HINT)
+        self._text = content.decode("utf-8-sig", "replace")
         # strict: torch writes the names of Python frames without escaping control characters.
         self._decode = json.JSONDecoder(strict=False).raw_decode
+        self._begin = 0
 
     def __iter__(self) -> Iterator[object]:
         num_events = 0
@@ -68,16 +64,18 @@ class JsonEvents:
                 yield event
         except (IndexError, ValueError, RecursionError) as error:
             # ValueError: json's own, and Python's for a number with thousands of digits.
-            if self._path_is_no_trace(num_events):
-                raise ReportError(f"{self._path} is not a Chrome trace", _EXPORT) from error
-            raise ReportError(
-                f"{self._path} is damaged or cut off after {num_events:,} events", "export the trace again"
-            ) from error
+            if not num_events and f'"{_EVENTS}"' not in self._text[:1_000_000]:
+                raise ReportError(f"{self._path} is not {_WANTED}", EXPORT_HINT) from error
+            if not num_events or self._text.count(_PHASE, self._begin) > 1:
+                raise self.is_cut_off(num_events) from error
+            self.cut_off_after = num_events
         if not num_events:
-            raise ReportError(f"{self._path} is not a Chrome trace: it has no events", _EXPORT)
+            raise other_values(self._path, self.header, _WANTED, "events", EXPORT_HINT)
 
-    def _path_is_no_trace(self, num_events: int) -> bool:
-        return not num_events and f'"{_EVENTS}"' not in self._text[:1_000_000]
+    def is_cut_off(self, num_events: int) -> ReportError:
+        """The error that only so many events can be read."""
+        said = f"damaged or cut off after {num_events:,} events"
+        return ReportError(f"{self._path} is {self._why_cut_off or said}", "export the trace again")
 
     def _events(self) -> Iterator[object]:
         at = self._skip(0)
@@ -102,6 +100,7 @@ class JsonEvents:
     def _list(self, at: int) -> Generator[object, None, int]:
         at = self._skip(at + 1)
         while self._text[at] != "]":
+            self._begin = at
             event, at = self._decode(self._text, at)
             yield event
             at = self._after(at, "]")
@@ -120,27 +119,6 @@ class JsonEvents:
         space = _SPACE.match(self._text, at)
         assert space is not None
         return space.end()
-
-
-def _read_text(path: Path) -> str:
-    try:
-        with open_file(path) as raw:
-            is_compressed = raw.read(2) == _GZIP
-            raw.seek(0)
-            size = os.fstat(raw.fileno()).st_size
-            most = min(_MAX_BYTES, max(_MAX_UNPACKED * size, _UNPACKED_AT_LEAST)) if is_compressed else _MAX_BYTES
-            content = b""
-            if is_compressed or size <= most:
-                with gzip.open(raw) if is_compressed else nullcontext(raw) as file:
-                    content = file.read(most + 1)
-                size = len(content)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ReportError(f"{path} is damaged or cut off: {error}", "export or copy the trace again") from error
-    except (OSError, UnreadableError) as error:
-        raise ReportError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", _EXPORT) from error
-    if size > most:
-        raise ReportError(f"{path} has more than {format_bytes(most)}, unpacked", "trace fewer steps")
-    return content.decode("utf-8", "replace")
 
 
 T = TypeVar("T")
@@ -307,6 +285,8 @@ def read_chrome_trace(path: Path, choice: StepChoice = StepChoice()) -> ProcessT
         events.take(event)
     operations, calls, device = (table.arrays() for table in (events.operations, events.calls, events.activity))
     if not len(device["start"]):
+        if source.cut_off_after >= 0:
+            raise source.is_cut_off(source.cut_off_after)
         raise ReportError(
             f"{path} has no kernels", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] traces them"
         )
@@ -350,6 +330,7 @@ def read_chrome_trace(path: Path, choice: StepChoice = StepChoice()) -> ProcessT
         processes=processes,
         num_elsewhere=len(events.activity.columns["gpu"]) - len(mine),
         num_unreadable=events.num_unreadable,
+        cut_off_after=source.cut_off_after,
         memory=memory,
         functions=_of(events.functions, "process", hosts[gpu]) if len(memory["time"]) else {},
         texts=texts,

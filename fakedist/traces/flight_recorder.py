@@ -7,7 +7,6 @@ its beginning has the last calls of each group alone, so that groups are read fr
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +14,11 @@ from pathlib import Path
 
 from fakedist.analysis.call_order import RankCall, RankCalls
 from fakedist.analysis.stack_lines import frame_lines
-from fakedist.bounded import ForeignCodeError, UnreadableError, load_builtins, open_file, read_json
 from fakedist.errors import ReportError
 from fakedist.rundir.rows import FrameRow
+from fakedist.traces.foreign_files import DUMP_HINT, other_values, read_values
 
-_HINT = "TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 make torch write one file a rank when it hangs"
+_WANTED = "a dump of torch's Flight Recorder"
 #: Torch's names of calls, where those of ``torch.distributed`` are others.
 _NAMES = {
     "_all_gather_base": "all_gather_into_tensor",
@@ -121,26 +120,16 @@ def read_dumps(paths: Sequence[Path]) -> list[HungRank]:
         try:
             by_rank[rank] = _entries(_read(path))
         except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
-            raise ReportError(f"{path} is not a dump of torch's Flight Recorder: {error!r}", _HINT) from None
+            raise ReportError(f"{path} is not {_WANTED}: {error!r}", DUMP_HINT) from None
     members = _members(by_rank)
     firsts = _firsts(by_rank)
     return [_hung(rank, entries, members, firsts) for rank, entries in sorted(by_rank.items())]
 
 
 def _read(path: Path) -> dict[str, object]:
-    try:
-        with open_file(path) as file:
-            is_json = file.read(1) in (b"{", b" ", b"\n")
-            file.seek(0)
-            value = read_json(path) if is_json else load_builtins(file, os.fstat(file.fileno()).st_size)
-    except ForeignCodeError as error:
-        raise ReportError(f"{path} tries to run {error.name}, which no dump does: nothing was run", _HINT) from None
-    except UnreadableError as error:
-        raise ReportError(f"{path} is not a dump of torch's Flight Recorder: {error}", _HINT) from None
-    except OSError as error:
-        raise ReportError(f"{path} cannot be read: {error.strerror}", _HINT) from error
+    value = read_values(path, _WANTED, DUMP_HINT)
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
-        raise ReportError(f"{path} is not a dump of torch's Flight Recorder: it has no entries", _HINT)
+        raise other_values(path, value, _WANTED, "entries", DUMP_HINT)
     return value
 
 

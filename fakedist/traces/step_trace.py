@@ -408,6 +408,7 @@ class ProcessTrace:
             ``texts``.
         num_elsewhere: Activities of other processes and GPUs, which are left out.
         num_unreadable: Damaged events.
+        cut_off_after: The events of a file that is cut off; -1 of a whole one.
     """
 
     tool: str
@@ -434,6 +435,7 @@ class ProcessTrace:
     texts: list[str] = field(default_factory=list)
     num_elsewhere: int = 0
     num_unreadable: int = 0
+    cut_off_after: int = -1
 
     def operations(self) -> tuple[Ints, list[tuple[str, ...]], Ints]:
         """The operations around each launch.
