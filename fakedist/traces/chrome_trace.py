@@ -18,8 +18,11 @@ from fakedist.traces.one_step import StepChoice, choose_process
 from fakedist.traces.operation_flops import operation_flops
 from fakedist.traces.snapshot_reading import MOST_BYTES
 from fakedist.traces.step_trace import (
+    HOST_WAITS,
+    HOST_WAITS_FOR_DEVICE,
     IGNORED,
     MODULE,
+    STREAM_WAITS,
     Activity,
     CudaCalls,
     Intervals,
@@ -129,6 +132,9 @@ _KERNELS, _COPIES = ("kernel",), ("gpu_memcpy", "gpu_memset", "memcpy", "memset"
 _FRAMES, _MEMORY = "python_function", "cpu_instant_event"
 _CUDA = 1  # c10::DeviceType
 _CALLS, _OPERATIONS = ("cuda_runtime", "cuda_driver", "runtime"), ("cpu_op", "operator", "user_annotation")
+#: With enable_cuda_sync_events=True: waits by the beginning of their ``cuda_sync_kind``.
+_SYNC = "cuda_sync"
+_SYNC_KINDS = {"Event": HOST_WAITS, "Strea": HOST_WAITS, "Conte": HOST_WAITS_FOR_DEVICE}
 _LARGEST = 1 << 62
 _ADDRESS = (1 << 48) - 1
 #: Columns of activity that number texts.
@@ -181,8 +187,9 @@ class _TraceEvents:
             dict.fromkeys((*_KERNELS, *_COPIES), self._add_activity)
             | dict.fromkeys(_CALLS, self._add_call)
             | dict.fromkeys(_OPERATIONS, self._add_operation)
-            | {_FRAMES: self._add_frame, _MEMORY: self._add_memory}
+            | {_FRAMES: self._add_frame, _MEMORY: self._add_memory, _SYNC: self._add_sync}
         )
+        self.syncs = _Table(("gpu", "what", "stream", "recorded_on", "record", "correlation", "start", "end"))
         self.memory = _Table(("device", "process", "thread", "time", "address", "bytes", "allocated", "reserved"))
         self.functions = _Table(("process", "thread", "start", "end", "text"))
         self.flops = array("q")
@@ -235,6 +242,18 @@ class _TraceEvents:
             if max(map(abs, sizes)) > MOST_BYTES:
                 raise OverflowError
             self.memory.add(device, *self._origin(event), _times(event)[0], address & _ADDRESS, *sizes)
+
+    def _add_sync(self, event: dict[str, object], more: dict[str, object]) -> None:
+        kind = str(more.get("cuda_sync_kind", event["name"]))
+        self.syncs.add(
+            self.processes[(event["pid"], _whole(more, "device"))],
+            STREAM_WAITS if kind.startswith("Stream Wait") else _SYNC_KINDS[kind[:5]],
+            -1 if kind.startswith("Event") else _whole(more, "stream", nothing=-1),
+            _whole(more, "wait_on_stream", nothing=-1),
+            _whole(more, "wait_on_cuda_event_record_corr_id", nothing=-1),
+            _whole(more, "correlation", nothing=-1),
+            *_times(event),
+        )
 
     def _add_call(self, event: dict[str, object], more: dict[str, object]) -> None:
         self.calls.add(
@@ -335,6 +354,7 @@ def read_chrome_trace(path: Path, choice: StepChoice = StepChoice()) -> ProcessT
         functions=_of(events.functions, "process", hosts[gpu]) if len(memory["time"]) else {},
         texts=texts,
         calls=_cuda_calls(calls, texts, list(events.threads)),
+        syncs=_of(events.syncs, "gpu", gpu),
     )
 
 

@@ -128,6 +128,7 @@ def one_step(process: ProcessTrace, choice: StepChoice, called: Path) -> Trace:
         notes=notes,
         processes=process.processes,
         calls=process.calls,
+        syncs=process.syncs,
         steps=[_step_row(process, marked, number, number == row) for number in range(len(marked.start))],
     )
 

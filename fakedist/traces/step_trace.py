@@ -404,6 +404,7 @@ class ProcessTrace:
         memory: Requests to the allocator on the GPU, by time: device, process, thread, time, address, bytes (negative:
             freed), allocated and reserved (afterwards).
         calls: None if none were traced.
+        syncs: As those of ``traced_step.Trace``.
         functions: Calls of Python functions, if memory was traced: process, thread, start, end and text, a row of
             ``texts``.
         num_elsewhere: Activities of other processes and GPUs, which are left out.
@@ -432,6 +433,7 @@ class ProcessTrace:
     memory: dict[str, Ints] = field(default_factory=dict)
     functions: dict[str, Ints] = field(default_factory=dict)
     calls: CudaCalls | None = None
+    syncs: dict[str, Ints] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
     num_elsewhere: int = 0
     num_unreadable: int = 0
