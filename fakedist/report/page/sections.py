@@ -279,6 +279,7 @@ def _path(time: StepTime) -> list[dict[str, object]]:
         {
             "what": path_words(row),
             "place": path_location(row),
+            "lane": row.lane,
             "chip": _PATH_CHIPS[row.kind],
             "time": (row.time_us, format_us(row.time_us)),
             "share": (row.time_us, f"{row.time_us / (time.step_us or 1.0):.1%}"),
