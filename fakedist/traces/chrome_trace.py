@@ -7,6 +7,7 @@ import re
 from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,6 +36,8 @@ from fakedist.traces.step_trace import (
 )
 
 _SPACE = re.compile(r"[ \t\r\n]*")
+#: The most digits of a process's number; merged traces may name it "rank 3 (1234)".
+_MOST_DIGITS = 15
 _EVENTS, _PHASE = "traceEvents", '"ph"'
 _WANTED = "a Chrome trace"
 
@@ -53,7 +56,7 @@ class JsonEvents:
         self.header: dict[str, object] = {}
         self.cut_off_after = -1
         self._path = path
-        content, self._why_cut_off = read_unpacked(path, EXPORT_HINT)
+        content, self._is_cut_off = read_unpacked(path, EXPORT_HINT)
         self._text = content.decode("utf-8-sig", "replace")
         # strict: torch writes the names of Python frames without escaping control characters.
         self._decode = json.JSONDecoder(strict=False).raw_decode
@@ -67,7 +70,8 @@ class JsonEvents:
                 yield event
         except (IndexError, ValueError, RecursionError) as error:
             # ValueError: json's own, and Python's for a number with thousands of digits.
-            if not num_events and f'"{_EVENTS}"' not in self._text[:1_000_000]:
+            is_named = f'"{_EVENTS}"' in self._text[:1_000_000]
+            if not num_events and not is_named and not self._is_cut_off:
                 raise ReportError(f"{self._path} is not {_WANTED}", EXPORT_HINT) from error
             if not num_events or self._text.count(_PHASE, self._begin) > 1:
                 raise self.is_cut_off(num_events) from error
@@ -77,8 +81,7 @@ class JsonEvents:
 
     def is_cut_off(self, num_events: int) -> ReportError:
         """The error that only so many events can be read."""
-        said = f"damaged or cut off after {num_events:,} events"
-        return ReportError(f"{self._path} is {self._why_cut_off or said}", "export the trace again")
+        return ReportError(f"{self._path} is damaged or cut off after {num_events:,} events", "export the trace again")
 
     def _events(self) -> Iterator[object]:
         at = self._skip(0)
@@ -316,9 +319,9 @@ def read_chrome_trace(path: Path, choice: StepChoice = StepChoice()) -> ProcessT
 
     def described(number: int) -> tuple[int, int, str]:
         process, key = list(events.processes)[max(hosts[number], 0)], list(events.processes)[number]
-        is_known = hosts[number] >= 0 and isinstance(process, int)
         assert isinstance(key, tuple)
-        return int(process) if is_known else -1, int(key[1]), _gpu(header, key)  # type: ignore[call-overload]
+        digits = re.sub(r"\D", "", str(process))[-_MOST_DIGITS:] if hosts[number] >= 0 else ""
+        return int(digits or -1), int(key[1]), _gpu(header, key)
 
     gpu, processes = choose_process(everything, device["gpu"], described, path, choice)
     mine = np.flatnonzero(device["gpu"] == gpu)
@@ -375,12 +378,25 @@ def _hosts(events: _TraceEvents, calls: dict[str, Ints], device: dict[str, Ints]
     hosts = np.unique(calls["process"]).tolist()
     if not hosts:
         hosts = np.unique(np.frombuffer(events.operations.columns["process"], np.int64)).tolist() or [-1]
-    launched = {}
+    launched, names = {}, list(events.processes)
     for gpu in np.unique(device["gpu"]).tolist():
         there = device["gpu"] == gpu
         fits = [_launched_by(calls, host, device["correlation"][there], device["start"][there]) for host in hosts]
-        launched[gpu] = max(fits)[-1]
+        alike = [fit for fit in fits if fit[0] >= _ALIKE * max(fits)[0]]
+        launched[gpu] = max(alike, key=lambda fit: (_likeness(names[gpu], names[fit[-1]]), fit))[-1]
     return launched
+
+
+#: Ranks of a job launch alike. In merged traces, processes that fit so well are told apart by their numbers.
+_ALIKE = 0.9
+
+
+def _likeness(gpu: object, host: object) -> int:
+    """How close the process of a GPU's events is to a process: by value, or by the beginning of its text."""
+    own = gpu[0] if isinstance(gpu, tuple) else gpu
+    if isinstance(own, int) and isinstance(host, int):
+        return -abs(own - host)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(str(own), str(host), strict=False)))
 
 
 def _launched_by(calls: dict[str, Ints], host: int, correlation: Ints, start: Ints) -> tuple[int, float, int]:

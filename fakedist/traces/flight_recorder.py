@@ -100,37 +100,45 @@ def dumps_among(paths: Sequence[Path]) -> list[Path]:
 
 
 def _rank_of(path: Path) -> int | None:
-    match = re.search(r"(\d{1,9})$", path.name.removesuffix(".json").removesuffix(".pickle").removesuffix(".pkl"))
+    match = re.search(r"(\d{1,9})(?:\.(?:json|pickle|pkl|gz))*$", path.name)
     return int(match[1]) if match else None
 
 
 def read_dumps(paths: Sequence[Path]) -> list[HungRank]:
-    """Read the dumps of several ranks, each named after its rank.
+    """Read the dumps of several ranks: a file each, named after its rank, or one for several, by rank.
 
     Raises:
         ReportError: A file is not a dump, tries to run code, is not named after its rank, or two are of one rank.
     """
     by_rank: dict[int, list[_Entry]] = {}
     for path in paths:
-        rank = _rank_of(path)
-        if rank is None:
-            raise ReportError(f"{path} does not end with its rank", "torch names them PREFIX0, PREFIX1, ...")
-        if rank in by_rank:
-            raise ReportError(f"{path} is a second file of rank {rank}", "give one file for each rank")
-        try:
-            by_rank[rank] = _entries(_read(path))
-        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
-            raise ReportError(f"{path} is not {_WANTED}: {error!r}", DUMP_HINT) from None
+        for rank, dump in _dumps_in(path).items():
+            if rank in by_rank:
+                raise ReportError(f"{path} is a second file of rank {rank}", "give one file for each rank")
+            try:
+                by_rank[rank] = _entries(dump)
+            except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+                raise ReportError(f"{path} is not {_WANTED}: {error!r}", DUMP_HINT) from None
     members = _members(by_rank)
     firsts = _firsts(by_rank)
     return [_hung(rank, entries, members, firsts) for rank, entries in sorted(by_rank.items())]
 
 
-def _read(path: Path) -> dict[str, object]:
+def _dumps_in(path: Path) -> dict[int, dict[str, object]]:
+    """The dumps of a file, by rank."""
     value = read_values(path, _WANTED, DUMP_HINT)
-    if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
-        raise other_values(path, value, _WANTED, "entries", DUMP_HINT)
-    return value
+    if isinstance(value, dict) and value and all(str(key).isdecimal() and len(str(key)) < 10 for key in value):
+        ranks = {int(key): dump for key, dump in value.items()}
+    elif isinstance(value, dict) and type(value.get("rank")) is int:
+        ranks = {value["rank"]: value}
+    else:
+        ranks = {-1 if (rank := _rank_of(path)) is None else rank: value}
+    for dump in ranks.values():
+        if not isinstance(dump, dict) or not isinstance(dump.get("entries"), list):
+            raise other_values(path, dump, _WANTED, "entries", DUMP_HINT)
+    if min(ranks) < 0:
+        raise ReportError(f"{path} does not end with its rank", "torch names them PREFIX0, PREFIX1, ...")
+    return ranks
 
 
 def _entries(dump: dict[str, object]) -> list[_Entry]:
@@ -149,9 +157,10 @@ def _entries(dump: dict[str, object]) -> list[_Entry]:
                 entry.batch = index + 1
             open_batch = len(entries)
             continue
-        group, description = (str(part)[:200] for part in row["process_group"])
+        # torch 2.3 wrote neither the name of a group nor two counts.
+        group, description = (str(part)[:200] for part in row.get("process_group") or (row["pg_id"], ""))
         is_p2p = bool(row.get("is_p2p", False))
-        number = row["p2p_seq_id"] if is_p2p else row["collective_seq_id"]
+        number = row.get("p2p_seq_id" if is_p2p else "collective_seq_id", row.get("seq_id"))
         if not isinstance(number, int):
             raise TypeError("a sequence number is not an integer")
         if entries and not (is_p2p and entries[-1].is_p2p):

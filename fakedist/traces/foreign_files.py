@@ -87,13 +87,13 @@ def other_values(path: Path, values: object, wanted: str, part: str, hint: str) 
     return ReportError(f"{path} is not {wanted}: it has no {part}", hint)
 
 
-def read_unpacked(path: Path, hint: str) -> tuple[bytes, str]:
-    """The content of a file, unpacked; and why it ends early if it is compressed and cut off, else an empty text.
+def read_unpacked(path: Path, hint: str) -> tuple[bytes, bool]:
+    """The content of a file, unpacked, and whether it is compressed and cut off.
 
     Raises:
         ReportError: It cannot be read, is damaged, or has more than any file may.
     """
-    content, cut_off = [], ""
+    content, is_cut_off = [], False
     try:
         with open_file(path) as raw:
             is_compressed = raw.read(2) == _GZIP
@@ -103,18 +103,18 @@ def read_unpacked(path: Path, hint: str) -> tuple[bytes, str]:
             if is_compressed or size <= most:
                 size, chunk_bytes = 0, _CHUNK_BYTES if is_compressed else most + 1
                 with gzip.open(raw) if is_compressed else nullcontext(raw) as file, suppress(EOFError):
-                    cut_off = "it was compressed, and its end is missing"
-                    while size <= most and (chunk := file.read(chunk_bytes)):
+                    is_cut_off = True
+                    while size <= most and (chunk := file.read1(chunk_bytes)):
                         content.append(chunk)
                         size += len(chunk)
-                    cut_off = ""
+                    is_cut_off = False
     except (zlib.error, gzip.BadGzipFile) as error:
         raise ReportError(f"{path} is damaged or cut off: {error}", "export or copy it again") from error
     except (OSError, UnreadableError) as error:
         raise ReportError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", hint) from error
     if size > most:
         raise ReportError(f"{path} has more than {format_bytes(most)}, unpacked", "record less")
-    return b"".join(content), cut_off
+    return b"".join(content), is_cut_off
 
 
 def read_values(path: Path, wanted: str, hint: str) -> object:
@@ -123,10 +123,10 @@ def read_values(path: Path, wanted: str, hint: str) -> object:
     Raises:
         ReportError: It cannot be read, is neither, or tries to run code.
     """
-    content, cut_off = read_unpacked(path, hint)
+    content, is_cut_off = read_unpacked(path, hint)
+    if is_cut_off:
+        raise ReportError(f"{path} is cut off: it is compressed, and its end is missing", "copy it again")
     try:
-        if cut_off:
-            raise UnreadableError(cut_off)
         if content.lstrip()[:1] in (b"{", b"["):
             return load_json(content)
         return load_builtins(io.BytesIO(content), len(content))

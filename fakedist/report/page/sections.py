@@ -21,6 +21,7 @@ from fakedist.report.page.switches import Switch
 from fakedist.report.text.host_sheets import host_sheets
 from fakedist.report.text.memory_sheets import MOMENT_NAMES, HeldLine, unused_sheet
 from fakedist.report.text.time_sheets import bound_of, family_columns, path_location, path_words
+from fakedist.report.text.trace_sheets import file_sheets
 from fakedist.report.text.wording import (
     EXPOSED,
     LAYER_COLUMNS,
@@ -138,6 +139,7 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
             for gain in time.gains
         ],
         "whys": [*dict.fromkeys(filter(None, [*(gain.why for gain in time.gains), collector_text(time)]))],
+        "file": file_sheets(source),
         "host": host_sheets(time, run.manifest.cwd, step_word(source)),
         "ranges": _ranges(time),
         "num_more_ranges": max(len(time.ranges) - MOST_KERNEL_ROWS, 0),

@@ -159,7 +159,7 @@ def test_a_stream_that_waits_for_an_event_leads_to_what_was_recorded_before_it(t
     trace = Hosted()
     trace.launch(100, 105, 300, stream=20, name="other")
     trace.call("cudaEventRecord", 110, 1, correlation=50)
-    trace.launch(115, 120, 400, stream=21, name="nothing_waits_for_it")
+    trace.launch(115, 120, 325, stream=21, name="nothing_waits_for_it")
     trace.call("cudaStreamWaitEvent", 130, 1, correlation=51)
     trace.launch(140, 450, 60)  # 45 us after the kernel that it waits for: too late for a guess
     trace.sync("Stream Wait Event", 130, 1, 51, stream=7, wait_on_stream=20, wait_on_cuda_event_record_corr_id=50)
