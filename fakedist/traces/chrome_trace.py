@@ -17,7 +17,7 @@ from fakedist.errors import ReportError
 from fakedist.traces.foreign_files import EXPORT_HINT, other_values, read_unpacked
 from fakedist.traces.one_step import StepChoice, choose_process
 from fakedist.traces.operation_flops import operation_flops
-from fakedist.traces.snapshot_reading import MOST_BYTES
+from fakedist.traces.snapshot_reading import MOST_BYTES, MOST_DEVICES
 from fakedist.traces.step_trace import (
     HOST_WAITS,
     HOST_WAITS_FOR_DEVICE,
@@ -76,7 +76,10 @@ class JsonEvents:
             if not num_events or self._text.count(_PHASE, self._begin) > 1:
                 raise self.is_cut_off(num_events) from error
             self.cut_off_after = num_events
+        if self._is_cut_off:
+            self.cut_off_after = num_events
         if not num_events:
+            self.header.pop(_EVENTS, None)
             raise other_values(self._path, self.header, _WANTED, "events", EXPORT_HINT)
 
     def is_cut_off(self, num_events: int) -> ReportError:
@@ -354,7 +357,7 @@ def read_chrome_trace(path: Path, choice: StepChoice = StepChoice()) -> ProcessT
         num_unreadable=events.num_unreadable,
         cut_off_after=source.cut_off_after,
         memory=memory,
-        functions=_of(events.functions, "process", hosts[gpu]) if len(memory["time"]) else {},
+        functions=_of(events.functions, "process", hosts[gpu]),
         texts=texts,
         calls=_cuda_calls(calls, texts, list(events.threads)),
         syncs=_of(events.syncs, "gpu", gpu),
@@ -379,15 +382,18 @@ def _hosts(events: _TraceEvents, calls: dict[str, Ints], device: dict[str, Ints]
     if not hosts:
         hosts = np.unique(np.frombuffer(events.operations.columns["process"], np.int64)).tolist() or [-1]
     launched, names = {}, list(events.processes)
+    gpus = [names[gpu][0] for gpu in np.unique(device["gpu"]).tolist()]  # type: ignore[index]
+    is_merged = any(not isinstance(number, int) or number > MOST_DEVICES for number in gpus)
     for gpu in np.unique(device["gpu"]).tolist():
         there = device["gpu"] == gpu
         fits = [_launched_by(calls, host, device["correlation"][there], device["start"][there]) for host in hosts]
-        alike = [fit for fit in fits if fit[0] >= _ALIKE * max(fits)[0]]
+        alike = [fit for fit in fits if fit[0] >= _ALIKE * max(fits)[0]] if is_merged else [max(fits)]
         launched[gpu] = max(alike, key=lambda fit: (_likeness(names[gpu], names[fit[-1]]), fit))[-1]
     return launched
 
 
-#: Ranks of a job launch alike. In merged traces, processes that fit so well are told apart by their numbers.
+#: Ranks of a job launch alike. In merged traces, whose GPUs are not numbered from 0, processes that fit so well are told
+#: apart by their numbers.
 _ALIKE = 0.9
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 
@@ -41,7 +42,11 @@ _BETWEEN = "between operations"
 _HOST_KINDS = (OPERATION, NODE, DERIVATIVE)
 
 
-def find_path(trace: Trace) -> TracedPath | None:
+#: The script's line that a thread runs at a time, for threads and times; empty texts where it is not known.
+LinesAt = Callable[[Ints, Ints], list[str]]
+
+
+def find_path(trace: Trace, lines_at: LinesAt | None = None) -> TracedPath | None:
     """The critical path of a trace; None if the host's calls were not traced."""
     if trace.calls is None or not len(trace.calls.start) or not len(trace.activity):
         return None
@@ -54,7 +59,7 @@ def find_path(trace: Trace) -> TracedPath | None:
         parts.append(PathPart("launch", "", "", name, 0, number, ns / 1000, lane=threads.get(thread, "")))
     for (thread, name), ns in _by_operation(trace, trace.calls, walk.host).items():
         parts.append(PathPart("host", "", "", name, 0, 0, ns / 1000, lane=threads.get(thread, "")))
-    return TracedPath(np.array(walk.kernels) / 1000, parts, _host_waits(trace, trace.calls, walk.waited))
+    return TracedPath(np.array(walk.kernels) / 1000, parts, _host_waits(trace, trace.calls, walk.waited, lines_at))
 
 
 class _WayBack:
@@ -233,8 +238,9 @@ def _awaited(trace: Trace, calls: CudaCalls) -> list[int] | None:
     awaited = [-1] * len(trace.activity)
     end, stream, launch = trace.activity.columns["end"], trace.activity.columns["streamId"], trace.launch
     order = np.argsort(launch, kind="stable")
+    rows_of = {number: order[stream[order] == number] for number in np.unique(syncs["stream"][chosen]).tolist()}
     for waiting, at, other in zip(syncs["stream"][chosen].tolist(), made[chosen].tolist(), others, strict=True):
-        rows = order[stream[order] == waiting]
+        rows = rows_of[waiting]
         index = int(np.searchsorted(launch[rows], at))
         if other < 0 or index >= len(rows):
             continue
@@ -244,17 +250,23 @@ def _awaited(trace: Trace, calls: CudaCalls) -> list[int] | None:
     return awaited
 
 
-def _host_waits(trace: Trace, calls: CudaCalls, waited: list[tuple[int, int]]) -> list[HostWait]:
-    """Waits of the host by operation and kind, most idle time of the GPU first: from the end of what it waits for."""
+def _host_waits(
+    trace: Trace, calls: CudaCalls, waited: list[tuple[int, int]], lines_at: LinesAt | None
+) -> list[HostWait]:
+    """Waits of the host by line, operation and kind, most idle time of the GPU first: from when it could go on."""
+    rows_waited = np.array([call for call, _ in waited], np.int64)
+    lines = [""] * len(waited)
+    if lines_at is not None:
+        lines = lines_at(calls.thread[rows_waited], calls.start[rows_waited])
     start, end = trace.activity.columns["start"], trace.activity.columns["end"]
     until = np.maximum.accumulate(end) if len(end) else end
-    rows: dict[tuple[str, WaitKind], list[float]] = {}
+    rows: dict[tuple[str, str, WaitKind], list[float]] = {}
     seen: set[int] = set()
     ranges = trace.ranges.where(trace.ranges.kind == OPERATION)
     lanes = np.unique(np.append(ranges.thread, calls.thread), return_inverse=True)[1]
     around = Intervals(lanes[: len(ranges.thread)], ranges.start, ranges.end)
     called = around.innermost(lanes[len(ranges.thread) :], calls.start).tolist()
-    for call, at in waited:
+    for (call, at), line in zip(waited, lines, strict=True):
         name = calls.names[calls.name[call]]
         to_host = "DtoH" in trace.activity.names[trace.activity.name[at]]
         kind: WaitKind = ("read" if to_host else "copy") if _COPIES.search(name) else "synchronize"
@@ -262,14 +274,14 @@ def _host_waits(trace: Trace, calls: CudaCalls, waited: list[tuple[int, int]]) -
         index = int(np.searchsorted(start, end[at], side="left"))
         is_idle = index < len(start) and int(until[index - 1]) <= end[at] and at not in seen
         seen.add(at)
-        row = rows.setdefault((operation.replace("::", ".", 1), kind), [0, 0, 0])
+        row = rows.setdefault((line, operation.replace("::", ".", 1), kind), [0, 0, 0])
         row[0] += 1
         row[1] += float(end[at] - calls.start[call]) / 1000
         if is_idle:
             row[2] += max(float(min(start[index], trace.launch[index]) - end[at]), 0.0) / 1000
     waits = [
-        HostWait("", False, kind, operation, "", 0, int(num), wait_us, idle_us)
-        for (operation, kind), (num, wait_us, idle_us) in rows.items()
+        HostWait(line, False, kind, operation, "", 0, int(num), wait_us, idle_us)
+        for (line, operation, kind), (num, wait_us, idle_us) in rows.items()
     ]
     return sorted(waits, key=lambda wait: -wait.idle_us)
 

@@ -405,8 +405,7 @@ class ProcessTrace:
             freed), allocated and reserved (afterwards).
         calls: None if none were traced.
         syncs: As those of ``traced_step.Trace``.
-        functions: Calls of Python functions, if memory was traced: process, thread, start, end and text, a row of
-            ``texts``.
+        functions: Calls of Python functions: process, thread, start, end and text, a row of ``texts``.
         num_elsewhere: Activities of other processes and GPUs, which are left out.
         num_unreadable: Damaged events.
         cut_off_after: The events of a file that is cut off; -1 of a whole one.

@@ -13,7 +13,7 @@ from fakedist.traces.nsys_report import read_process, read_report
 from fakedist.traces.one_step import StepChoice, one_step
 from fakedist.traces.step_path import find_path
 from fakedist.traces.step_trace import ProcessTrace
-from fakedist.traces.traced_memory import memory_records
+from fakedist.traces.traced_memory import Functions, memory_records
 from fakedist.traces.traced_step import ImportedStep, LayerNumbers, Tool
 
 
@@ -32,6 +32,6 @@ def read_step(exported: Path, called: Path, choice: StepChoice) -> ImportedStep:
     with no_collector():
         process = read_chrome_trace(exported, choice)
         trace, layers = one_step(process, choice, called), LayerNumbers()
-        trace = replace(trace, path=find_path(trace))
+        trace = replace(trace, path=find_path(trace, Functions(process, process.functions["thread"]).lines))
         step = ImportedStep.of(called, trace, Tool(process.tool, report=str(called)), layers)
         return replace(step, records=[*step.records, *memory_records(process, trace, layers)])

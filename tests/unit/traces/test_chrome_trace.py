@@ -162,11 +162,7 @@ def test_what_is_no_trace_is_told_in_one_line(tmp_path: Path, content: bytes, sa
 
 def _two_ranks(merged: Callable[[int, Any], object]) -> list[dict[str, Any]]:
     """Two ranks that launch at the same times, with the same correlations, in one trace."""
-    rows = []
-    for rank in (0, 1):
-        for row in _launches(30):
-            rows.append({**row, "pid": merged(rank, row["pid"])})
-    return rows
+    return [{**row, "pid": merged(rank, row["pid"])} for rank in (0, 1) for row in _launches(30)]
 
 
 def _launches(count: int) -> list[dict[str, Any]]:
