@@ -7,7 +7,7 @@ import io
 import os
 import re
 import zlib
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +24,7 @@ _HEAD_BYTES = 1 << 16
 _MAX_BYTES = 2 << 30
 #: The most that a byte of a compressed file may unpack to, and what any may. Traces of torch have 10 to 30.
 _MAX_UNPACKED, _UNPACKED_AT_LEAST = 200, 16 << 20
-_CHUNK_BYTES = 16 << 20
+_CHUNK_BYTES = 1 << 20
 _UNPACK = "unpack it first"
 EXPORT_HINT = "profiler.export_chrome_trace(FILE) writes one"
 SNAPSHOT_HINT = "a snapshot is what torch.cuda.memory._dump_snapshot() writes"
@@ -100,14 +100,16 @@ def read_unpacked(path: Path, hint: str) -> tuple[bytes, bool]:
             raw.seek(0)
             size = os.fstat(raw.fileno()).st_size
             most = min(_MAX_BYTES, max(_MAX_UNPACKED * size, _UNPACKED_AT_LEAST)) if is_compressed else _MAX_BYTES
-            if is_compressed or size <= most:
-                size, chunk_bytes = 0, _CHUNK_BYTES if is_compressed else most + 1
-                with gzip.open(raw) if is_compressed else nullcontext(raw) as file, suppress(EOFError):
-                    is_cut_off = True
-                    while size <= most and (chunk := file.read1(chunk_bytes)):
+            if is_compressed:
+                size, is_cut_off = 0, True
+                with gzip.open(raw) as file, suppress(EOFError):
+                    while size <= most and (chunk := file.read1(_CHUNK_BYTES)):
                         content.append(chunk)
                         size += len(chunk)
                     is_cut_off = False
+            elif size <= most:
+                content.append(raw.read(most + 1))
+                size = len(content[0])
     except (zlib.error, gzip.BadGzipFile) as error:
         raise ReportError(f"{path} is damaged or cut off: {error}", "export or copy it again") from error
     except (OSError, UnreadableError) as error:
