@@ -393,7 +393,7 @@ def _hosts(events: _TraceEvents, calls: dict[str, Ints], device: dict[str, Ints]
 
 
 #: Ranks of a job launch alike. In merged traces, whose GPUs are not numbered from 0, processes that fit so well are
-#: told apart by their numbers.
+#: distinguished by their numbers.
 _ALIKE = 0.9
 
 
