@@ -23,6 +23,7 @@ MOST_TOML_BYTES = 4 << 20
 #: Memory that unpickled values may take for each byte of their pickle. A snapshot takes 8.
 _MEMORY_FOR_A_BYTE = 32
 _MEMORY_AT_LEAST = 1 << 30
+_TOO_MUCH_MEMORY = "it asks for more memory than a file of its size may need"
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a pipe",
@@ -80,15 +81,23 @@ def read_json(path: Path, most: int = MOST_JSON_BYTES) -> object:
     """The value of a JSON file.
 
     Raises:
-        UnreadableError: It is not a regular file, has more than ``most`` bytes, is not JSON or is nested too deeply.
+        UnreadableError: It is not a regular file, has more than ``most`` bytes, or is not JSON that can be loaded.
         OSError: It cannot be read.
     """
+    return load_json(read_bytes(path, most))
+
+
+def load_json(content: bytes) -> object:
+    """The value of JSON; UnreadableError if it is not JSON, is nested too deeply, or takes more memory than it may."""
     try:
-        values: object = json.loads(read_bytes(path, most).decode())
+        with _bounded_memory(_MEMORY_AT_LEAST + _MEMORY_FOR_A_BYTE * len(content)):
+            values: object = json.loads(content.decode("utf-8-sig"))
     except ValueError as error:  # json's, the codec's, and Python's for a number of thousands of digits
         raise UnreadableError(str(error).partition(";")[0]) from None
     except RecursionError:
         raise UnreadableError("its values are nested too deeply") from None
+    except MemoryError:
+        raise UnreadableError(_TOO_MUCH_MEMORY) from None
     return values
 
 
@@ -109,7 +118,9 @@ def read_toml(path: Path) -> tuple[dict[str, object], str]:
 
 
 class _BuiltinsOnly(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> NoReturn:
+    def find_class(self, module: str, name: str) -> type[dict[object, object]]:
+        if (module, name) == ("collections", "OrderedDict"):  # of torch.cuda.memory_stats()
+            return dict
         raise ForeignCodeError(f"{module}.{name}")
 
     def persistent_load(self, pid: object) -> NoReturn:
@@ -129,7 +140,7 @@ def load_builtins(file: IO[bytes], size: int) -> object:
     except UnreadableError:
         raise
     except MemoryError:
-        raise UnreadableError("it asks for more memory than a file of its size may need") from None
+        raise UnreadableError(_TOO_MUCH_MEMORY) from None
     except Exception as error:  # a damaged pickle can raise almost anything
         raise UnreadableError(str(error) or type(error).__name__) from None
     return loaded

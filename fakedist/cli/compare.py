@@ -42,7 +42,7 @@ def compare(runs: tuple[Path, ...], *, file: Path | None, form: str | None, as_j
     from fakedist.report.content.real_step import real_step_report
     from fakedist.results.opening import open_run
     from fakedist.results.snapshot_comparison import open_comparison
-    from fakedist.traces.trace_files import kind_of
+    from fakedist.traces.foreign_files import kind_of
 
     output = chosen_output(form, as_json, file)
     with reading(*runs):

@@ -87,8 +87,8 @@ def _opened_file(path: Path, chosen: tuple[int | None, int | None, int | None]) 
     from fakedist.launcher.nsight import export_sqlite
     from fakedist.results.imported import open_imported
     from fakedist.results.opening import open_snapshot
+    from fakedist.traces.foreign_files import kind_of
     from fakedist.traces.one_step import StepChoice
-    from fakedist.traces.trace_files import kind_of
 
     if not path.is_file():
         raise click.UsageError("--step, --process and --gpu-index are for a file from a real GPU")

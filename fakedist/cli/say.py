@@ -148,10 +148,12 @@ def print_report(
 ) -> None:
     """Print or write the result of a run: on a terminal the short report, unless more of it is asked for."""
     if section == "communication" and output.format in (TEXT, JSON, MARKDOWN):
+        from fakedist.report.content.real_step import collectives_report
         from fakedist.report.content.topology import topology_report
         from fakedist.results.opening import open_run
 
-        output.write(topology_report(open_run(run_directory)))
+        run = open_run(run_directory)
+        output.write((collectives_report if run.manifest.job is None else topology_report)(run))
     elif output.format == JSON:
         from fakedist.report.text.run_report import summary_object
 

@@ -679,10 +679,11 @@ def _with_traced(
     alone_us = union_us(start, start + us) - union_us(start[others], (start + us)[others])
     has_real = _are_real(kernels.loc[~kernels["is_compute"], "name"])
     groups = measured_group_times(kernels) if has_real else []
-    path = traced_path(kernels, source, folds) if isinstance(source, KernelSource) else []
-    return replace(
-        summary, by_group=groups, copies_alone_us=alone_us, has_real_collectives=has_real, critical_path=path
-    )
+    summary = replace(summary, by_group=groups, copies_alone_us=alone_us, has_real_collectives=has_real)
+    if isinstance(source, PricedStep):
+        return summary
+    path, waits = traced_path(kernels, source, folds), source.host_waits[:NUM_TOP]
+    return replace(summary, critical_path=path, host_waits=waits)
 
 
 def _utilisation(models: ModelFlops, time_us: float, peak: float | None) -> float | None:

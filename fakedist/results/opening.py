@@ -21,7 +21,7 @@ from fakedist.rundir.directory import (
 from fakedist.rundir.manifest import Manifest, load_manifest
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending, Outcome
-from fakedist.traces.trace_files import kind_of
+from fakedist.traces.foreign_files import kind_of
 
 #: Tables that mean nothing without steps, which a snapshot does not have.
 _STEP_TABLES = ("spans", "phases", "named_phases", "device_use")
@@ -30,11 +30,6 @@ _OF_A_RUN = (MANIFEST_NAME, JOURNAL_NAME, PAGE_NAME, TRACE_NAME, TAPE_NAME)
 #: Endings of other files, what they are, and what to type for one.
 _OTHER_FILES = (
     ((".nsys-rep",), "a report of Nsight Systems that is not exported", "fakedist report {}   exports it first"),
-    (
-        (".html",),
-        "a page, which a browser opens",
-        "fakedist report RUN needs the directory that it was made from",
-    ),
     ((".py",), "a script, not a run", "fakedist profile --world-size 8 --rank 0 {}"),
 )
 
@@ -103,7 +98,7 @@ def open_snapshot(path: Path, device: int | None = None) -> Run:
     from fakedist.results.building import make_tables
     from fakedist.results.summing_up import summarize
     from fakedist.rundir.collector import no_collector
-    from fakedist.rundir.snapshot import SNAPSHOT_HINT, read_snapshot
+    from fakedist.traces.foreign_files import SNAPSHOT_HINT, read_snapshot
     from fakedist.traces.snapshot_reading import NoSnapshotError, read_foreign
 
     with no_collector():

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from fakedist.rundir.notes import Note
 
+WaitKind = Literal["read", "copy", "synchronize"]
 PathKind = Literal["kernels", "collectives", "host", "launch", "idle"]
 PATH_KINDS: tuple[PathKind, ...] = get_args(PathKind)
 
@@ -236,6 +237,7 @@ class KernelSource:
         processes: Of a file of another program: what each process ran on each GPU, the most kernels first.
         steps: Of such a file: its steps in order; empty if no range marks one.
         path: Of such a file: the parts of the step's critical path that are not on the GPU.
+        host_waits: Of such a file: where the host waits for the GPU, most idle time of the GPU first.
     """
 
     source: Literal["measured", "simulated", "estimated"]
@@ -259,6 +261,7 @@ class KernelSource:
     processes: list[TracedProcess] = field(default_factory=list)
     steps: list[TracedStep] = field(default_factory=list)
     path: list[PathPart] = field(default_factory=list)
+    host_waits: list[HostWait] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -518,7 +521,7 @@ class HostWait:
 
     line: str
     is_after: bool
-    kind: Literal["read", "copy", "synchronize"]
+    kind: WaitKind
     operation: str
     layer: str
     num_layers: int

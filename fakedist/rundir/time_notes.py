@@ -363,6 +363,12 @@ def events_not_read(count: int) -> str:
     return f"{counted(count, 'event')} of the trace {'is' if count == 1 else 'are'} damaged and left out"
 
 
+@note
+def trace_cut_off(count: int) -> str:
+    """A trace ends in the middle of an event, as that of a killed job."""
+    return f"the trace is cut off after {counted(count, 'event')}, and what it lost is not counted"
+
+
 # ---- several ranks of a job
 
 

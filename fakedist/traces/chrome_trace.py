@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
 import re
-import zlib
 from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from fakedist.bounded import UnreadableError, open_file
 from fakedist.errors import ReportError
+from fakedist.traces.foreign_files import EXPORT_HINT, other_values, read_unpacked
 from fakedist.traces.one_step import StepChoice, choose_process
 from fakedist.traces.operation_flops import operation_flops
-from fakedist.traces.snapshot_reading import MOST_BYTES
+from fakedist.traces.snapshot_reading import MOST_BYTES, MOST_DEVICES
 from fakedist.traces.step_trace import (
+    HOST_WAITS,
+    HOST_WAITS_FOR_DEVICE,
     IGNORED,
     MODULE,
+    STREAM_WAITS,
     Activity,
     CudaCalls,
     Intervals,
@@ -34,31 +34,33 @@ from fakedist.traces.step_trace import (
     meaning,
     taken,
 )
-from fakedist.units import format_bytes
 
-_GZIP = b"\x1f\x8b"
-#: The most that a trace may have, unpacked. A step of a large model takes some 100 MB.
-_MAX_BYTES = 2 << 30
-#: The most that a byte of a compressed trace may unpack to, and what any may. Traces of torch have 10 to 30.
-_MAX_UNPACKED, _UNPACKED_AT_LEAST = 200, 16 << 20
 _SPACE = re.compile(r"[ \t\r\n]*")
-_EVENTS = "traceEvents"
-_EXPORT = "profiler.export_chrome_trace(FILE) writes one"
+#: The most digits of a process's number; merged traces may name it "rank 3 (1234)".
+_MOST_DIGITS = 15
+_EVENTS, _PHASE = "traceEvents", '"ph"'
+_WANTED = "a Chrome trace"
 
 
 class JsonEvents:
     """The objects in the list ``traceEvents`` of a trace, or of a trace that is only the list.
 
-    ``header`` has the trace's other values once all are read. Iterating raises ReportError if it is cut off or not
-    JSON.
+    Iterating raises ReportError if it is damaged or not JSON.
+
+    Attributes:
+        header: The trace's other values, once all are read.
+        cut_off_after: The number of events before the end of a trace that is cut off, as of a killed job; else -1.
     """
 
     def __init__(self, path: Path) -> None:
         self.header: dict[str, object] = {}
+        self.cut_off_after = -1
         self._path = path
-        self._text = _read_text(path)
+        content, self._is_cut_off = read_unpacked(path, EXPORT_HINT)
+        self._text = content.decode("utf-8-sig", "replace")
         # strict: torch writes the names of Python frames without escaping control characters.
         self._decode = json.JSONDecoder(strict=False).raw_decode
+        self._begin = 0
 
     def __iter__(self) -> Iterator[object]:
         num_events = 0
@@ -68,16 +70,21 @@ class JsonEvents:
                 yield event
         except (IndexError, ValueError, RecursionError) as error:
             # ValueError: json's own, and Python's for a number with thousands of digits.
-            if self._path_is_no_trace(num_events):
-                raise ReportError(f"{self._path} is not a Chrome trace", _EXPORT) from error
-            raise ReportError(
-                f"{self._path} is damaged or cut off after {num_events:,} events", "export the trace again"
-            ) from error
+            is_named = f'"{_EVENTS}"' in self._text[:1_000_000]
+            if not num_events and not is_named and not self._is_cut_off:
+                raise ReportError(f"{self._path} is not {_WANTED}", EXPORT_HINT) from error
+            if not num_events or self._text.count(_PHASE, self._begin) > 1:
+                raise self.is_cut_off(num_events) from error
+            self.cut_off_after = num_events
+        if self._is_cut_off:
+            self.cut_off_after = num_events
         if not num_events:
-            raise ReportError(f"{self._path} is not a Chrome trace: it has no events", _EXPORT)
+            self.header.pop(_EVENTS, None)
+            raise other_values(self._path, self.header, _WANTED, "events", EXPORT_HINT)
 
-    def _path_is_no_trace(self, num_events: int) -> bool:
-        return not num_events and f'"{_EVENTS}"' not in self._text[:1_000_000]
+    def is_cut_off(self, num_events: int) -> ReportError:
+        """The error that only so many events can be read."""
+        return ReportError(f"{self._path} is damaged or cut off after {num_events:,} events", "export the trace again")
 
     def _events(self) -> Iterator[object]:
         at = self._skip(0)
@@ -102,6 +109,7 @@ class JsonEvents:
     def _list(self, at: int) -> Generator[object, None, int]:
         at = self._skip(at + 1)
         while self._text[at] != "]":
+            self._begin = at
             event, at = self._decode(self._text, at)
             yield event
             at = self._after(at, "]")
@@ -122,27 +130,6 @@ class JsonEvents:
         return space.end()
 
 
-def _read_text(path: Path) -> str:
-    try:
-        with open_file(path) as raw:
-            is_compressed = raw.read(2) == _GZIP
-            raw.seek(0)
-            size = os.fstat(raw.fileno()).st_size
-            most = min(_MAX_BYTES, max(_MAX_UNPACKED * size, _UNPACKED_AT_LEAST)) if is_compressed else _MAX_BYTES
-            content = b""
-            if is_compressed or size <= most:
-                with gzip.open(raw) if is_compressed else nullcontext(raw) as file:
-                    content = file.read(most + 1)
-                size = len(content)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ReportError(f"{path} is damaged or cut off: {error}", "export or copy the trace again") from error
-    except (OSError, UnreadableError) as error:
-        raise ReportError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", _EXPORT) from error
-    if size > most:
-        raise ReportError(f"{path} has more than {format_bytes(most)}, unpacked", "trace fewer steps")
-    return content.decode("utf-8", "replace")
-
-
 T = TypeVar("T")
 _Adding = Callable[[dict[str, object], dict[str, object]], None]
 #: Categories, as old and new versions of torch write them, in lower case.
@@ -151,6 +138,9 @@ _KERNELS, _COPIES = ("kernel",), ("gpu_memcpy", "gpu_memset", "memcpy", "memset"
 _FRAMES, _MEMORY = "python_function", "cpu_instant_event"
 _CUDA = 1  # c10::DeviceType
 _CALLS, _OPERATIONS = ("cuda_runtime", "cuda_driver", "runtime"), ("cpu_op", "operator", "user_annotation")
+#: With enable_cuda_sync_events=True: waits by the beginning of their ``cuda_sync_kind``.
+_SYNC = "cuda_sync"
+_SYNC_KINDS = {"Event": HOST_WAITS, "Strea": HOST_WAITS, "Conte": HOST_WAITS_FOR_DEVICE}
 _LARGEST = 1 << 62
 _ADDRESS = (1 << 48) - 1
 #: Columns of activity that number texts.
@@ -203,8 +193,9 @@ class _TraceEvents:
             dict.fromkeys((*_KERNELS, *_COPIES), self._add_activity)
             | dict.fromkeys(_CALLS, self._add_call)
             | dict.fromkeys(_OPERATIONS, self._add_operation)
-            | {_FRAMES: self._add_frame, _MEMORY: self._add_memory}
+            | {_FRAMES: self._add_frame, _MEMORY: self._add_memory, _SYNC: self._add_sync}
         )
+        self.syncs = _Table(("gpu", "what", "stream", "recorded_on", "record", "correlation", "start", "end"))
         self.memory = _Table(("device", "process", "thread", "time", "address", "bytes", "allocated", "reserved"))
         self.functions = _Table(("process", "thread", "start", "end", "text"))
         self.flops = array("q")
@@ -258,6 +249,18 @@ class _TraceEvents:
                 raise OverflowError
             self.memory.add(device, *self._origin(event), _times(event)[0], address & _ADDRESS, *sizes)
 
+    def _add_sync(self, event: dict[str, object], more: dict[str, object]) -> None:
+        kind = str(more.get("cuda_sync_kind", event["name"]))
+        self.syncs.add(
+            self.processes[(event["pid"], _whole(more, "device"))],
+            STREAM_WAITS if kind.startswith("Stream Wait") else _SYNC_KINDS[kind[:5]],
+            -1 if kind.startswith("Event") else _whole(more, "stream", nothing=-1),
+            _whole(more, "wait_on_stream", nothing=-1),
+            _whole(more, "wait_on_cuda_event_record_corr_id", nothing=-1),
+            _whole(more, "correlation", nothing=-1),
+            *_times(event),
+        )
+
     def _add_call(self, event: dict[str, object], more: dict[str, object]) -> None:
         self.calls.add(
             *self._origin(event),
@@ -307,6 +310,8 @@ def read_chrome_trace(path: Path, choice: StepChoice = StepChoice()) -> ProcessT
         events.take(event)
     operations, calls, device = (table.arrays() for table in (events.operations, events.calls, events.activity))
     if not len(device["start"]):
+        if source.cut_off_after >= 0:
+            raise source.is_cut_off(source.cut_off_after)
         raise ReportError(
             f"{path} has no kernels", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] traces them"
         )
@@ -317,9 +322,9 @@ def read_chrome_trace(path: Path, choice: StepChoice = StepChoice()) -> ProcessT
 
     def described(number: int) -> tuple[int, int, str]:
         process, key = list(events.processes)[max(hosts[number], 0)], list(events.processes)[number]
-        is_known = hosts[number] >= 0 and isinstance(process, int)
         assert isinstance(key, tuple)
-        return int(process) if is_known else -1, int(key[1]), _gpu(header, key)  # type: ignore[call-overload]
+        digits = re.sub(r"\D", "", str(process))[-_MOST_DIGITS:] if hosts[number] >= 0 else ""
+        return int(digits or -1), int(key[1]), _gpu(header, key)
 
     gpu, processes = choose_process(everything, device["gpu"], described, path, choice)
     mine = np.flatnonzero(device["gpu"] == gpu)
@@ -350,10 +355,12 @@ def read_chrome_trace(path: Path, choice: StepChoice = StepChoice()) -> ProcessT
         processes=processes,
         num_elsewhere=len(events.activity.columns["gpu"]) - len(mine),
         num_unreadable=events.num_unreadable,
+        cut_off_after=source.cut_off_after,
         memory=memory,
-        functions=_of(events.functions, "process", hosts[gpu]) if len(memory["time"]) else {},
+        functions=_of(events.functions, "process", hosts[gpu]),
         texts=texts,
         calls=_cuda_calls(calls, texts, list(events.threads)),
+        syncs=_of(events.syncs, "gpu", gpu),
     )
 
 
@@ -374,12 +381,28 @@ def _hosts(events: _TraceEvents, calls: dict[str, Ints], device: dict[str, Ints]
     hosts = np.unique(calls["process"]).tolist()
     if not hosts:
         hosts = np.unique(np.frombuffer(events.operations.columns["process"], np.int64)).tolist() or [-1]
-    launched = {}
+    launched, names = {}, list(events.processes)
+    gpus = [names[gpu][0] for gpu in np.unique(device["gpu"]).tolist()]  # type: ignore[index]
+    is_merged = any(not isinstance(number, int) or number > MOST_DEVICES for number in gpus)
     for gpu in np.unique(device["gpu"]).tolist():
         there = device["gpu"] == gpu
         fits = [_launched_by(calls, host, device["correlation"][there], device["start"][there]) for host in hosts]
-        launched[gpu] = max(fits)[-1]
+        alike = [fit for fit in fits if fit[0] >= _ALIKE * max(fits)[0]] if is_merged else [max(fits)]
+        launched[gpu] = max(alike, key=lambda fit: (_likeness(names[gpu], names[fit[-1]]), fit))[-1]
     return launched
+
+
+#: Ranks of a job launch alike. In merged traces, whose GPUs are not numbered from 0, processes that fit so well are
+#: distinguished by their numbers.
+_ALIKE = 0.9
+
+
+def _likeness(gpu: object, host: object) -> int:
+    """How close the process of a GPU's events is to a process: by value, or by the beginning of its text."""
+    own = gpu[0] if isinstance(gpu, tuple) else gpu
+    if isinstance(own, int) and isinstance(host, int):
+        return -abs(own - host)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(str(own), str(host), strict=False)))
 
 
 def _launched_by(calls: dict[str, Ints], host: int, correlation: Ints, start: Ints) -> tuple[int, float, int]:

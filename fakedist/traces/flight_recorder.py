@@ -7,7 +7,6 @@ its beginning has the last calls of each group alone, so that groups are read fr
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +14,11 @@ from pathlib import Path
 
 from fakedist.analysis.call_order import RankCall, RankCalls
 from fakedist.analysis.stack_lines import frame_lines
-from fakedist.bounded import ForeignCodeError, UnreadableError, load_builtins, open_file, read_json
 from fakedist.errors import ReportError
 from fakedist.rundir.rows import FrameRow
+from fakedist.traces.foreign_files import DUMP_HINT, other_values, read_values
 
-_HINT = "TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 make torch write one file a rank when it hangs"
+_WANTED = "a dump of torch's Flight Recorder"
 #: Torch's names of calls, where those of ``torch.distributed`` are others.
 _NAMES = {
     "_all_gather_base": "all_gather_into_tensor",
@@ -101,47 +100,45 @@ def dumps_among(paths: Sequence[Path]) -> list[Path]:
 
 
 def _rank_of(path: Path) -> int | None:
-    match = re.search(r"(\d{1,9})$", path.name.removesuffix(".json").removesuffix(".pickle").removesuffix(".pkl"))
+    match = re.search(r"(\d{1,9})(?:\.(?:json|pickle|pkl|gz))*$", path.name)
     return int(match[1]) if match else None
 
 
 def read_dumps(paths: Sequence[Path]) -> list[HungRank]:
-    """Read the dumps of several ranks, each named after its rank.
+    """Read the dumps of several ranks: a file each, named after its rank, or one for several, by rank.
 
     Raises:
         ReportError: A file is not a dump, tries to run code, is not named after its rank, or two are of one rank.
     """
     by_rank: dict[int, list[_Entry]] = {}
     for path in paths:
-        rank = _rank_of(path)
-        if rank is None:
-            raise ReportError(f"{path} does not end with its rank", "torch names them PREFIX0, PREFIX1, ...")
-        if rank in by_rank:
-            raise ReportError(f"{path} is a second file of rank {rank}", "give one file for each rank")
-        try:
-            by_rank[rank] = _entries(_read(path))
-        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
-            raise ReportError(f"{path} is not a dump of torch's Flight Recorder: {error!r}", _HINT) from None
+        for rank, dump in _dumps_in(path).items():
+            if rank in by_rank:
+                raise ReportError(f"{path} is a second file of rank {rank}", "give one file for each rank")
+            try:
+                by_rank[rank] = _entries(dump)
+            except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+                raise ReportError(f"{path} is not {_WANTED}: {error!r}", DUMP_HINT) from None
     members = _members(by_rank)
     firsts = _firsts(by_rank)
     return [_hung(rank, entries, members, firsts) for rank, entries in sorted(by_rank.items())]
 
 
-def _read(path: Path) -> dict[str, object]:
-    try:
-        with open_file(path) as file:
-            is_json = file.read(1) in (b"{", b" ", b"\n")
-            file.seek(0)
-            value = read_json(path) if is_json else load_builtins(file, os.fstat(file.fileno()).st_size)
-    except ForeignCodeError as error:
-        raise ReportError(f"{path} tries to run {error.name}, which no dump does: nothing was run", _HINT) from None
-    except UnreadableError as error:
-        raise ReportError(f"{path} is not a dump of torch's Flight Recorder: {error}", _HINT) from None
-    except OSError as error:
-        raise ReportError(f"{path} cannot be read: {error.strerror}", _HINT) from error
-    if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
-        raise ReportError(f"{path} is not a dump of torch's Flight Recorder: it has no entries", _HINT)
-    return value
+def _dumps_in(path: Path) -> dict[int, dict[str, object]]:
+    """The dumps of a file, by rank."""
+    value = read_values(path, _WANTED, DUMP_HINT)
+    if isinstance(value, dict) and value and all(str(key).isdecimal() and len(str(key)) < 10 for key in value):
+        ranks = {int(key): dump for key, dump in value.items()}
+    elif isinstance(value, dict) and type(value.get("rank")) is int:
+        ranks = {value["rank"]: value}
+    else:
+        ranks = {-1 if (rank := _rank_of(path)) is None else rank: value}
+    for dump in ranks.values():
+        if not isinstance(dump, dict) or not isinstance(dump.get("entries"), list):
+            raise other_values(path, dump, _WANTED, "entries", DUMP_HINT)
+    if min(ranks) < 0:
+        raise ReportError(f"{path} does not end with its rank", "torch names them PREFIX0, PREFIX1, ...")
+    return ranks
 
 
 def _entries(dump: dict[str, object]) -> list[_Entry]:
@@ -160,9 +157,10 @@ def _entries(dump: dict[str, object]) -> list[_Entry]:
                 entry.batch = index + 1
             open_batch = len(entries)
             continue
-        group, description = (str(part)[:200] for part in row["process_group"])
+        # torch 2.3 wrote neither the name of a group nor two counts.
+        group, description = (str(part)[:200] for part in row.get("process_group") or (row["pg_id"], ""))
         is_p2p = bool(row.get("is_p2p", False))
-        number = row["p2p_seq_id"] if is_p2p else row["collective_seq_id"]
+        number = row.get("p2p_seq_id" if is_p2p else "collective_seq_id", row.get("seq_id"))
         if not isinstance(number, int):
             raise TypeError("a sequence number is not an integer")
         if entries and not (is_p2p and entries[-1].is_p2p):

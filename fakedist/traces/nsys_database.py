@@ -26,7 +26,6 @@ from fakedist.traces.step_trace import (
     Ints,
     Meaning,
     Ranges,
-    Waits,
     find_rows,
     meaning,
     taken,
@@ -380,12 +379,15 @@ _TYPES = {1: HOST_WAITS, 2: STREAM_WAITS, 3: HOST_WAITS, 4: HOST_WAITS_FOR_DEVIC
 _WITH_EVENT = (1, 2)
 
 
-def read_waits(database: Database, process: int, step: tuple[int, int]) -> Waits | None:
-    """The waits of a process (``globalPid``'s upper bits) in a step; None without ``--cuda-event-trace``."""
+def read_waits(database: Database, process: int, step: tuple[int, int]) -> tuple[dict[str, Ints], dict[int, int]]:
+    """The waits of a process (``globalPid``'s upper bits) in a step, and when events were recorded, by correlation.
+
+    Both are empty without ``--cuda-event-trace``.
+    """
     columns = ("start", "end", "streamId", "correlationId", "globalPid", "syncType", "eventId")
     wanted = ("streamId", "correlationId", "globalPid", "eventId")
     if not set(wanted) <= database.columns(_EVENTS) or not set(columns) <= database.columns(_SYNCHRONISATIONS):
-        return None
+        return {}, {}
     waits = _of_process(database.integers(_SYNCHRONISATIONS, columns), process)
     waits = _where(
         waits, (waits["start"] >= step[0]) & (waits["start"] <= step[1]) & np.isin(waits["syncType"], [*_TYPES])
@@ -402,10 +404,11 @@ def read_waits(database: Database, process: int, step: tuple[int, int]) -> Waits
         "stream": np.where(of_event, -1, waits["streamId"]),
         "recorded_on": taken(records["streamId"], row),
         "record": taken(records["correlationId"], row),
+        "correlation": waits["correlationId"],
         "start": waits["start"],
         "end": waits["end"],
     }
-    return Waits.of(columns_of_waits, dict(zip(records["correlationId"].tolist(), at.tolist(), strict=True)))
+    return columns_of_waits, dict(zip(records["correlationId"].tolist(), at.tolist(), strict=True))
 
 
 def _last_before(records: dict[str, Ints], event: Ints, correlation: Ints) -> Ints:

@@ -22,7 +22,7 @@ from fakedist.traces.nsys_database import (
 )
 from fakedist.traces.one_step import StepChoice, choose_process, one_step
 from fakedist.traces.step_path import find_path
-from fakedist.traces.step_trace import Activity, CudaCalls, Ints, ProcessTrace, find_rows, taken
+from fakedist.traces.step_trace import Activity, CudaCalls, Ints, ProcessTrace, Waits, find_rows, taken
 from fakedist.traces.traced_step import ImportedStep, LayerNumbers, Tool, Trace, host_record, kernel_record
 
 
@@ -30,7 +30,9 @@ def read_trace(database: Database, choice: StepChoice) -> Trace:
     """One step of one process of a report; ReportError if it lacks kernels, the process, or the step."""
     process = read_process(database, choice)
     trace = one_step(process, choice, database.called)
-    return replace(trace, waits=read_waits(database, process.process, trace.host), path=find_path(trace))
+    syncs, recorded = read_waits(database, process.process, trace.host)
+    trace = replace(trace, syncs=syncs, waits=Waits.of(syncs, recorded) if syncs else None)
+    return replace(trace, path=find_path(trace))
 
 
 def gpu_name(database: Database, number: int = 0) -> str:

@@ -104,6 +104,8 @@ def one_step(process: ProcessTrace, choice: StepChoice, called: Path) -> Trace:
         notes.append(time_notes.memory_traced(allocated, reserved, step if row >= 0 else -1))
     if process.num_unreadable:
         notes.append(time_notes.events_not_read(process.num_unreadable))
+    if process.cut_off_after >= 0:
+        notes.append(time_notes.trace_cut_off(process.cut_off_after))
     inside = (process.launch >= begin) & (process.launch <= end)
     if not inside.any():
         raise ReportError(f"no kernel of {called} was launched in step {step}", "--step chooses another")
@@ -126,6 +128,7 @@ def one_step(process: ProcessTrace, choice: StepChoice, called: Path) -> Trace:
         notes=notes,
         processes=process.processes,
         calls=process.calls,
+        syncs=process.syncs,
         steps=[_step_row(process, marked, number, number == row) for number in range(len(marked.start))],
     )
 

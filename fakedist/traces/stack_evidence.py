@@ -219,8 +219,12 @@ def find_places(evidence: Sequence[StackEvidence], *, is_native: bool) -> Places
 
 
 def _with_blank_backwards(kinds: list[int], *, is_native: bool) -> Ints:
-    """Without frames of C++, what follows a forward and has no stack is of the backward."""
-    last = BLANK
+    """Without frames of C++, what follows a forward and has no stack is of the backward.
+
+    So is what a ring that lost its beginning has before the first step of an optimizer.
+    """
+    first = next((kind for kind in kinds if kind >= FORWARD), BLANK)
+    last = BACKWARD if first == OPTIMIZER else BLANK
     for event, kind in enumerate(kinds):
         if kind == BLANK and not is_native and last in (FORWARD, BACKWARD):
             kinds[event] = BACKWARD

@@ -3,8 +3,8 @@
 It is followed backwards from the last kernel. A kernel waited for the one before it on its stream if that was still
 running when the host launched it. Else it came as fast as its launch did, and the path goes on backwards in the host's
 thread: to the kernel that a call of it waited for, or to the thread that worked while it did not (autograd's, and
-back). A trace does not tell what streams wait for: a kernel that began late, and just after one of another stream
-ended, is taken to have waited for that.
+back). Where the trace does not tell what streams wait for, a kernel that began late, and just after one of another
+stream ended, is taken to have waited for that.
 """
 
 from __future__ import annotations
@@ -12,11 +12,25 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 
-from fakedist.rundir.step_time import PathPart
-from fakedist.traces.step_trace import DERIVATIVE, LAYER, NODE, OPERATION, PHASE, CudaCalls, Intervals, Ints, find_rows
+from fakedist.rundir.step_time import HostWait, PathPart, WaitKind
+from fakedist.traces.step_trace import (
+    DERIVATIVE,
+    HOST_WAITS,
+    LAYER,
+    NODE,
+    OPERATION,
+    PHASE,
+    STREAM_WAITS,
+    CudaCalls,
+    Intervals,
+    Ints,
+    find_rows,
+    taken,
+)
 from fakedist.traces.traced_step import Trace, TracedPath
 
 #: A launch reaches an idle GPU within this time, and a kernel begins so soon after the one that its stream waited for.
@@ -28,7 +42,11 @@ _BETWEEN = "between operations"
 _HOST_KINDS = (OPERATION, NODE, DERIVATIVE)
 
 
-def find_path(trace: Trace) -> TracedPath | None:
+#: The script's line that a thread runs at a time, for threads and times; empty texts where it is not known.
+LinesAt = Callable[[Ints, Ints], list[str]]
+
+
+def find_path(trace: Trace, lines_at: LinesAt | None = None) -> TracedPath | None:
     """The critical path of a trace; None if the host's calls were not traced."""
     if trace.calls is None or not len(trace.calls.start) or not len(trace.activity):
         return None
@@ -41,7 +59,7 @@ def find_path(trace: Trace) -> TracedPath | None:
         parts.append(PathPart("launch", "", "", name, 0, number, ns / 1000, lane=threads.get(thread, "")))
     for (thread, name), ns in _by_operation(trace, trace.calls, walk.host).items():
         parts.append(PathPart("host", "", "", name, 0, 0, ns / 1000, lane=threads.get(thread, "")))
-    return TracedPath(np.array(walk.kernels) / 1000, parts)
+    return TracedPath(np.array(walk.kernels) / 1000, parts, _host_waits(trace, trace.calls, walk.waited, lines_at))
 
 
 class _WayBack:
@@ -52,6 +70,7 @@ class _WayBack:
         idle: How much of it nothing explains, by stream.
         launches: How much of it launches took to reach the GPU, by thread and call; ``num_launches`` counts them.
         host: Stretches of it in which the host worked: thread, begin, end.
+        waited: Calls that waited for the GPU, and the activity that each waited for.
     """
 
     def __init__(self, trace: Trace, calls: CudaCalls) -> None:
@@ -67,7 +86,9 @@ class _WayBack:
         self._call = [calls.names[calls.name[row]] if row >= 0 else "" for row in launched_by.tolist()]
         launching = set(np.unique(trace.thread).tolist()) | set(trace.ranges.thread[trace.ranges.kind == NODE].tolist())
         self._busy = {thread: _busy(trace, calls, thread) for thread in launching - {-1}}
-        self._waits = self._waits_of(calls, find_rows(activity["correlationId"], calls.correlation))
+        self._awaited = _awaited(trace, calls)
+        self.waited: list[tuple[int, int]] = []
+        self._waits = self._waits_of(trace, calls, find_rows(activity["correlationId"], calls.correlation))
         self._steps_left = 4 * (len(start) + len(calls.start)) + 1000
         self.kernels = [0] * len(start)
         self.idle: Counter[int] = Counter()
@@ -75,8 +96,9 @@ class _WayBack:
         self.num_launches: Counter[tuple[int, str]] = Counter()
         self.host: list[tuple[int, int, int]] = []
 
-    def _waits_of(self, calls: CudaCalls, own: Ints) -> dict[int, tuple[list[int], list[int]]]:
+    def _waits_of(self, trace: Trace, calls: CudaCalls, own: Ints) -> dict[int, tuple[list[int], list[int]]]:
         """By thread, when its calls ended that waited for an activity, and for which."""
+        known = _synced(trace, calls)
         copies, anything = (
             np.array([bool(pattern.search(name)) for name in calls.names] or [False]) for pattern in (_COPIES, _WAITS)
         )
@@ -85,8 +107,10 @@ class _WayBack:
         for row in chosen[np.argsort(calls.end[chosen], kind="stable")].tolist():
             start, end = int(calls.start[row]), int(calls.end[row])
             index = bisect_right(self._ends, end) - 1
-            at = int(own[row]) if copies[calls.name[row]] else self._order[index] if index >= 0 else -1
+            last = self._order[index] if index >= 0 else -1
+            at = int(own[row]) if copies[calls.name[row]] else known.get(int(calls.correlation[row]), last)
             if at >= 0 and start < self._end[at] <= end:
+                self.waited.append((row, at))
                 ends, activities = waits.setdefault(int(calls.thread[row]), ([], []))
                 ends.append(end)
                 activities.append(at)
@@ -112,8 +136,13 @@ class _WayBack:
             return None, time
         is_queued = before >= 0 and self._end[before] > launch
         free = self._end[before] if is_queued else launch
-        other = self._ended_by(time)
-        if time - free > _LATENCY_NS and other >= 0 and time - _LATENCY_NS <= self._end[other]:
+        if self._awaited is None:
+            other = self._ended_by(time)
+            is_other = time - free > _LATENCY_NS and other >= 0 and time - _LATENCY_NS <= self._end[other]
+        else:
+            other = self._awaited[at]
+            is_other = other >= 0 and free < self._end[other] <= time
+        if is_other:
             before, is_queued = other, True
         if is_queued or (self._thread[at] < 0 and before >= 0):
             end = min(self._end[before], time)
@@ -164,6 +193,97 @@ class _WayBack:
             if index >= 0 and (ended := min(ends[index], time)) > last[1]:
                 last = other, ended
         return last
+
+
+def _last_on_stream(trace: Trace, stream: Ints, time: Ints) -> list[int]:
+    """For each moment, the activity that was launched last on a stream before it (-1: on any); -1 without one."""
+    own = trace.activity.columns["streamId"]
+    order = np.argsort(trace.launch, kind="stable")
+    last = np.full(len(stream), -1)
+    for number in np.unique(stream).tolist():
+        rows = order[(own[order] == number) | (number < 0)]
+        asked = stream == number
+        index = np.searchsorted(trace.launch[rows], time[asked], side="left") - 1
+        last[asked] = np.where(index >= 0, rows[np.maximum(index, 0)], -1) if len(rows) else -1
+    activities: list[int] = last.tolist()
+    return activities
+
+
+def _synced(trace: Trace, calls: CudaCalls) -> dict[int, int]:
+    """By correlation, the activity that a call of the host waited for, where the trace tells the stream or event."""
+    if not trace.syncs:
+        return {}
+    syncs = trace.syncs
+    made = taken(calls.start, find_rows(calls.correlation, syncs["correlation"]))
+    recorded = taken(calls.start, find_rows(calls.correlation, syncs["record"]))
+    is_event = (syncs["record"] > 0) & (recorded >= 0)
+    chosen = (syncs["what"] == HOST_WAITS) & (made >= 0) & (is_event | (syncs["stream"] >= 0))
+    stream, time = np.where(is_event, syncs["recorded_on"], syncs["stream"]), np.where(is_event, recorded, made)
+    activity = _last_on_stream(trace, stream[chosen], time[chosen])
+    return dict(zip(syncs["correlation"][chosen].tolist(), activity, strict=True))
+
+
+def _awaited(trace: Trace, calls: CudaCalls) -> list[int] | None:
+    """For each activity, that of another stream which its stream had to wait for, the last; -1 without one.
+
+    None if the trace does not tell what streams wait for.
+    """
+    syncs = trace.syncs
+    if not len(syncs.get("what", ())):
+        return None
+    made = taken(calls.start, find_rows(calls.correlation, syncs["correlation"]))
+    recorded = taken(calls.start, find_rows(calls.correlation, syncs["record"]))
+    chosen = (syncs["what"] == STREAM_WAITS) & (made >= 0) & (recorded >= 0) & (syncs["recorded_on"] >= 0)
+    others = _last_on_stream(trace, syncs["recorded_on"][chosen], recorded[chosen])
+    awaited = [-1] * len(trace.activity)
+    end, stream, launch = trace.activity.columns["end"], trace.activity.columns["streamId"], trace.launch
+    order = np.argsort(launch, kind="stable")
+    rows_of = {number: order[stream[order] == number] for number in np.unique(syncs["stream"][chosen]).tolist()}
+    for waiting, at, other in zip(syncs["stream"][chosen].tolist(), made[chosen].tolist(), others, strict=True):
+        rows = rows_of[waiting]
+        index = int(np.searchsorted(launch[rows], at))
+        if other < 0 or index >= len(rows):
+            continue
+        first = int(rows[index])  # those behind it follow on the stream
+        if awaited[first] < 0 or end[awaited[first]] < end[other]:
+            awaited[first] = other
+    return awaited
+
+
+def _host_waits(
+    trace: Trace, calls: CudaCalls, waited: list[tuple[int, int]], lines_at: LinesAt | None
+) -> list[HostWait]:
+    """Waits of the host by line, operation and kind, most idle time of the GPU first: from when it could go on."""
+    rows_waited = np.array([call for call, _ in waited], np.int64)
+    lines = [""] * len(waited)
+    if lines_at is not None:
+        lines = lines_at(calls.thread[rows_waited], calls.start[rows_waited])
+    start, end = trace.activity.columns["start"], trace.activity.columns["end"]
+    until = np.maximum.accumulate(end) if len(end) else end
+    rows: dict[tuple[str, str, WaitKind], list[float]] = {}
+    seen: set[int] = set()
+    ranges = trace.ranges.where(trace.ranges.kind == OPERATION)
+    lanes = np.unique(np.append(ranges.thread, calls.thread), return_inverse=True)[1]
+    around = Intervals(lanes[: len(ranges.thread)], ranges.start, ranges.end)
+    called = around.innermost(lanes[len(ranges.thread) :], calls.start).tolist()
+    for (call, at), line in zip(waited, lines, strict=True):
+        name = calls.names[calls.name[call]]
+        to_host = "DtoH" in trace.activity.names[trace.activity.name[at]]
+        kind: WaitKind = ("read" if to_host else "copy") if _COPIES.search(name) else "synchronize"
+        operation = ranges.meanings[ranges.meaning[called[call]]].name if called[call] >= 0 else name
+        index = int(np.searchsorted(start, end[at], side="left"))
+        is_idle = index < len(start) and int(until[index - 1]) <= end[at] and at not in seen
+        seen.add(at)
+        row = rows.setdefault((line, operation.replace("::", ".", 1), kind), [0, 0, 0])
+        row[0] += 1
+        row[1] += float(end[at] - calls.start[call]) / 1000
+        if is_idle:
+            row[2] += max(float(min(start[index], trace.launch[index]) - end[at]), 0.0) / 1000
+    waits = [
+        HostWait(line, False, kind, operation, "", 0, int(num), wait_us, idle_us)
+        for (line, operation, kind), (num, wait_us, idle_us) in rows.items()
+    ]
+    return sorted(waits, key=lambda wait: -wait.idle_us)
 
 
 def _before(stream: Ints) -> list[int]:

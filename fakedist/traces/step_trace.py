@@ -404,10 +404,11 @@ class ProcessTrace:
         memory: Requests to the allocator on the GPU, by time: device, process, thread, time, address, bytes (negative:
             freed), allocated and reserved (afterwards).
         calls: None if none were traced.
-        functions: Calls of Python functions, if memory was traced: process, thread, start, end and text, a row of
-            ``texts``.
+        syncs: As those of ``traced_step.Trace``.
+        functions: Calls of Python functions: process, thread, start, end and text, a row of ``texts``.
         num_elsewhere: Activities of other processes and GPUs, which are left out.
         num_unreadable: Damaged events.
+        cut_off_after: The events of a file that is cut off; -1 of a whole one.
     """
 
     tool: str
@@ -431,9 +432,11 @@ class ProcessTrace:
     memory: dict[str, Ints] = field(default_factory=dict)
     functions: dict[str, Ints] = field(default_factory=dict)
     calls: CudaCalls | None = None
+    syncs: dict[str, Ints] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
     num_elsewhere: int = 0
     num_unreadable: int = 0
+    cut_off_after: int = -1
 
     def operations(self) -> tuple[Ints, list[tuple[str, ...]], Ints]:
         """The operations around each launch.

@@ -4,32 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
-from fakedist.bounded import UnreadableError, open_file
 from fakedist.rundir.collector import no_collector
 from fakedist.traces.chrome_trace import read_chrome_trace
+from fakedist.traces.foreign_files import kind_of
 from fakedist.traces.nsys_database import open_database
 from fakedist.traces.nsys_report import read_process, read_report
 from fakedist.traces.one_step import StepChoice, one_step
 from fakedist.traces.step_path import find_path
 from fakedist.traces.step_trace import ProcessTrace
-from fakedist.traces.traced_memory import memory_records
+from fakedist.traces.traced_memory import Functions, memory_records
 from fakedist.traces.traced_step import ImportedStep, LayerNumbers, Tool
-
-FileKind = Literal["sqlite", "json", "other"]
-
-
-def kind_of(path: Path) -> FileKind:
-    """The format of a file by its beginning; "other" if it cannot be read, which its reader reports."""
-    try:
-        with open_file(path) as file:
-            head = file.read(64)
-    except (OSError, UnreadableError):
-        return "other"
-    if head.startswith(b"SQLite format 3\0"):
-        return "sqlite"
-    return "json" if head.startswith(b"\x1f\x8b") or head.lstrip()[:1] in (b"{", b"[") else "other"
 
 
 def read_trace_file(exported: Path, called: Path, choice: StepChoice = StepChoice()) -> ProcessTrace:  # noqa: B008
@@ -47,6 +32,6 @@ def read_step(exported: Path, called: Path, choice: StepChoice) -> ImportedStep:
     with no_collector():
         process = read_chrome_trace(exported, choice)
         trace, layers = one_step(process, choice, called), LayerNumbers()
-        trace = replace(trace, path=find_path(trace))
+        trace = replace(trace, path=find_path(trace, Functions(process, process.functions["thread"]).lines))
         step = ImportedStep.of(called, trace, Tool(process.tool, report=str(called)), layers)
         return replace(step, records=[*step.records, *memory_records(process, trace, layers)])

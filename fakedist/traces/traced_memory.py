@@ -16,6 +16,7 @@ import numpy as np
 
 from fakedist.analysis.recording import NUMPY_TYPES, Array, Recording
 from fakedist.analysis.stack_lines import BACKWARD as BACKWARD_FRAME
+from fakedist.analysis.stack_lines import frame_lines
 from fakedist.rundir.encoding import Record, columns_of
 from fakedist.rundir.memory_records import EventsRecord, MarksRecord
 from fakedist.rundir.records import OperationNamesRecord, OperationsRecord, RegionsRecord, ScopesRecord, StepRecord
@@ -200,7 +201,7 @@ def _records(recording: Recording, trace: Trace, events: EventsRecord) -> list[R
     ]
 
 
-class _Functions:
+class Functions:
     """Functions of Python that run: which is the innermost of a thread at a time, and its stack."""
 
     def __init__(self, process: ProcessTrace, threads: Ints) -> None:
@@ -221,6 +222,12 @@ class _Functions:
         rows: list[int] = self._intervals.innermost(np.searchsorted(self._threads, thread), time).tolist()
         return rows
 
+    def lines(self, thread: Ints, time: Ints) -> list[str]:
+        """The innermost line outside of torch at each time, the first of its function; empty without any."""
+        lines = frame_lines(list(self.frames))
+        rows = self.innermost(thread, time)
+        return [next((lines[frame] for frame in self.stack(row) if lines[frame]), "") for row in rows]
+
     @functools.cache  # noqa: B019 (it lives as long as a file is read)
     def stack(self, row: int) -> tuple[int, ...]:
         """The frames of a function's stack, innermost first."""
@@ -238,7 +245,7 @@ def _stacks(
 
     An event of a backward has those of the operation that made its node.
     """
-    functions = _Functions(process, np.concatenate([columns["thread"], ranges.thread]))
+    functions = Functions(process, np.concatenate([columns["thread"], ranges.thread]))
     stacks: dict[tuple[int, ...], int] = {(): -1}
     forward, made = sites.forward >= 0, sites.forward
     time = np.where(forward, taken(ranges.start, made), columns["time"])

@@ -17,7 +17,7 @@ from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.records import GpuRecord, LayersRecord, NoteRecord, OutcomeRecord
 from fakedist.rundir.rows import LayerRow
 from fakedist.rundir.schema import FAMILIES, PHASES
-from fakedist.rundir.step_time import KernelSource, PathPart, TracedProcess, TracedStep
+from fakedist.rundir.step_time import HostWait, KernelSource, PathPart, TracedProcess, TracedStep
 from fakedist.rundir.trace_records import (
     HostCalls,
     HostRanges,
@@ -320,10 +320,14 @@ class LayerNumbers:
 
 
 class TracedPath(NamedTuple):
-    """How much of a critical path each activity is, in microseconds, and its other parts. They add up to the step."""
+    """How much of a critical path each activity is, in microseconds, and its other parts. They add up to the step.
+
+    ``waits`` are those of the host for the GPU, also off the path.
+    """
 
     kernel_us: npt.NDArray[np.float64]
     parts: list[PathPart]
+    waits: list[HostWait]
 
 
 @dataclass
@@ -340,6 +344,9 @@ class Trace:
         processes: What each process of the file ran on each GPU.
         steps: The steps of the file.
         path: Its critical path; None if the host's calls were not traced.
+        syncs: Columns of waits, a row for each call that waits or makes a stream wait: what (as of ``Waits``), stream,
+            recorded_on, record (correlations of the calls that recorded the event) and correlation; empty if the tool
+            did not trace them.
     """
 
     ranges: Ranges
@@ -358,6 +365,7 @@ class Trace:
     steps: list[TracedStep] = field(default_factory=list)
     calls: CudaCalls | None = None
     path: TracedPath | None = None
+    syncs: dict[str, Ints] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -422,6 +430,7 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
         processes=trace.processes,
         steps=trace.steps,
         path=[] if trace.path is None else trace.path.parts,
+        host_waits=[] if trace.path is None else trace.path.waits,
     )
     packed = {
         name: np.ascontiguousarray(columns[name], code).tobytes() for name, code in columns_of(KernelsRecord).items()

@@ -20,6 +20,7 @@ from fakedist.launcher.executors.task import Task, TaskResult
 from fakedist.rundir.outcome import Outcome
 from tests.extras.calibration.made_up_step import Tracing, step
 from tests.unit.report.handmade import timed
+from tests.unit.results.test_hung_jobs import entry, write
 from tests.unit.results.test_job_time import stage
 from tests.unit.sweep.fake_executor import result
 from tests.unit.traces.nsys_made_up import training
@@ -81,6 +82,9 @@ INPUTS = [
     Input("check/fakedist-baselines/job.json", f"{_CHECK} json --update", ("job.json", "'job'")),
     Input("rank4/run.json", "compare --all-rows {}/rank0 {}/rank4", ("rank4",)),
     Input("rank4/tables/layers.parquet", "compare {}/rank0 {}/rank4 --format markdown", ("rank4",)),
+    Input("trace.json", "compare {}/trace.json {}/rank0"),
+    Input("report.sqlite", "compare {}/rank0 {}/report.sqlite --format markdown"),
+    Input("nccl_trace_rank_1", "match {}/nccl_trace_rank_0 {}/nccl_trace_rank_1"),
     Input("rank4/memory_snapshot.pickle", "compare {}/timed/memory_snapshot.pickle {}/rank4/memory_snapshot.pickle"),
     Input("trace.json", f"{_CALIBRATE} {{}}/trace.json"),
     Input("trace.json.gz", f"{_CALIBRATE} {{}}/trace.json.gz --json"),
@@ -136,6 +140,7 @@ def make_good(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Tracing().write(place / "trace.json", step() * 2)
     (place / "trace.json.gz").write_bytes(gzip.compress((place / "trace.json").read_bytes()))
     training().write(place / "report.sqlite")
+    write(place, {rank: [entry(1, "all_reduce"), entry(2, "broadcast")] for rank in range(2)})
     origin = CalibrationOrigin(gpu="NVIDIA H100 80GB HBM3", tool="nsys", date="2026-01-31", file="x")
     table = made_table(origin, {each.work: (each.duration_us, 2 * each.duration_us) for each in step()})
     (place / "own.json").write_text(calibration_table_text(table))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,11 +25,12 @@ from fakedist.rundir.journal import read_journal
 from fakedist.rundir.tape import Awaited, GroupRecord, Guess, ScriptRecord, SentRecord, StoredRecord, Tape
 from fakedist.sweep.plan import CommandLineSettings, sweep_of_file
 from tests.hostile.damaging import damage
-from tests.hostile.fuzzing import bounded, bounded_growth, changed, damaged_bytes, reads, told
+from tests.hostile.fuzzing import bounded, bounded_commands, bounded_growth, changed, damaged_bytes, reads, told
 from tests.hostile.runs import records
+from tests.support.real_files import real_file
 from tests.unit.report.handmade import ranged, timed
 from tests.unit.results.test_hung_jobs import entry, p2p, write
-from tests.unit.traces.nsys_made_up import training
+from tests.unit.traces.nsys_made_up import PID, training
 from tests.unit.traces.test_chrome_trace import event
 from tests.unit.traces.test_inferring import Made, inside
 from tests.unit.traces.test_kineto import Written
@@ -80,6 +83,9 @@ COMMANDS = st.sampled_from(
         ["report", "--json"],
     ]
 )
+
+
+SHOWN = st.sampled_from([["report"], ["report", "--format", "html"], ["report", "--json"]])
 
 
 @given(data=st.data())
@@ -174,9 +180,15 @@ def test_tapes(copy: Path, data: st.DataObject) -> None:
 def test_reports_of_nsight_systems(copy: Path, data: st.DataObject) -> None:
     shutil.rmtree(copy, ignore_errors=True)
     copy.mkdir()
-    path = training().write(copy / "report.sqlite")
+    report = training()
+    report.kernels += [(*row[:-1], PID + (1 << 24)) for row in report.kernels]  # two processes
+    report.waits, report.events = [(4000, 4200, 7, 90, 3, 0), (4300, 4400, 7, 92, 2, 5)], [(7, 91, 5)]
+    path = report.write(copy / "report.sqlite")
     damage(path, data)
-    told(path, "nsys", "-o", str(copy / "run"), str(path))
+    if data.draw(st.booleans()):
+        told(path, "nsys", "-o", str(copy / "run"), str(path))
+    else:
+        told(path, *data.draw(SHOWN), str(path))
 
 
 def kineto() -> dict[str, object]:
@@ -190,8 +202,12 @@ def kineto() -> dict[str, object]:
         trace.events.append(event("user_annotation", f"ProfilerStep#{number}", start - 2, trace.now - start + 3))
     facts = {"Device Type": 1, "Device Id": 0, "Addr": 5, "Bytes": 512, "Total Allocated": 512, "Total Reserved": 1024}
     trace.events.append({**event("cpu_instant_event", "[memory]", 1000, 0, **facts), "ph": "i"})
+    sync = {"cuda_sync_kind": "Stream Wait Event", "stream": 7, "device": 0, "correlation": 3, "wait_on_stream": 20}
+    trace.events.append(event("cuda_sync", "x", 1030, 1, pid=0, wait_on_cuda_event_record_corr_id=2, **sync))
     properties = [{"id": 0, "name": "NVIDIA H100"}]
-    return {"deviceProperties": properties, "distributedInfo": {"rank": 0}, "traceEvents": trace.events}
+    groups = [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": 8, "ranks": [0, 1, 2, 3, 4, 5, 6, 7]}]
+    distributed = {"backend": "nccl", "rank": 0, "world_size": 8, "pg_count": 1, "pg_config": groups}
+    return {"deviceProperties": properties, "distributedInfo": distributed, "traceEvents": trace.events}
 
 
 @given(data=st.data())
@@ -203,8 +219,9 @@ def test_traces_of_the_profiler(copy: Path, data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         path.write_text(json.dumps(data.draw(changed(kineto()))))
     else:
-        path.write_bytes(data.draw(damaged_bytes(json.dumps(kineto()).encode())))
-    told(path, *data.draw(st.sampled_from([["report"], ["report", "--format", "html"]])), str(path))
+        whole = json.dumps(kineto()).encode()
+        path.write_bytes(data.draw(damaged_bytes(gzip.compress(whole) if data.draw(st.booleans()) else whole)))
+    told(path, *data.draw(SHOWN), str(path))
 
 
 @given(data=st.data())
@@ -216,9 +233,53 @@ def test_snapshots_of_which_much_is_inferred(copy: Path, data: st.DataObject) ->
     made.before(4096)
     made.alloc(512, inside(("/job/model.py", 20, "forward")))
     made.step([4096])
-    path = copy / "x.pickle"
-    path.write_bytes(pickle.dumps(data.draw(changed(made.snapshot()))))
-    told(path, "report", str(path))
+    path, snapshot = copy / "x.pickle", made.snapshot()
+    if data.draw(st.booleans()):  # of several devices, with what torch 2.1 did not write left out
+        snapshot["device_traces"].append([dict(row) for row in snapshot["device_traces"][0]])
+        for row in snapshot["device_traces"][0]:
+            row.pop("time_us")
+    value = data.draw(changed(data.draw(st.sampled_from([snapshot, snapshot["segments"]]))))
+    written = data.draw(st.sampled_from([pickle.dumps, lambda value: json.dumps(value).encode()]))(value)
+    path.write_bytes(gzip.compress(written) if data.draw(st.booleans()) else written)
+    told(path, *data.draw(SHOWN), str(path))
+
+
+def _part_of_a_trace(content: bytes) -> bytes:
+    """The events until the fortieth kernel."""
+    trace = json.loads(gzip.decompress(content), strict=False)
+    events = [row for row in trace["traceEvents"] if isinstance(row.get("ts"), int | float)]
+    until = sorted(row["ts"] for row in events if row.get("cat", "").lower() == "kernel")[40]
+    return gzip.compress(json.dumps({**trace, "traceEvents": [row for row in events if row["ts"] <= until]}).encode())
+
+
+def _part_of_a_snapshot(content: bytes) -> dict[str, Any]:
+    """The beginning of the history, and of the segments."""
+    snapshot: dict[str, Any] = pickle.loads(content)
+    traces = [trace[:200] for trace in snapshot["device_traces"]]
+    return {**snapshot, "device_traces": traces, "segments": snapshot["segments"][:5]}
+
+
+REAL = [
+    "v100-five-steps.pt.trace.json.gz", "rtx2080ti-resnet.pt.trace.json.gz", "course-gpt-medium-1024.pickle",
+    "h100-2gpu-before.sqlite", "h100-2gpu-1s.sqlite",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REAL)
+@given(data=st.data())
+@bounded_commands
+def test_files_of_real_gpus(name: str, copy: Path, data: st.DataObject) -> None:
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir()
+    path, content = copy / name, real_file(name).read_bytes()
+    if path.suffix == ".pickle":
+        part = _part_of_a_snapshot(content)
+        part["device_traces"][0] = data.draw(changed(part["device_traces"][0]))
+        path.write_bytes(pickle.dumps(part))
+    else:
+        path.write_bytes(_part_of_a_trace(content) if path.suffix == ".gz" else content)
+        damage(path, data)
+    told(path, *data.draw(SHOWN), str(path))
 
 
 @given(data=st.data())
@@ -227,6 +288,7 @@ def test_dumps_of_hung_ranks(copy: Path, data: st.DataObject) -> None:
     shutil.rmtree(copy, ignore_errors=True)
     copy.mkdir()
     calls = [entry(1, "all_reduce"), entry(2, "broadcast"), p2p(1, "send 0->1", "started", group="5")]
+    calls += [p2p(2, "recv 0<-1", "completed", group="5"), entry(2, "coalesced", group="5")]
     as_json = data.draw(st.booleans())
     good, bad = write(copy, {1: calls[:2], 0: calls}, as_json=as_json)
     whole = json.loads(bad.read_bytes()) if as_json else pickle.loads(bad.read_bytes())

@@ -42,7 +42,7 @@ def calibrate(
     from fakedist.extras.calibration.calibration_report import calibration_report
     from fakedist.launcher.nsight import export_sqlite
     from fakedist.report.writing import replace_text, see_that_it_can_be_written
-    from fakedist.traces.trace_files import kind_of
+    from fakedist.traces.foreign_files import kind_of
 
     output = chosen_output(form, as_json)
     with reading(run):

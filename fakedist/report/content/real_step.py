@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pandas as pd
 
-from fakedist.errors import RunDirectoryError
+from fakedist.errors import JobError, RunDirectoryError
 from fakedist.report.content.report_blocks import (
     KEY,
     Block,
@@ -17,10 +19,12 @@ from fakedist.report.content.report_blocks import (
     Verdict,
     us_column,
 )
+from fakedist.report.text.time_sheets import group_time_sheet
 from fakedist.report.text.wording import source_word
 from fakedist.results.compare.against_trace import slower_parts
 from fakedist.results.run import Run
 from fakedist.results.verdict import timed_step_name
+from fakedist.rundir.plain import to_plain
 from fakedist.units import format_us
 
 _TITLES = {
@@ -98,3 +102,17 @@ def _sheet(title: str, table: pd.DataFrame, *, all_rows: bool) -> Sheet:
         ]
     remarks = [f"not shown: {left} that take no longer, or are minor (--all-rows shows them)"] if left else []
     return Sheet(title, columns, remarks, is_open=True)
+
+
+def collectives_report(run: Run) -> Report:
+    """The collectives of a file of a real GPU, as its tool measured them; JobError if it has none."""
+    if run.summary.timed is None or not run.summary.timed[0].by_group:
+        hint = f"fakedist report {shlex.quote(str(run.path))} --full   shows what it has"
+        raise JobError(f"{run.path} has no collectives", hint)
+    time, source = run.summary.timed
+    exposed = f"{format_us(sum(row.exposed_us for row in time.by_group))} of collectives while nothing computes"
+    return Report(
+        "topology",
+        [Verdict(exposed, "groups"), group_time_sheet(time, source_word(source))],
+        lambda: {"run_directory": str(run.path), "groups": to_plain(time.by_group)},
+    )

@@ -22,6 +22,7 @@ from fakedist.report.page.switches import Switch
 from fakedist.report.text.host_sheets import host_sheets
 from fakedist.report.text.memory_sheets import MOMENT_NAMES, HeldLine, unused_sheet
 from fakedist.report.text.time_sheets import bound_of, family_columns, path_location, path_words
+from fakedist.report.text.trace_sheets import file_sheets
 from fakedist.report.text.wording import (
     EXPOSED,
     LAYER_COLUMNS,
@@ -140,6 +141,7 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
             for gain in time.gains
         ],
         "whys": [*dict.fromkeys(filter(None, [*(gain.why for gain in time.gains), collector_text(time)]))],
+        "file": file_sheets(source),
         "host": host_sheets(time, run.manifest.cwd, step_word(source)),
         "ranges": _ranges(time),
         "num_more_ranges": max(len(time.ranges) - MOST_KERNEL_ROWS, 0),
@@ -281,6 +283,7 @@ def _path(time: StepTime) -> list[dict[str, object]]:
         {
             "what": path_words(row),
             "place": path_location(row),
+            "lane": row.lane,
             "chip": _PATH_CHIPS[row.kind],
             "time": (row.time_us, format_us(row.time_us)),
             "share": (row.time_us, f"{row.time_us / (time.step_us or 1.0):.1%}"),

@@ -154,12 +154,13 @@ def test_frames_of_c_and_cpp_are_no_lines() -> None:
         ("/pytorch/aten/src/ATen/native/cuda/Loops.cuh", 12, "at::native::gpu_kernel()"),  # with debug symbols
         ("/usr/local/src/Python/ceval.c", 5381, "_PyEval_EvalFrameDefault"),
         ("/usr/lib/libc.so.6", 0, "__libc_start_main"),
-        ("/usr/bin/python3.12", 0, "_start"),
+        ("/usr/bin/python3.12", 1858359, "_PyEval_EvalFrameDefault"),  # an offset in the file
+        ("/opt/conda/bin/python", 4224, "_start"),
     ]
     frames = [FrameRow(*frame) for frame in (*native, LINEAR, MODEL)]
-    stack = (*range(len(native)), 7, 3, 4, 8)
-    assert stack_lines(frames, [stack, stack[:7]]) == ["/job/model.py:12 (forward)", ""]
-    assert script_lines(frames, [stack, stack[:7]]) == ["/job/model.py:12 (forward)", ""]
+    stack = (*range(len(native)), 8, 3, 4, 9)
+    assert stack_lines(frames, [stack, stack[:8]]) == ["/job/model.py:12 (forward)", ""]
+    assert script_lines(frames, [stack, stack[:8]]) == ["/job/model.py:12 (forward)", ""]
 
 
 def test_autograds_engine_is_found_in_stacks_of_cpp() -> None:

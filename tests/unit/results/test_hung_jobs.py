@@ -5,6 +5,7 @@ The entries are made here. tests/integration/test_flight_recorder.py has torch w
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
@@ -155,3 +156,32 @@ def test_files_are_named_after_their_ranks(tmp_path: Path) -> None:
     other = paths[0].rename(tmp_path / "dump")
     with pytest.raises(ReportError, match="does not end with its rank"):
         match_dumps([other, paths[1]])
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_one_file_may_have_the_dumps_of_several_ranks(tmp_path: Path, as_json: bool) -> None:
+    done = [entry(1, "all_reduce")]
+    stuck = entry(2, "all_reduce", 16, state="started")
+    paths = write(tmp_path, {0: [*done, stuck], 1: [*done, stuck], 2: done}, as_json=True)
+    dumps = {str(rank): json.loads(path.read_bytes()) for rank, path in enumerate(paths)}
+    whole = tmp_path / ("all.json.gz" if as_json else "all")
+    whole.write_bytes(gzip.compress(json.dumps(dumps).encode()) if as_json else pickle.dumps(dumps))
+    match = match_dumps([whole])
+    assert waiting(match) == [(0, "all_reduce", (2,)), (1, "all_reduce", (2,))]
+
+
+def test_a_dump_of_torch_2_3_has_one_count_and_no_names_of_groups(tmp_path: Path) -> None:
+    calls = [entry(1, "all_reduce"), entry(2, "broadcast")]
+    for call in calls:
+        del call["process_group"]
+        call |= {"pg_id": 0, "seq_id": call.pop("collective_seq_id")}
+    match = match_dumps(write(tmp_path, {0: calls, 1: calls}))
+    assert match.matched.is_matched
+    assert match.matched.num_calls == 4
+
+
+def test_the_rank_in_a_dump_counts_for_more_than_its_name(tmp_path: Path) -> None:
+    first, second = write(tmp_path, {0: [entry(1, "all_reduce")], 5: [entry(1, "all_reduce")]})
+    dump = pickle.loads(second.read_bytes())
+    second.write_bytes(pickle.dumps(dump | {"rank": 1}))
+    assert match_dumps([first, second]).ranks == [0, 1]

@@ -2,12 +2,14 @@
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fakedist.errors import ReportError
+from fakedist.results.imported import open_imported
 from fakedist.traces.chrome_trace import read_chrome_trace
 from fakedist.traces.one_step import StepChoice
 
@@ -156,3 +158,50 @@ def test_what_is_no_trace_is_told_in_one_line(tmp_path: Path, content: bytes, sa
     assert "\n" not in caught.value.message
     with pytest.raises(ReportError, match="cannot be read: No such file"):
         read_chrome_trace(tmp_path / "none.json")
+
+
+def _two_ranks(merged: Callable[[int, Any], object]) -> list[dict[str, Any]]:
+    """Two ranks that launch at the same times, with the same correlations, in one trace."""
+    return [{**row, "pid": merged(rank, row["pid"])} for rank in (0, 1) for row in _launches(30)]
+
+
+def _launches(count: int) -> list[dict[str, Any]]:
+    rows = []
+    for number in range(1, count + 1):
+        at = 10.0 * number
+        rows.append(event("cuda_runtime", "cudaLaunchKernel", at, 2, correlation=number))
+        where = {"pid": 0, "tid": 7, "device": 0, "stream": 7, "correlation": number}
+        rows.append(event("kernel", "k", at + 3, 5, **where))
+    return rows
+
+
+@pytest.mark.parametrize(
+    "merged",
+    [lambda rank, pid: pid + 1_000_000 * rank, lambda rank, pid: f"rank {rank}: {pid}"],
+    ids=["numbers", "texts"],
+)
+def test_ranks_in_a_merged_trace_are_told_apart(merged: Callable[[int, Any], object], tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(_two_ranks(merged)))
+    rows = read_chrome_trace(path).processes
+    assert [row.num_kernels for row in rows] == [30, 30]
+    assert len({row.process for row in rows}) == 2
+    second = read_chrome_trace(path, StepChoice(process=rows[1].process))
+    assert [row.process for row in second.processes if row.is_shown] == [rows[1].process]
+
+
+@pytest.mark.parametrize("packed", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_a_trace_of_a_killed_job_is_read_until_where_it_ends(packed: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    whole = json.dumps({"traceEvents": _launches(3000)}).encode()
+    path = tmp_path / "t.json"
+    content = packed(whole)
+    path.write_bytes(content[: -len(content) // 4])
+    trace = read_chrome_trace(path)
+    assert 0 < len(trace.activity) < 3000
+    assert trace.cut_off_after > 0
+    timed = open_imported(path).summary.timed
+    assert timed is not None
+    assert "trace_cut_off" in [note.code for note in timed[1].notes]
+    path.write_bytes(whole[:20_000] + b"#" + whole[20_001:])
+    with pytest.raises(ReportError, match="damaged or cut off after"):
+        read_chrome_trace(path)

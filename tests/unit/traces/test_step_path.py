@@ -33,6 +33,10 @@ class Hosted(Written):
     def call(self, name: str, at: float, us: float, *, thread: int = _MAIN, **more: Any) -> None:
         self.events.append(event("cuda_runtime", name, at, us, **more) | {"tid": thread})
 
+    def sync(self, kind: str, at: float, us: float, correlation: int, **more: Any) -> None:
+        where = {"pid": 0, "tid": 7, "device": 0, "correlation": correlation, "cuda_sync_kind": kind}
+        self.events.append(event("cuda_sync", kind, at, us, **where, **more))
+
     def operation(self, name: str, at: float, us: float, *, thread: int = _MAIN, category: str = "cpu_op") -> None:
         self.events.append(event(category, name, at, us, **{"External id": 900 + len(self.events)}) | {"tid": thread})
 
@@ -149,3 +153,49 @@ def test_the_sheet_has_the_lanes_and_the_shares_by_kind(tmp_path: Path) -> None:
     assert isinstance(sheet, Sheet)
     assert [column.name for column in sheet.columns] == ["what", "of", "on", "launches", "time", "of the step"]
     assert sheet.remarks[0] == "kernels 94.4%, launch 5.6%"
+
+
+def test_a_stream_that_waits_for_an_event_leads_to_what_was_recorded_before_it(tmp_path: Path) -> None:
+    trace = Hosted()
+    trace.launch(100, 105, 300, stream=20, name="other")
+    trace.call("cudaEventRecord", 110, 1, correlation=50)
+    trace.launch(115, 120, 325, stream=21, name="nothing_waits_for_it")
+    trace.call("cudaStreamWaitEvent", 130, 1, correlation=51)
+    trace.launch(140, 450, 60)  # 45 us after the kernel that it waits for: too late for a guess
+    trace.sync("Stream Wait Event", 130, 1, 51, stream=7, wait_on_stream=20, wait_on_cuda_event_record_corr_id=50)
+    run = trace.open(tmp_path)
+    assert parts(run)["kernels", "", "stream 20"] == 300
+    assert parts(run)["idle", "", "stream 7"] == 45
+
+
+def test_a_wait_for_one_stream_is_not_one_for_another_that_ended_later(tmp_path: Path) -> None:
+    trace = Hosted()
+    trace.launch(100, 105, 200, stream=20, name="waited_for")
+    trace.launch(103, 110, 205, stream=21, name="ends_later")
+    trace.operation("aten::item", 108, 220)
+    trace.call("cudaStreamSynchronize", 110, 210, correlation=60)
+    trace.sync("Stream Sync", 110, 195, 60, stream=20)
+    trace.launch(400, 405, 40)
+    run = trace.open(tmp_path)
+    assert parts(run)["kernels", "", "stream 20"] == 200
+    assert ("kernels", "", "stream 21") not in parts(run)
+    assert run.summary.timed is not None
+    (wait,) = run.summary.timed[0].host_waits
+    assert (wait.operation, wait.kind, wait.num_waits, wait.wait_us) == ("aten.item", "synchronize", 1, 195)
+
+
+def test_the_gpu_is_idle_from_what_the_host_waited_for_to_the_next_launch(tmp_path: Path) -> None:
+    trace = Hosted()
+    trace.launch(100, 105, 300)
+    trace.operation("aten::item", 108, 310)
+    for number, name in enumerate(("<module>", "log", "torch/_tensor.py(1200): item")):
+        named = name if "(" in name else f"/job/train.py({10 * number + 1}): {name}"
+        trace.events.append(event("python_function", named, 90 + number, 340 - 2 * number) | {"tid": _MAIN})
+    trace.call("cudaStreamSynchronize", 110, 300)
+    trace.launch(460, 465, 40)
+    run = trace.open(tmp_path)
+    assert run.summary.timed is not None
+    (wait,) = run.summary.timed[0].host_waits
+    assert (wait.operation, wait.num_waits, wait.wait_us, wait.idle_us) == ("aten.item", 1, 295, 55)
+    (finding,) = [finding for finding in run.findings if finding.code == "FD203"]
+    assert finding.line == wait.line == "/job/train.py:11 (log)"

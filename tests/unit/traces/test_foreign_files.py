@@ -1,12 +1,19 @@
+import gzip
+import json
 import os
 import pickle
+import re
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fakedist.errors import RunDirectoryError
-from fakedist.rundir.snapshot import read_snapshot, write_snapshot
+from fakedist.errors import ReportError, RunDirectoryError
+from fakedist.results.opening import open_run
+from fakedist.rundir.snapshot import write_snapshot
+from fakedist.traces.foreign_files import kind_of, read_snapshot
 
 
 class Runs:
@@ -73,3 +80,41 @@ def test_what_is_no_snapshot_is_told(tmp_path: Path, content: bytes) -> None:
 def test_segments_alone_are_a_snapshot_without_a_history(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(pickle.dumps([{"address": 1}]))
     assert read_snapshot(tmp_path / "x") == {"segments": [{"address": 1}], "device_traces": []}
+
+
+SNAPSHOT = {"segments": [{"address": 1}], "device_traces": [[]]}
+
+
+@pytest.mark.parametrize("packed", [bytes, gzip.compress], ids=["plain", "gzip"])
+@pytest.mark.parametrize("written", [pickle.dumps, lambda value: json.dumps(value).encode()], ids=["pickle", "json"])
+def test_a_snapshot_is_read_as_a_pickle_or_json_by_any_name(
+    written: Callable[[object], bytes], packed: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.anything"
+    for value in (SNAPSHOT, SNAPSHOT["segments"]):
+        path.write_bytes(packed(written(value)))
+        assert kind_of(path) == "other"
+        assert read_snapshot(path)["segments"] == SNAPSHOT["segments"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"<!DOCTYPE html><html>", "is a page, which a browser opens"),
+        (gzip.compress(b"\n<html>"), "is a page, which a browser opens"),
+        (b"PK\x03\x04archive/data.pkl", "is a zip archive, such as torch.save writes"),
+        (b"\x28\xb5\x2f\xfd rest", "is compressed by another program than gzip"),
+        (gzip.compress(b"SQLite format 3\0"), "is a compressed SQLite file"),
+        (b"[[1, 2], [3, 4]]", "is a list of lists, such as export_memory_timeline writes"),
+        (b'{"allocated_bytes.all.current": 5}', "it is what torch.cuda.memory_stats() returns"),
+        (pickle.dumps(OrderedDict({"allocated_bytes.all.current": 5})), "it is what torch.cuda.memory_stats() returns"),
+        (b'{"schema": "1.1.1-chakra.0.0.4", "nodes": []}', "it is an execution trace of torch"),
+        (b'{"version": "2.10", "entries": []}', "it is a dump of torch's Flight Recorder"),
+        (pickle.dumps({"version": "2.10", "entries": []}), "it is a dump of torch's Flight Recorder"),
+    ],
+)
+def test_what_is_known_to_be_something_else_is_named(content: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    path.write_bytes(content)
+    with pytest.raises((ReportError, RunDirectoryError), match=re.escape(said)):
+        open_run(path)
