@@ -173,7 +173,8 @@ def kept_evaluation(case: Case) -> Iterator[Fault]:
     Concatenating predictions at the end needs all of them at once, at the vocabulary's width.
 
     The rule sees three or more blocks of one line and size at the peak, that nothing saved for backward, each made in a
-    forward of its own: repeated layers ran between them.
+    forward of its own: repeated layers ran between them, and saved nothing either. Or a concatenation at the peak whose
+    line has grown it by one size again and again in such forwards.
 
     **Mend**: reduce them first (`argmax`, the loss), move them to the host every few batches
     (`eval_accumulation_steps`), or count as they come.
@@ -183,25 +184,44 @@ def kept_evaluation(case: Case) -> Iterator[Fault]:
     evidence = case.evidence
     blocks = evidence.blocks
     made, sizes, stack = (blocks[name].to_numpy() for name in ("alloc_event", "bytes", "stack"))
-    chosen = evidence.phase("forward") & evidence.category("temporary") & case.is_outside
-    rows = np.flatnonzero(chosen & blocks["at_peak"].to_numpy(bool))
-    inner = np.sort(made[~case.is_outside & evidence.phase("forward")])
-    for _, same in pd.Series(rows).groupby([stack[rows], sizes[rows]]):
-        kept = same.to_numpy()
-        of_stack, size = int(stack[kept[0]]), int(sizes[kept[0]])
-        forwards = len(np.unique(np.searchsorted(inner, made[kept])))
-        if min(len(kept), forwards) < _FEWEST_COPIES or not case.is_worth(size * (len(kept) - 1)):
+    chosen = evidence.phase("forward", "other") & evidence.category("temporary") & case.is_outside
+    is_grown = chosen & evidence.operation(r"aten\.cat\.")
+    at_peak = np.flatnonzero(chosen & blocks["at_peak"].to_numpy(bool))
+    for _, same in pd.Series(at_peak).groupby([stack[at_peak], sizes[at_peak]]):
+        rows, every = same.to_numpy(), chosen & (stack == stack[same.iloc[0]])
+        if is_grown[rows[0]]:
+            of_step = is_grown & every & (blocks["step"] == blocks["step"].iloc[rows[0]]).to_numpy()
+            rows = np.flatnonzero(of_step & (sizes <= sizes[rows[0]]))
+            by = np.diff(sizes[rows])
+            if len(by) < 2 or (by <= 0).any() or by.max() - by.min() > _NEAR * by.max():
+                continue
+            size, number = int(by[0]), int(sizes[rows[-1]] // by[0])
+            held = evidence.at_peak(of_step)
+        else:
+            size, number = int(sizes[rows[0]]), len(rows)
+            held = size * number
+            every &= sizes == size
+            every[rows[0]] = False
+        if _num_forwards(case, made[rows]) < _FEWEST_COPIES or not case.is_worth(held - size):
             continue
-        every = chosen & (stack == of_stack) & (sizes == size)
-        every[kept[0]] = False
         gives = case.saved(np.where(every, sizes, 0))
         yield Fault(
-            f"the outputs of {len(kept)} forwards without a backward, {format_bytes(size)} each, hold "
-            f"{format_bytes(size * len(kept))} at the peak",
+            f"the outputs of {number} forwards without a backward, {format_bytes(size)} each, hold "
+            f"{format_bytes(held)} at the peak",
             "keep argmax or the loss of each batch, or move outputs to the host as they come",
-            case.line(of_stack),
+            case.line(int(stack[rows[0]])),
             gives_bytes=(gives, gives),
         )
+
+
+def _num_forwards(case: Case, made: Array) -> int:
+    """How many of some blocks follow a forward of repeated layers of their own; 0 if these saved for backward."""
+    blocks = case.evidence.blocks
+    events, inside = blocks["alloc_event"].to_numpy(), ~case.is_outside
+    saved = np.sort(events[inside & case.is_saved])
+    if len(np.unique(np.searchsorted(saved, made))) > 1:
+        return 0
+    return len(np.unique(np.searchsorted(np.sort(events[inside & case.evidence.phase("forward")]), made)))
 
 
 @rule("FD118", "logits unpacked or gathered on all ranks", "blocks", "layers", "kernels", "launches", "work", "stacks")

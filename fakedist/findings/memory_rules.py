@@ -44,13 +44,15 @@ def whole_gradients(case: Case) -> Iterator[Fault]:
     """
     evidence = case.evidence
     calls = evidence.last_calls
-    scatters = calls[calls["operation"].str.startswith("reduce_scatter") & (calls["phase"] == "backward")]
+    scatters = calls[calls["operation"].str.startswith("reduce_scatter") & (calls["phase"] != "forward")]
     sizes = [evidence.group_size(group) for group in scatters["group"]]
     if not len(scatters) or max(sizes) < 2:
         return
     blocks, step = evidence.blocks, int(scatters["step"].max())
     recorded = min(step, int(evidence.blocks["step"].max()))
-    whole = evidence.category("gradient") & evidence.phase("backward") & _outlives_a_forward(case)
+    # FSDP1 hands the gradients that it kept to the reduce-scatter as they are.
+    kept_in = evidence.category("gradient") | evidence.category("communication")
+    whole = kept_in & evidence.phase("backward") & _outlives_a_forward(case)
     kept = whole & (blocks["step"] == recorded).to_numpy()
     held, shard = int(blocks["bytes"].to_numpy()[kept].sum()), int(scatters["bytes_out"].sum())
     if held < 1.5 * shard:
@@ -482,11 +484,13 @@ def doubled_activations(case: Case) -> Iterator[Fault]:
     blocks = evidence.blocks
     sizes, op = blocks["bytes"].to_numpy(), blocks["op"].to_numpy()
     at_peak = blocks["at_peak"].to_numpy(bool)
-    dropped = np.flatnonzero(case.is_saved & evidence.operation(r"native_dropout"))
+    by_adapters = owners(evidence.layers, _adapted_layers(evidence.layers)) >= 0  # FD112 has theirs
+    in_adapter = by_adapters[blocks["layer"].to_numpy()]
+    dropped = np.flatnonzero(case.is_saved & ~in_adapter & evidence.operation(r"native_dropout"))
     whole = pd.Series(sizes[dropped]).groupby(op[dropped]).transform("max").to_numpy()
     is_mask = np.zeros(len(blocks), bool)
     is_mask[dropped[sizes[dropped] < whole]] = True
-    casts = case.is_saved & evidence.operation(r"_to_copy") & ~_as_large_as_half_a_weight(case)
+    casts = case.is_saved & ~in_adapter & evidence.operation(r"_to_copy") & ~_as_large_as_half_a_weight(case)
     sources = np.isin(sizes, 2 * sizes[casts & at_peak]) & case.is_saved & at_peak & ~casts
     if sizes[sources].sum() < sizes[casts & at_peak].sum():  # of most casts, the source is not kept
         casts = np.zeros(len(blocks), bool)

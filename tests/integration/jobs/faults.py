@@ -424,7 +424,7 @@ def fragmented(mended: bool) -> Step:
     if mended:
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")
     model = Model().to("cuda")
-    lengths = itertools.count(TOKENS, 192)
+    lengths = (int(TOKENS * 1.4**step) for step in itertools.count())
 
     def loss() -> torch.Tensor:
         tokens = make_tokens(number=next(lengths))
