@@ -59,6 +59,23 @@ def test_a_comment_at_the_line_ignores_a_finding(tmp_path: Path, comment: str, i
     assert not is_ignored(Finding("FD108", "", "", "", f"{script}:1 (main)"))
 
 
+@pytest.mark.parametrize(("at", "is_left_out"), [(2, True), (3, False), (4, True), (5, True), (1, False), (6, False)])
+def test_a_comment_at_the_first_or_last_line_of_a_statement_ignores_its_findings(
+    tmp_path: Path, at: int, is_left_out: bool
+) -> None:
+    lines = ["for batch in batches:", "    losses.append(", "        function(", "            batch", "        ))", "done()"]
+    lines[at - 1] += "  # fakedist: ignore[FD108]"
+    script = tmp_path / "train.py"
+    script.write_text("\n".join(lines))
+    assert is_ignored(Finding("FD108", "", "", "", f"{script}:4 (main)")) == is_left_out
+
+
+def test_a_comment_in_a_file_that_is_not_python_counts_at_its_line_alone(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("%magic\nf(  # fakedist: ignore\n  x)\n")
+    assert [is_ignored(Finding("FD108", "", "", "", f"{script}:{line} (main)")) for line in (2, 3)] == [True, False]
+
+
 def test_a_line_whose_file_is_gone_or_shorter_ignores_nothing(tmp_path: Path) -> None:
     for line in ("", f"{tmp_path / 'gone.py'}:2 (main)", f"{__file__}:99999 (main)", f"{tmp_path}:1 (main)"):
         assert not is_ignored(Finding("FD108", "", "", "", line))
