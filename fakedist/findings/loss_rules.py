@@ -145,10 +145,10 @@ def logits_copies(case: Case) -> Iterator[Fault]:
     copies = np.flatnonzero(outside & (made >= made[first]) & (made <= made[loss]) & (freed > made[loss]) & (sizes > 0))
     copies = copies[[_is_copy(int(size), one) for size in sizes[copies]]]
     made_by = pd.MultiIndex.from_frame(blocks[["stack", "operation", "bytes"]].astype({"operation": str}))
-    is_chunked = (outside & (made_by == made_by[loss]) & (made < made[loss]) & (freed > made[loss])).any()
-    if made_by[copies].nunique() < _FEWEST_COPIES or is_chunked:
-        return
     rest = copies[copies != loss]
+    of_chunks = outside & made_by.isin(made_by[rest]) & (made < made[first]) & (freed > made[loss])  # FD101 has them
+    if made_by[copies].nunique() < _FEWEST_COPIES or of_chunks.any():
+        return
     gives = case.saved(np.where(outside & made_by.isin(made_by[rest]) & (made_by != made_by[loss]), sizes, 0))
     if case.is_worth(gives):
         names = ", ".join(dict.fromkeys(base_name(str(name)) for name in blocks["operation"].iloc[copies]))
@@ -184,7 +184,8 @@ def kept_evaluation(case: Case) -> Iterator[Fault]:
     evidence = case.evidence
     blocks = evidence.blocks
     made, sizes, stack = (blocks[name].to_numpy() for name in ("alloc_event", "bytes", "stack"))
-    chosen = evidence.phase("forward", "other") & evidence.category("temporary") & case.is_outside
+    of_no_step = evidence.category("temporary") | evidence.category("other")
+    chosen = evidence.phase("forward", "other") & of_no_step & case.is_outside
     is_grown = chosen & evidence.operation(r"aten\.cat\.")
     at_peak = np.flatnonzero(chosen & blocks["at_peak"].to_numpy(bool))
     for _, same in pd.Series(at_peak).groupby([stack[at_peak], sizes[at_peak]]):

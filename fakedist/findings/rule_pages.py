@@ -34,8 +34,8 @@ Two patterns have no rule, because a run does not show them:
   compiled region keeps. A run has its blocks, and not what the same region would keep in eager mode, nor that it was to
   be checkpointed: compare them, `fakedist compare EAGER COMPILED`.
 - **The default stream between communication and compute (FD207).** Which kernel needs what another one wrote is not
-  recorded, so a wait that is needed looks like one that is not. The critical path has the calls that the step waits
-  for; `fakedist report --section time` shows it.
+  recorded, so a wait that is needed looks like one that is not. `fakedist report --section time` has how much of each
+  group's calls is exposed.
 
 `python -m fakedist.findings.rule_pages` prints this page, and a test keeps it true.
 """
