@@ -188,9 +188,13 @@ def kept_evaluation(case: Case) -> Iterator[Fault]:
     chosen = evidence.phase("forward", "other") & of_no_step & case.is_outside
     is_grown = chosen & evidence.operation(r"aten\.cat\.")
     at_peak = np.flatnonzero(chosen & blocks["at_peak"].to_numpy(bool))
-    for _, same in pd.Series(at_peak).groupby([stack[at_peak], sizes[at_peak]]):
+    grown: set[int] = set()
+    for _, same in reversed(list(pd.Series(at_peak).groupby([stack[at_peak], sizes[at_peak]]))):
         rows, every = same.to_numpy(), chosen & (stack == stack[same.iloc[0]])
-        if is_grown[rows[0]]:
+        if is_grown[rows[0]]:  # the last one, which is the largest
+            if stack[rows[0]] in grown:
+                continue
+            grown.add(stack[rows[0]])
             of_step = is_grown & every & (blocks["step"] == blocks["step"].iloc[rows[0]]).to_numpy()
             rows = np.flatnonzero(of_step & (sizes <= sizes[rows[0]]))
             by = np.diff(sizes[rows])

@@ -253,7 +253,7 @@ def outliving_a_step(case: Case) -> Iterator[Fault]:
     when it is done, keeps activations alive.
 
     The rule sees blocks of a forward alive at the peak of a later step, from a line whose blocks outlive at least two
-    steps. What the first step alone makes, such as a cache, does not count.
+    steps, or are freed once it has made the next one. What the first step alone makes, such as a cache, does not count.
 
     **Mend**: keep `loss.detach()` or `loss.item()`, and `del` outputs at the end of the step.
 
@@ -271,7 +271,10 @@ def outliving_a_step(case: Case) -> Iterator[Fault]:
     outlives = made_in & (blocks["free_event"].to_numpy() > end)
     stack = blocks["stack"].to_numpy()
     num_steps = pd.Series(step[outlives]).groupby(stack[outlives]).nunique()
-    is_again = np.isin(stack, num_steps.index[num_steps >= 2])
+    # A block that the line makes again takes its name in the next step, so it was not for good.
+    is_replaced = outlives & (blocks["free_event"] < len(evidence.allocated)).to_numpy()
+    last_made = pd.Series(step[made_in]).groupby(stack[made_in]).max().reindex(stack).to_numpy()
+    is_again = np.isin(stack, num_steps.index[num_steps >= 2]) | (is_replaced & (last_made > step))
     chosen = outlives & is_again & (step < case.summary.peak_step)
     held = evidence.at_peak(chosen)
     if not case.is_worth(held):
@@ -325,15 +328,15 @@ def large_bucket(case: Case) -> Iterator[Fault]:
         )
 
 
-@rule("FD111", "no fp32 master weights", "blocks", "layers", "kernels", "launches", "work")
+@rule("FD111", "no fp32 master weights", "blocks", "layers", "calls", "groups", "kernels", "launches", "work")
 def no_master_weights(case: Case) -> Iterator[Fault]:
     """Weights, gradients and Adam's moments are all in 16 bits, so updates much smaller than a weight are rounded away.
 
     bf16 has eight bits of mantissa: adding less than 1/512 of a weight changes nothing. Mixed precision as usual keeps
     fp32 weights in addition: 16 bytes a parameter instead of 8.
 
-    The rule divides the bytes of layers by the elements of their products: two a weight, and four for what
-    `torch.optim`'s Adam keeps.
+    The rule divides the bytes of layers, or of their shards, by the elements of their products: two a weight, and four
+    for what `torch.optim`'s Adam keeps.
 
     **Mend**: keep fp32 parameters and use autocast or `MixedPrecisionPolicy`, or an optimizer that rounds
     stochastically; then this rule may be ignored.
@@ -352,7 +355,11 @@ def no_master_weights(case: Case) -> Iterator[Fault]:
     elements = weights.loc[weights["count"] == 1, "min"].to_numpy()
     of_layer = layers.loc[weights.index[weights["count"] == 1]]
     held, state = (of_layer[f"peak_{name}_bytes"].to_numpy() for name in ("parameter", "optimizer_state"))
-    is_half = (2 * elements <= held) & (held <= 2.1 * elements)
+    calls = case.evidence.last_calls
+    gathers = calls[calls["operation"].str.startswith("all_gather") & (calls["phase"] == "forward")]
+    # Of a layer that FSDP shards, the rank holds a share while it is not gathered.
+    whole = held * max(map(case.evidence.group_size, gathers["group"]), default=1)
+    is_half = (2 * elements <= whole) & (whole <= 2.1 * elements)
     keeps_two = (2 * held <= state) & (state <= 2.1 * held)
     if is_half.any() and keeps_two[is_half].all():
         parameters = case.evidence.at_peak(case.evidence.category("parameter"))

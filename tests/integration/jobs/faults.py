@@ -444,7 +444,8 @@ def retried(mended: bool) -> Step:
         torch.zeros(500 << 20, dtype=torch.uint8, device="cuda")
         return value
 
-    return train(model, loss)
+    # Without state, which the first step would put into a free block of these 500 MiB: it then stays.
+    return train(model, loss, torch.optim.SGD(model.parameters()))
 
 
 def unpacked(mended: bool) -> Step:
