@@ -87,7 +87,7 @@ def ran(entries: Sequence[Entry]) -> Iterator[Alarm]:
                 print(error, file=sys.stderr)
                 continue
         found = alarms_of(entry.name, report)
-        print(f"-- {entry.name}: {' '.join(alarm.code for alarm in found) or 'nothing'}", flush=True)
+        print(f"-- {entry.name}: {'; '.join(f'{alarm.code} {alarm.text}' for alarm in found) or 'nothing'}", flush=True)
         yield from found
 
 
