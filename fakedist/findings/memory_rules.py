@@ -23,6 +23,9 @@ _OPTIMIZERS_SHARE = 0.1
 _POOLS_SHARE = 1.5
 _ADAPTERS_SHARE = 0.25
 _FEWEST_ADAPTERS = 4
+_UNUSED_SHARE = 0.05
+#: The allocator takes 20 MiB at once for blocks of 1 to 10 MiB, so a small job always has some free.
+_LEAST_UNUSED_BYTES = 100 << 20
 #: A residual stream in fp32 is usual under autocast; its casts are worth a finding from this share of the peak on.
 _CASTS_SHARE = 0.05
 
@@ -434,23 +437,36 @@ def _adapted_layers(layers: pd.DataFrame) -> list[int]:
     return sorted(adapted)
 
 
-@rule("FD115", "fragmentation", "segments", "blocks")
+@rule("FD115", "fragmentation", "segments", "blocks", "events")
 def fragmentation(case: Case) -> Iterator[Fault]:
-    """The allocator reserved memory that it cannot use: free blocks have the wrong sizes.
+    """The allocator reserved memory that it cannot use: free blocks have the wrong sizes, or are another stream's.
 
-    The rule sees a twentieth or more of the reserved peak that was in no block at any one time.
+    Steps whose sizes differ leave blocks of sizes that the next steps do not ask for. A block that was allocated on one
+    stream is not given to another.
 
-    **Mend**: `PYTORCH_ALLOC_CONF=expandable_segments:True`, which maps pages where they are needed.
+    The rule sees a twentieth or more of the reserved peak, and more than 100 MiB, that was in no block at any one time,
+    outside of the pools of CUDA graphs. If half of it is in segments of other streams than the one that holds the
+    most, the streams are the reason.
+
+    **Mend**: `PYTORCH_ALLOC_CONF=expandable_segments:True`, which maps pages where they are needed; or pad to a few
+    sizes, the largest first. Free blocks of another stream need one stream to allocate on.
     """
-    for advice in case.summary.advice:
-        if advice.rule == "expandable-segments":
-            reserved = case.summary.peak_reserved_bytes
-            yield Fault(
-                f"up to {format_bytes(advice.gives_bytes)} of the {format_bytes(reserved)} reserved held no block",
-                "PYTORCH_ALLOC_CONF=expandable_segments:True",
-                costs_bytes=advice.gives_bytes,
-                advice=advice.rule,
-            )
+    evidence, segments = case.evidence, case.table("segments")
+    segments = segments[(segments["moment"] == "peak_reserved").to_numpy()]
+    is_private = (segments["private_pool"] != "").to_numpy()
+    unused = evidence.reserved_peak - evidence.kept_peak - int(segments.loc[is_private, "free_bytes"].sum())
+    if evidence.grows or unused < max(_UNUSED_SHARE * evidence.reserved_peak, _LEAST_UNUSED_BYTES):
+        return
+    by_stream = segments[~is_private].groupby("stream")[["allocated_bytes", "free_bytes"]].sum()
+    of_others = int(by_stream["free_bytes"].drop(by_stream["allocated_bytes"].idxmax()).sum())
+    is_of_streams = 2 * of_others >= unused
+    yield Fault(
+        f"up to {format_bytes(unused)} of the {format_bytes(evidence.reserved_peak)} reserved held no block"
+        + (f"; {format_bytes(of_others)} are free for other streams alone" if is_of_streams else ""),
+        "allocate on one stream" if is_of_streams else "PYTORCH_ALLOC_CONF=expandable_segments:True",
+        costs_bytes=unused,
+        advice="" if is_of_streams else "expandable-segments",
+    )
 
 
 @rule("FD116", "retries of the allocator in a steady step")
