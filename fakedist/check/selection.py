@@ -51,8 +51,10 @@ NOTHING = Selection()
 
 
 def _fitting(code: str, chosen: Sequence[str]) -> int:
-    """How many characters of a code the longest of the chosen ones that fits has; 0 for all rules, -1 if none fits."""
-    return max((0 if part == _ALL else len(part) for part in chosen if part == _ALL or code.startswith(part)), default=-1)
+    """The length of the longest of the chosen codes that fits; 0 for all rules, -1 if none fits."""
+    return max(
+        (0 if part == _ALL else len(part) for part in chosen if part == _ALL or code.startswith(part)), default=-1
+    )
 
 
 def read_selection(section: Section, default: Selection) -> Selection:

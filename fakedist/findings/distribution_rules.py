@@ -48,8 +48,8 @@ def swapped_axes(case: Case) -> Iterator[Fault]:
                 continue
             shard_size, replicas_size = map(evidence.group_size, (shards, number))
             yield Fault(
-                f"parameters are sharded over the {shard_size:,} ranks of {evidence.group_label(shards)} and replicated "
-                f"over the {replicas_size:,} of {evidence.group_label(number)}"
+                f"parameters are sharded over the {shard_size:,} ranks of {evidence.group_label(shards)}, and "
+                f"replicated over the {replicas_size:,} of {evidence.group_label(number)}"
                 + ("" if are_named else ": shards are in several nodes, replicas in one"),
                 "a mesh of (replicas, shards), in this order, with the shards in a node",
                 is_certain=bool(are_named),
@@ -87,8 +87,8 @@ def calls_that_differ(cases: Mapping[int, Case]) -> Iterator[Fault]:
     script failed, or has read values that no kernel computed, calls may differ for that reason, and the rule says
     nothing, or is not sure.
 
-    **Mend**: make the same calls, in the same order and with the same sizes, on all ranks of a group; collectives do not
-    belong behind conditions that only some ranks meet.
+    **Mend**: make the same calls, in the same order and with the same sizes, on all ranks of a group; collectives do
+    not belong behind conditions that only some ranks meet.
     """
     programs = [case.calls() for case in cases.values() if case.calls is not None]
     if len(programs) < 2 or not all(case.summary.exit.ended_well for case in cases.values()):

@@ -379,7 +379,7 @@ def adapter_copies(case: Case) -> Iterator[Fault]:
     """The branches of adapters, such as LoRA's, save tensors for backward that training the layers whole would not.
 
     With a dropout, each adapter keeps the dropout's result and its mask, where layers that are trained whole keep their
-    input, once for all layers that read it. An adapter in fp32 on a model in 16 bits casts the input and keeps the cast.
+    input, once for all layers that read it. An adapter in fp32 on a model in 16 bits keeps a cast of its input.
 
     The rule sees four or more layers whose weight has neither a gradient nor an optimizer's state, with smaller weights
     next to it that have; and a fiftieth of the peak in dropouts and casts to fp32 that these layers saved.

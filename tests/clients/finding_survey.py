@@ -1,4 +1,4 @@
-"""``python -m tests.clients.finding_survey``: the alarms of all rules in the jobs of the catalogue, each with a judgement.
+"""``python -m tests.clients.finding_survey``: alarms of all rules in the catalogue's jobs, each with a judgement.
 
 A judgement says of a job and a code whether the alarm is right, and why, by the job's source. It is made by hand, in
 ``finding_judgements.toml``. More than one alarm of twenty that is wrong, or that nobody judged, is a failure.
@@ -98,9 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fast", action="store_true", help="only those that CI runs")
     options = parser.parse_args(arguments)
     chosen = [
-        entry
-        for entry in ENTRIES
-        if options.only.lower() in entry.name.lower() and (entry.fast or not options.fast)
+        entry for entry in ENTRIES if options.only.lower() in entry.name.lower() and (entry.fast or not options.fast)
     ]
     lines, passes = survey(list(ran(chosen)), judgements())
     print("\n".join(lines))

@@ -21,9 +21,7 @@ def test_every_judgement_is_of_a_job_and_a_rule_that_exist_and_gives_a_reason() 
 
 
 @pytest.mark.parametrize(("num_right", "other", "passes"), [(19, WRONG, True), (18, WRONG, False), (18, None, False)])
-def test_one_of_twenty_alarms_may_be_wrong_or_not_judged(
-    num_right: int, other: Judgement | None, passes: bool
-) -> None:
+def test_one_of_twenty_alarms_may_be_wrong_or_not_judged(num_right: int, other: Judgement | None, passes: bool) -> None:
     alarms = [Alarm(str(number), "FD101", "text", "") for number in range(num_right + 1)]
     judged = {(str(number), "FD101"): RIGHT for number in range(num_right)}
     if other is not None:

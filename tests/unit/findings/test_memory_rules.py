@@ -65,7 +65,14 @@ def test_a_comment_at_the_line_ignores_a_finding(tmp_path: Path, comment: str, i
 def test_a_comment_at_the_first_or_last_line_of_a_statement_ignores_its_findings(
     tmp_path: Path, at: int, is_left_out: bool
 ) -> None:
-    lines = ["for batch in batches:", "    losses.append(", "        function(", "            batch", "        ))", "done()"]
+    lines = [
+        "for batch in batches:",
+        "    losses.append(",
+        "        function(",
+        "            batch",
+        "        ))",
+        "done()",
+    ]
     lines[at - 1] += "  # fakedist: ignore[FD108]"
     script = tmp_path / "train.py"
     script.write_text("\n".join(lines))
