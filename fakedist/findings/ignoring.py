@@ -46,7 +46,7 @@ def _names(codes: str | None, code: str) -> bool:
 
 
 def _statement(text: str, number: int) -> tuple[int, ...]:
-    """The first and the last line of the statement at a line, or of its head if it has a body; empty if there is none."""
+    """The first and last line of the statement at a line, or of its head if it has a body; empty if there is none."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -72,7 +72,6 @@ SMALL_FOR_A_REASON = {
         "one module a command",
     ),
     "report/content/rollout": "one module a subject",
-    "check/selection": "which findings fail a check: a subject of its own",
     **dict.fromkeys(
         (
             "rank/frameworks/dynamo",
