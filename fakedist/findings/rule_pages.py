@@ -33,7 +33,7 @@ Two patterns have no rule, because a run does not show them:
 - **Compiled checkpointing that keeps more than eager (FD114, pytorch#193193).** Inductor's partitioner decides what a
   compiled region keeps. A run has its blocks, and not what the same region would keep in eager mode, nor that it was to
   be checkpointed: compare them, `fakedist compare EAGER COMPILED`.
-- **The default stream between communication and compute (FD207).** Which kernel needs what another one wrote is not
+- **The default stream between communication and compute (FD207).** Which kernel needs what another wrote is not
   recorded, so a wait that is needed looks like one that is not. `fakedist report --section time` has how much of each
   group's calls is exposed.
 

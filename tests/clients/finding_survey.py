@@ -1,7 +1,7 @@
 """``python -m tests.clients.finding_survey``: alarms of all rules in the catalogue's jobs, each with a judgement.
 
 A judgement says of a job and a code whether the alarm is right, and why, by the job's source. It is made by hand, in
-``finding_judgements.toml``. More than one alarm of twenty that is wrong, or that nobody judged, is a failure.
+``finding_judgements.toml``. More than one alarm of twenty that is wrong, or that has no judgement, is a failure.
 """
 
 from __future__ import annotations
