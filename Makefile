@@ -42,7 +42,7 @@ note_python = @grep -qs '^version.* = 3\.12\.' $(1)/pyvenv.cfg || \
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-rest test-all mutants nightly lint types budgets check format bench bench-pace accuracy accuracy-times accuracy-kinds truth measured gallery site gpu calibrate oldest torch python matrix dist exports clean
-.PHONY: frameworks recipes clients clients-new clients-recipes clients-longer clients-fast test-page plotly
+.PHONY: frameworks recipes clients clients-new clients-recipes clients-longer clients-findings clients-fast test-page plotly
 
 help: ## list the targets
 	@awk -F ':.*## ' -v everyday='$(EVERYDAY)' ' \
@@ -131,6 +131,9 @@ clients-recipes: recipes ## only public projects' recipes, one rank of each: 15 
 
 clients-longer: recipes ## every job for 12 steps, those in which the host is timed too; ONLY=text chooses
 	FAKEDIST_LONGER=1 $(BIN)/python -m tests.clients.run --only '$(ONLY)'
+
+clients-findings: recipes ## the findings of every job, each with its judgement
+	FAKEDIST_LONGER=1 $(BIN)/python -m tests.clients.finding_survey
 
 clients-fast: frameworks ## the fast jobs, and launchers
 	$(BIN)/python -m pytest $(PARALLEL) tests/clients

@@ -72,6 +72,8 @@ def parts(torches: Sequence[str], pythons: Sequence[str]) -> list[Part]:
         Part("recipes", ("make", "clients-recipes")),
         # Most jobs end before the steps in which the host is timed.
         Part("longer jobs", ("make", "clients-longer")),
+        # All rules over all jobs for as long, so that those of time see the timed step.
+        Part("findings", ("make", "clients-findings")),
         Part("hostile files", (*pytest, "tests/hostile"), {"FAKEDIST_FUZZ": str(_FUZZ_CASES)}),
         Part(
             "random schedules",

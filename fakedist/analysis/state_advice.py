@@ -344,12 +344,17 @@ def _resharded(evidence: Evidence, passes: Passes, found: Array, owner: Array) -
     return Saving(gone, starts, ends), Saving(np.where(is_rounded, gone - MIB, gone), late, early), kept
 
 
+def unfused_temporaries(evidence: Evidence) -> Array:
+    """Mask of the blocks that ``foreach`` operations of an optimizer make, which a fused one does not."""
+    return evidence.operation("_foreach_") & evidence.phase("optimizer") & evidence.category("temporary")
+
+
 def fuse_optimizer(evidence: Evidence) -> Iterator[Change]:
     """Temporaries for all parameters at once, which an unfused optimizer allocates.
 
     At least, a fused one has a counter of steps on the GPU for each parameter: an unfused one has it on the host.
     """
-    chosen = evidence.operation("_foreach_") & evidence.phase("optimizer") & evidence.category("temporary")
+    chosen = unfused_temporaries(evidence)
     if chosen.any():
         held = format_bytes(evidence.at_peak(chosen))
         gone = np.where(chosen, evidence.blocks["bytes"], 0)

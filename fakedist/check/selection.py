@@ -19,7 +19,7 @@ _ALL = "ALL"
 
 @dataclass(frozen=True)
 class Selection:
-    """Rules by their codes, or by what their codes begin with. What is ignored wins.
+    """Rules by their codes, or by what their codes begin with. The longest that fits wins; of two, what is ignored.
 
     Attributes:
         select: Rules that fail the check.
@@ -33,14 +33,15 @@ class Selection:
 
     def takes(self, finding: Finding, root: Path) -> bool:
         """Whether a finding fails a check whose configuration is in ``root``."""
-        if not _is_one_of(finding.code, self.select) or _is_one_of(finding.code, self.ignore):
+        selected, ignored = (_fitting(finding.code, codes) for codes in (self.select, self.ignore))
+        if selected <= ignored:
             return False
         path = path_of(finding.line)
         names = {path, path.rpartition("/")[2]}
         if path and Path(path).is_relative_to(root):
             names.add(str(Path(path).relative_to(root)))
         return not any(
-            _is_one_of(finding.code, codes) and any(fnmatch(name, pattern) for name in names)
+            _fitting(finding.code, codes) >= 0 and any(fnmatch(name, pattern) for name in names)
             for pattern, codes in self.per_file_ignores
         )
 
@@ -49,8 +50,11 @@ class Selection:
 NOTHING = Selection()
 
 
-def _is_one_of(code: str, chosen: Sequence[str]) -> bool:
-    return any(part == _ALL or code.startswith(part) for part in chosen)
+def _fitting(code: str, chosen: Sequence[str]) -> int:
+    """The length of the longest of the chosen codes that fits; 0 for all rules, -1 if none fits."""
+    return max(
+        (0 if part == _ALL else len(part) for part in chosen if part == _ALL or code.startswith(part)), default=-1
+    )
 
 
 def read_selection(section: Section, default: Selection) -> Selection:
@@ -71,6 +75,6 @@ def read_selection(section: Section, default: Selection) -> Selection:
 def _codes(section: Section, key: str) -> tuple[str, ...]:
     codes = section.take_texts(key)
     for code in codes:
-        if code != _ALL and not any(known.startswith(code) for known in RULES):
+        if code != _ALL and not (code and any(known.startswith(code) for known in RULES)):
             raise CheckError(f"{section.where}: {key}: there is no rule {code!r}", did_you_mean(code, list(RULES)))
     return codes

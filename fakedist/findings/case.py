@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.advice import MIN_BYTES
-from fakedist.analysis.evidence import Change, Evidence, Saving, matches, stacks
+from fakedist.analysis.call_order import RankCalls
+from fakedist.analysis.evidence import Change, Evidence, Saving, matches, owners, stacks
 from fakedist.analysis.layer_table import fold_layers
 from fakedist.analysis.recording import Array
 from fakedist.analysis.typed_tables import table_of
@@ -27,10 +28,20 @@ class Case:
     Attributes:
         has: Whether the run has a table.
         table: Reads one.
+        gpus_per_node: Of the job; 0 if that is not known.
+        calls: Makes the calls of the rank, to be played against those of others; None outside of a job.
     """
 
-    def __init__(self, table: Callable[[str], pd.DataFrame], has: Callable[[str], bool], summary: Summary) -> None:
-        self.table, self.has, self.summary = table, has, summary
+    calls: Callable[[], RankCalls] | None = None
+
+    def __init__(
+        self,
+        table: Callable[[str], pd.DataFrame],
+        has: Callable[[str], bool],
+        summary: Summary,
+        gpus_per_node: int = 0,
+    ) -> None:
+        self.table, self.has, self.summary, self.gpus_per_node = table, has, summary, gpus_per_node
 
     @cached_property
     def evidence(self) -> Evidence:
@@ -69,14 +80,15 @@ class Case:
         return max(self.evidence.saved([Change("", "", "", saving)])[0], 0)
 
     @cached_property
+    def outside_layers(self) -> Array:
+        """Mask of the layers that are neither repeated nor in a repeated one."""
+        repeated = [layer for fold in stacks(self.evidence) for layer in fold.layers]
+        return owners(self.evidence.layers, repeated) < 0
+
+    @cached_property
     def is_outside(self) -> Array:
         """Mask of the blocks that no repeated layer owns, such as those of the loss."""
-        repeated = {layer for fold in stacks(self.evidence) for layer in fold.layers}
-        layers = self.evidence.layers
-        inside = np.zeros(len(layers), bool)
-        for layer, parent in enumerate(layers["parent"].tolist()):
-            inside[layer] = layer in repeated or (parent > 0 and inside[parent])
-        return np.asarray(~inside[self.evidence.blocks["layer"].to_numpy()])
+        return np.asarray(self.outside_layers[self.evidence.blocks["layer"].to_numpy()])
 
     @cached_property
     def is_saved(self) -> Array:

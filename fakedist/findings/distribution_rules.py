@@ -2,17 +2,115 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
+from fakedist.analysis.call_order import match_calls
 from fakedist.findings.case import Case
 from fakedist.findings.registry import Fault, rule
-from fakedist.rank_list import format_rank_list
+from fakedist.rank_list import format_rank_list, parse_rank_list
 from fakedist.units import format_bytes, format_us
 
 _REPLICAS_SHARE = 0.25
 _UNEVEN = 0.05
+_MOST_CALLS = 3
+
+
+@rule("FD113", "axes of a mesh swapped", "calls", "groups", "blocks", "spans")
+def swapped_axes(case: Case) -> Iterator[Fault]:
+    """A model is replicated over the axis that was meant to shard it, and sharded over that of the replicas.
+
+    `fully_shard` takes the first axis of a mesh of two for replicas and the second for shards, whatever their names
+    are; other wrappers take them by position, too.
+
+    The rule sees a group with a name of shards that all-reduces gradients and gathers nothing, next to one with a name
+    of replicas that gathers parameters. Without such names it may be on purpose that shards are in several nodes, and
+    all replicas in one, where the gathers take the network and the all-reduces NVLink.
+
+    **Mend**: `init_device_mesh("cuda", (replicas, shards), mesh_dim_names=("replicate", "shard"))`, and hand it over in
+    that order.
+
+    Reported in FastVideo#612.
+    """
+    evidence, calls = case.evidence, case.evidence.last_calls
+    gathers = calls[calls["operation"].str.startswith("all_gather") & (calls["phase"] == "forward")]
+    scatters = calls[calls["operation"].str.startswith("reduce_scatter") & (calls["phase"] == "backward")]
+    reduces = calls[calls["operation"].str.startswith("all_reduce") & (calls["phase"] == "backward")]
+    sharding = set(gathers["group"]) & set(scatters["group"])
+    for number in sorted(set(reduces["group"]) - set(gathers["group"])):
+        for shards in sorted(sharding):
+            if min(map(evidence.group_size, (number, shards))) < 2:
+                continue
+            are_named = _words(case, number) & _SHARDS and _words(case, shards) & _REPLICAS
+            if not are_named and not (_is_in_a_node(case, number) and _is_over_nodes(case, shards)):
+                continue
+            shard_size, replicas_size = map(evidence.group_size, (shards, number))
+            yield Fault(
+                f"parameters are sharded over the {shard_size:,} ranks of {evidence.group_label(shards)}, and "
+                f"replicated over the {replicas_size:,} of {evidence.group_label(number)}"
+                + ("" if are_named else ": shards are in several nodes, replicas in one"),
+                "a mesh of (replicas, shards), in this order, with the shards in a node",
+                is_certain=bool(are_named),
+            )
+            return
+
+
+_SHARDS, _REPLICAS = {"shard", "shards", "sharded", "sharding", "fsdp"}, {"replicate", "replica", "replicas", "ddp"}
+
+
+def _words(case: Case, group: int) -> set[str]:
+    return set(re.split(r"[^a-z]+", case.evidence.group_label(group).lower()))
+
+
+def _nodes(case: Case, group: int) -> list[int]:
+    ranks = parse_rank_list(str(case.evidence.groups["ranks"].iloc[group]))
+    return [rank // case.gpus_per_node for rank in ranks]
+
+
+def _is_in_a_node(case: Case, group: int) -> bool:
+    return case.gpus_per_node > 1 and len(set(_nodes(case, group))) == 1
+
+
+def _is_over_nodes(case: Case, group: int) -> bool:
+    nodes = _nodes(case, group)
+    return len(set(nodes)) == len(nodes)
+
+
+@rule("FD301", "calls of ranks that do not match", "calls", "call_terms", "groups", "steps", of_job=True)
+def calls_that_differ(cases: Mapping[int, Case]) -> Iterator[Fault]:
+    """Ranks of a group make different calls, so the job hangs, or corrupts what it exchanges.
+
+    The rule plays the calls of the ranks that ran against each other, as `fakedist match` does, which also names what
+    each of them waits for ([match.md](match.md)). A rank without a run is taken to make the matching calls. If a rank's
+    script failed, or has read values that no kernel computed, calls may differ for that reason, and the rule says
+    nothing, or is not sure.
+
+    **Mend**: make the same calls, in the same order and with the same sizes, on all ranks of a group; collectives do
+    not belong behind conditions that only some ranks meet.
+    """
+    programs = [case.calls() for case in cases.values() if case.calls is not None]
+    if len(programs) < 2 or not all(case.summary.exit.ended_well for case in cases.values()):
+        return
+    matched = match_calls(programs)
+    different = matched.difference
+    at_fault = different.calls if different is not None else [wait.made for wait in matched.waiting]
+    if not at_fault:
+        return
+    first = at_fault[0]
+    terms, calls = (cases[first.rank].table(name) for name in ("call_terms", "calls"))
+    lines = str(terms["lines"].iloc[int((calls["sequence"] == first.call.sequence).to_numpy().argmax())]).splitlines()
+    ranks = format_rank_list(sorted({made.rank for made in at_fault}))
+    operations = " and ".join(dict.fromkeys(made.call.operation for made in at_fault[:_MOST_CALLS]))
+    yield Fault(
+        f"calls of ranks {ranks} ({operations}) differ in {different.what}"
+        if different is not None
+        else f"ranks {ranks} wait forever in {operations}, which others of the group do not make",
+        "the same calls on all ranks of a group (fakedist match names each)",
+        lines[0] if lines else "",
+        is_certain=not any(case.summary.invented_values for case in cases.values()),
+    )
 
 
 @rule("FD302", "work that only some ranks do", "kernels", "calls", of_job=True)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeAlias
 
-from fakedist.findings import distribution_rules, memory_rules, time_rules
+from fakedist.findings import distribution_rules, loss_rules, memory_rules, time_rules
 from fakedist.findings.case import Case
 from fakedist.findings.registry import RULES, Fault, FaultRule
 from fakedist.rundir.finding import Finding
 
 #: The modules that register the rules.
-_MODULES = (memory_rules, time_rules, distribution_rules)
+_MODULES = (loss_rules, memory_rules, time_rules, distribution_rules)
 
 
 #: Runs a rule of a code, and returns what it saw; nothing if it failed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -20,17 +21,41 @@ def path_of(line: str) -> str:
 
 
 def is_ignored(finding: Finding) -> bool:
-    """Whether a comment at the finding's line ignores it. A file that cannot be read has none."""
+    """Whether a comment at the finding's line ignores it, or at the first or last line of its statement.
+
+    A file that cannot be read has no comments.
+    """
     match = _LINE.fullmatch(finding.line)
     if match is None:
         return False
     try:
-        lines = read_bytes(Path(match["file"]), _MOST_BYTES).decode(errors="replace").splitlines()
+        text = read_bytes(Path(match["file"]), _MOST_BYTES).decode(errors="replace")
     except (OSError, UnreadableError):
         return False
-    number = int(match["number"])
-    comment = _COMMENT.search(lines[number - 1]) if 0 < number <= len(lines) else None
-    if comment is None:
-        return False
-    codes = re.findall(r"[A-Z0-9]+", comment["codes"] or "")
-    return not codes or any(finding.code.startswith(code) for code in codes)
+    lines, number = text.splitlines(), int(match["number"])
+    return any(
+        _names(comment["codes"], finding.code)
+        for line in {number, *(_statement(text, number) if _COMMENT.search(text) else ())}
+        if 0 < line <= len(lines) and (comment := _COMMENT.search(lines[line - 1]))
+    )
+
+
+def _names(codes: str | None, code: str) -> bool:
+    named = re.findall(r"[A-Z0-9]+", codes or "")
+    return not named or any(code.startswith(part) for part in named)
+
+
+def _statement(text: str, number: int) -> tuple[int, ...]:
+    """The first and last line of the statement at a line, or of its head if it has a body; empty if there is none."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    heads = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            last = (node.end_lineno or node.lineno) if not body else max(body[0].lineno - 1, node.lineno)
+            if node.lineno <= number <= last:
+                heads.append((node.lineno, last))
+    return max(heads, default=())

@@ -7,168 +7,27 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from fakedist.analysis.evidence import owners
 from fakedist.analysis.recording import Array
+from fakedist.analysis.state_advice import unfused_temporaries
 from fakedist.findings.case import Case, base_name
 from fakedist.findings.registry import Fault, rule
 from fakedist.rundir.notes import counted
 from fakedist.units import format_bytes
 
-_LOSS = r"log_softmax|logsumexp|nll_loss|cross_entropy|log_sigmoid"
-_PRODUCT = r"\.(?:mm|addmm|bmm|_scaled_mm|linear)\."
-_COPIES = {"half": 0.5, "same": 1.0, "double": 2.0}
-_NEAR = 0.02  # shifted by a token, or rounded up
-_FEWEST_COPIES = 3
-_MOST_OF_A_CHUNK = 1.02
 _FEWEST_COMMUNICATORS = 4
 #: Two bytes an element in the parameters, and four in the buffer, make a buffer of twice the parameters.
 _BUCKET = 2.05
 #: The optimizer's temporaries as a share of the peak, from which on they make it.
 _OPTIMIZERS_SHARE = 0.1
 _POOLS_SHARE = 1.5
+_ADAPTERS_SHARE = 0.25
+_FEWEST_ADAPTERS = 4
+_UNUSED_SHARE = 0.05
+#: The allocator takes 20 MiB at once for blocks of 1 to 10 MiB, so a small job always has some free.
+_LEAST_UNUSED_BYTES = 100 << 20
 #: A residual stream in fp32 is usual under autocast; its casts are worth a finding from this share of the peak on.
 _CASTS_SHARE = 0.05
-
-
-@rule("FD101", "chunks of a loss kept until backward", "blocks", "layers", "stacks")
-def loss_chunks(case: Case) -> Iterator[Fault]:
-    """A loss that is computed in chunks, to save memory, keeps what every chunk saves for backward.
-
-    Autograd holds the saved tensors of each chunk, usually its log-probabilities, until backward reaches it. All chunks
-    together then take as much as the loss in one piece.
-
-    The rule sees blocks of equal size that one line of the script saved for backward with a loss's operation, one after
-    the other, with no repeated layer between them, alive together.
-
-    **Mend**: wrap the chunk's function in `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`, or compute the
-    gradient within the chunk, as fused linear cross-entropy kernels do.
-
-    Reported in labs-molt#121, NeMo-RL#2882, prime-rl#1496 and trl#5853.
-    """
-    evidence = case.evidence
-    blocks = evidence.blocks
-    is_loss = evidence.operation(_LOSS) & evidence.phase("forward") & case.is_outside
-    saved = np.flatnonzero(case.is_saved & case.is_outside)
-    sizes, stack = blocks["bytes"].to_numpy(), blocks["stack"].to_numpy()
-    made, freed = blocks["alloc_event"].to_numpy(), blocks["free_event"].to_numpy()
-    inner = np.sort(made[case.is_saved & ~case.is_outside])
-    losses = np.sort(made[is_loss])
-    runs = [
-        chunks
-        for _, rows in pd.Series(saved).groupby([stack[saved], blocks["operation"].astype(str).to_numpy()[saved]])
-        for chunks in _runs(rows.to_numpy(), sizes, made, freed, inner)
-        if len(chunks) > 1 and len(np.unique(np.searchsorted(losses, made[chunks], "left"))) == len(chunks)
-    ]
-    if not runs:
-        return
-    chunks = max(runs, key=lambda run: int(sizes[run].sum()))
-    gives = case.saved(*_but_one_chunk(case, [run for run in runs if stack[run[0]] == stack[chunks[0]]], inner))
-    held, one = int(sizes[chunks].sum()), int(sizes[chunks].max())
-    if case.is_worth(gives):
-        yield Fault(
-            f"{len(chunks)} chunks of the loss keep {format_bytes(held)} ({held:,} bytes) until backward; one takes "
-            f"{format_bytes(one)} ({one:,} bytes)",
-            "checkpoint the function of a chunk, or use a fused linear cross-entropy",
-            case.line(stack[chunks[0]]),
-            gives_bytes=(gives, gives),
-            advice="chunk-loss",
-        )
-
-
-def _runs(rows: Array, sizes: Array, made: Array, freed: Array, inner: Array) -> Iterator[Array]:
-    """Blocks of a line, in runs of equal size but for a smaller last one, alive together, no layer between them."""
-    passed = np.searchsorted(inner, made[rows])
-    start = 0
-    for end in range(1, len(rows) + 1):
-        run = rows[start:end]
-        goes_on = end < len(rows) and (
-            passed[end] == passed[start]
-            and sizes[rows[end]] <= _MOST_OF_A_CHUNK * sizes[rows[start]]
-            and freed[run].min() > made[rows[end]]
-        )
-        if not goes_on:
-            yield run
-            start = end
-
-
-def _but_one_chunk(case: Case, runs: list[Array], inner: Array) -> tuple[Array, Array, Array]:
-    """For each block, what goes if a chunk's saved tensors are recomputed in backward, and from when until when.
-
-    Args:
-        case: The run.
-        runs: The chunks of each time that the loss is computed.
-        inner: When repeated layers make what they save.
-    """
-    blocks = case.evidence.blocks
-    made, freed = (blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
-    gone, starts, ends = np.zeros(len(blocks)), made.copy(), freed.copy()
-    for chunks in runs:
-        period = made[chunks[1]] - made[chunks[0]]
-        before = inner[inner < made[chunks[0]]]
-        first = max(made[chunks[0]] - period + 1, before[-1] + 1 if len(before) else 0)
-        ours = np.flatnonzero(case.is_saved & case.is_outside & (made >= first) & (made <= made[chunks[-1]]))
-        chunk = np.searchsorted(made[chunks], made[ours])
-        # Backward makes a chunk's tensors again once it has freed those of the chunk before.
-        first_made = made[chunks] + 1
-        back = np.full(len(chunks), first_made.max())
-        in_backward = np.argsort(freed[chunks], kind="stable")
-        back[in_backward[1:]] = freed[chunks][in_backward[:-1]]
-        gone[ours] = blocks["bytes"].to_numpy()[ours]
-        starts[ours] = first_made[chunk]
-        ends[ours] = back[chunk]
-    return gone, starts, ends
-
-
-@rule("FD102", "several copies of the logits", "blocks", "layers", "stacks")
-def logits_copies(case: Case) -> Iterator[Fault]:
-    """The peak holds several copies of the logits: from the product, in fp32, shifted, as log-probabilities.
-
-    A variable, or an output object, that outlives the cast keeps the logits from before it. With a large vocabulary
-    these are the largest tensors of the job.
-
-    The rule sees the result of a product outside of the repeated layers, as large as what the loss saves, and three or
-    more blocks of forward with half, once or twice its size at the peak.
-
-    **Mend**: shift the labels and not the logits, return the loss from the function that casts, so that no name keeps
-    what is cast, or use a fused or chunked cross-entropy.
-
-    Reported in ms-swift#6966 (46.4 GiB where 18.5 are needed).
-    """
-    evidence = case.evidence
-    blocks, sizes = evidence.blocks, evidence.blocks["bytes"].to_numpy()
-    outside = case.is_outside & evidence.phase("forward") & ~evidence.category("workspace")
-    is_loss = outside & evidence.operation(_LOSS)
-    at_peak = blocks["at_peak"].to_numpy(bool) & outside & (sizes > 0)
-    logits = np.flatnonzero(outside & evidence.operation(_PRODUCT))
-    if not len(logits) or not is_loss.any():
-        return
-    largest = int(sizes[is_loss].max())
-    likely = logits[[_is_copy(largest, int(size)) for size in sizes[logits]]]
-    if not len(likely):
-        return
-    one = int(sizes[likely].max())
-    copies = np.flatnonzero(at_peak)
-    copies = copies[[_is_copy(int(size), one) for size in sizes[copies]]]
-    made_by = pd.MultiIndex.from_frame(blocks[["stack", "operation", "bytes"]].astype({"operation": str}))
-    if made_by[copies].nunique() < _FEWEST_COPIES:
-        return
-    needed = int(copies[np.argmax(np.where(is_loss[copies], sizes[copies] + largest, sizes[copies]))])
-    rest = copies[copies != needed]
-    gone = np.where(outside & made_by.isin(made_by[rest]) & (made_by != made_by[needed]), sizes, 0)
-    held, gives = int(sizes[copies].sum()), case.saved(gone)
-    if case.is_worth(int(sizes[rest].sum())):
-        names = ", ".join(dict.fromkeys(base_name(str(name)) for name in blocks["operation"].iloc[copies]))
-        yield Fault(
-            f"{len(copies)} copies of the logits ({names}) hold {format_bytes(held)} at the peak; the loss needs "
-            f"{format_bytes(int(sizes[needed]))}",
-            "let no name keep the logits from before the cast, shift the labels instead, or fuse the cross-entropy",
-            case.line(int(blocks["stack"].iloc[rest[np.argmax(sizes[rest])]])),
-            gives_bytes=(0, gives),
-            advice="chunk-loss",
-        )
-
-
-def _is_copy(size: int, of: int) -> bool:
-    return any(abs(size - ratio * of) <= _NEAR * ratio * of for ratio in _COPIES.values())
 
 
 @rule("FD103", "gradients that are not sharded between micro-batches", "blocks", "spans", "calls", "groups")
@@ -188,13 +47,15 @@ def whole_gradients(case: Case) -> Iterator[Fault]:
     """
     evidence = case.evidence
     calls = evidence.last_calls
-    scatters = calls[calls["operation"].str.startswith("reduce_scatter") & (calls["phase"] == "backward")]
+    scatters = calls[calls["operation"].str.startswith("reduce_scatter") & (calls["phase"] != "forward")]
     sizes = [evidence.group_size(group) for group in scatters["group"]]
     if not len(scatters) or max(sizes) < 2:
         return
     blocks, step = evidence.blocks, int(scatters["step"].max())
     recorded = min(step, int(evidence.blocks["step"].max()))
-    whole = evidence.category("gradient") & evidence.phase("backward") & _outlives_a_forward(case)
+    # FSDP1 hands the gradients that it kept to the reduce-scatter as they are.
+    kept_in = evidence.category("gradient") | evidence.category("communication")
+    whole = kept_in & evidence.phase("backward") & _outlives_a_forward(case)
     kept = whole & (blocks["step"] == recorded).to_numpy()
     held, shard = int(blocks["bytes"].to_numpy()[kept].sum()), int(scatters["bytes_out"].sum())
     if held < 1.5 * shard:
@@ -289,7 +150,8 @@ def optimizer_temporaries(case: Case) -> Iterator[Fault]:
     The `foreach` implementation, torch's default where parameters are on a GPU, computes each intermediate for all
     parameters at once.
 
-    The rule sees a peak in the optimizer's phase, a tenth or more of it temporaries that this phase made.
+    The rule sees a peak in the optimizer's phase, a tenth or more of it temporaries of `foreach` operations, or of an
+    optimizer of the job's own.
 
     **Mend**: `fused=True`, which needs none, or `foreach=False`, which needs those of one parameter at a time. An
     optimizer of your own can update one parameter after the other.
@@ -299,7 +161,9 @@ def optimizer_temporaries(case: Case) -> Iterator[Fault]:
     evidence = case.evidence
     if case.summary.peak_phase != "optimizer":
         return
-    chosen = evidence.phase("optimizer") & evidence.category("temporary")
+    unfused = unfused_temporaries(evidence)
+    own = evidence.phase("optimizer") & evidence.category("temporary") & ~unfused
+    chosen = max(unfused, own, key=evidence.at_peak)
     held = evidence.at_peak(chosen)
     if not case.is_worth(held) or held < _OPTIMIZERS_SHARE * case.peak:
         return
@@ -308,10 +172,10 @@ def optimizer_temporaries(case: Case) -> Iterator[Fault]:
     gives = case.saved(np.where(chosen, evidence.blocks["bytes"], 0))
     yield Fault(
         f"the peak is in the optimizer's step, and {format_bytes(held)} of it are temporaries{times}",
-        "fused=True, or foreach=False",
+        "fused=True, or foreach=False" if chosen is unfused else "update one parameter after the other",
         evidence.main_line(chosen),
-        gives_bytes=(gives, gives),
-        advice="fuse-optimizer",
+        gives_bytes=(gives if chosen is unfused else 0, gives),
+        advice="fuse-optimizer" if chosen is unfused else "",
     )
 
 
@@ -392,7 +256,7 @@ def outliving_a_step(case: Case) -> Iterator[Fault]:
     when it is done, keeps activations alive.
 
     The rule sees blocks of a forward alive at the peak of a later step, from a line whose blocks outlive at least two
-    steps. What the first step alone makes, such as a cache, does not count.
+    steps, or are freed once it has made the next one. What the first step alone makes, such as a cache, does not count.
 
     **Mend**: keep `loss.detach()` or `loss.item()`, and `del` outputs at the end of the step.
 
@@ -410,7 +274,10 @@ def outliving_a_step(case: Case) -> Iterator[Fault]:
     outlives = made_in & (blocks["free_event"].to_numpy() > end)
     stack = blocks["stack"].to_numpy()
     num_steps = pd.Series(step[outlives]).groupby(stack[outlives]).nunique()
-    is_again = np.isin(stack, num_steps.index[num_steps >= 2])
+    # A block that the line makes again takes its name in the next step, so it was not for good.
+    is_replaced = outlives & (blocks["free_event"] < len(evidence.allocated)).to_numpy()
+    last_made = pd.Series(step[made_in]).groupby(stack[made_in]).max().reindex(stack).to_numpy()
+    is_again = np.isin(stack, num_steps.index[num_steps >= 2]) | (is_replaced & (last_made > step))
     chosen = outlives & is_again & (step < case.summary.peak_step)
     held = evidence.at_peak(chosen)
     if not case.is_worth(held):
@@ -426,44 +293,6 @@ def outliving_a_step(case: Case) -> Iterator[Fault]:
         evidence.main_line(chosen),
         gives_bytes=(saved, saved),
     )
-
-
-@rule("FD109", "results of an evaluation kept on the GPU", "blocks", "layers", "stacks")
-def kept_evaluation(case: Case) -> Iterator[Fault]:
-    """The outputs of many forwards without a backward, such as an evaluation's logits, are kept on the GPU together.
-
-    Concatenating predictions at the end needs all of them at once, at the vocabulary's width.
-
-    The rule sees three or more blocks of one line and size at the peak, that nothing saved for backward, each made in a
-    forward of its own: repeated layers ran between them.
-
-    **Mend**: reduce them first (`argmax`, the loss), move them to the host every few batches
-    (`eval_accumulation_steps`), or count as they come.
-
-    Reported in transformers#12878.
-    """
-    evidence = case.evidence
-    blocks = evidence.blocks
-    made, sizes, stack = (blocks[name].to_numpy() for name in ("alloc_event", "bytes", "stack"))
-    chosen = evidence.phase("forward") & evidence.category("temporary") & case.is_outside
-    rows = np.flatnonzero(chosen & blocks["at_peak"].to_numpy(bool))
-    inner = np.sort(made[~case.is_outside & evidence.phase("forward")])
-    for _, same in pd.Series(rows).groupby([stack[rows], sizes[rows]]):
-        kept = same.to_numpy()
-        of_stack, size = int(stack[kept[0]]), int(sizes[kept[0]])
-        forwards = len(np.unique(np.searchsorted(inner, made[kept])))
-        if min(len(kept), forwards) < _FEWEST_COPIES or not case.is_worth(size * (len(kept) - 1)):
-            continue
-        every = chosen & (stack == of_stack) & (sizes == size)
-        every[kept[0]] = False
-        gives = case.saved(np.where(every, sizes, 0))
-        yield Fault(
-            f"the outputs of {len(kept)} forwards without a backward, {format_bytes(size)} each, hold "
-            f"{format_bytes(size * len(kept))} at the peak",
-            "keep argmax or the loss of each batch, or move outputs to the host as they come",
-            case.line(of_stack),
-            gives_bytes=(gives, gives),
-        )
 
 
 @rule("FD110", "a communication buffer larger than the model", "blocks", "calls", "stacks")
@@ -502,15 +331,15 @@ def large_bucket(case: Case) -> Iterator[Fault]:
         )
 
 
-@rule("FD111", "no fp32 master weights", "blocks", "layers", "kernels", "launches", "work")
+@rule("FD111", "no fp32 master weights", "blocks", "layers", "calls", "groups", "kernels", "launches", "work")
 def no_master_weights(case: Case) -> Iterator[Fault]:
     """Weights, gradients and Adam's moments are all in 16 bits, so updates much smaller than a weight are rounded away.
 
     bf16 has eight bits of mantissa: adding less than 1/512 of a weight changes nothing. Mixed precision as usual keeps
     fp32 weights in addition: 16 bytes a parameter instead of 8.
 
-    The rule divides the bytes of layers by the elements of their products: two a weight, and four for what
-    `torch.optim`'s Adam keeps.
+    The rule divides the bytes of layers, or of their shards, by the elements of their products: two a weight, and four
+    for what `torch.optim`'s Adam keeps.
 
     **Mend**: keep fp32 parameters and use autocast or `MixedPrecisionPolicy`, or an optimizer that rounds
     stochastically; then this rule may be ignored.
@@ -529,7 +358,11 @@ def no_master_weights(case: Case) -> Iterator[Fault]:
     elements = weights.loc[weights["count"] == 1, "min"].to_numpy()
     of_layer = layers.loc[weights.index[weights["count"] == 1]]
     held, state = (of_layer[f"peak_{name}_bytes"].to_numpy() for name in ("parameter", "optimizer_state"))
-    is_half = (2 * elements <= held) & (held <= 2.1 * elements)
+    calls = case.evidence.last_calls
+    gathers = calls[calls["operation"].str.startswith("all_gather") & (calls["phase"] == "forward")]
+    # Of a layer that FSDP shards, the rank holds a share while it is not gathered.
+    whole = held * max(map(case.evidence.group_size, gathers["group"]), default=1)
+    is_half = (2 * elements <= whole) & (whole <= 2.1 * elements)
     keeps_two = (2 * held <= state) & (state <= 2.1 * held)
     if is_half.any() and keeps_two[is_half].all():
         parameters = case.evidence.at_peak(case.evidence.category("parameter"))
@@ -541,30 +374,107 @@ def no_master_weights(case: Case) -> Iterator[Fault]:
         )
 
 
-@rule("FD115", "fragmentation", "segments", "blocks")
-def fragmentation(case: Case) -> Iterator[Fault]:
-    """The allocator reserved memory that it cannot use: free blocks have the wrong sizes.
+@rule("FD112", "adapters that keep what full training does not", "blocks", "layers", "stacks")
+def adapter_copies(case: Case) -> Iterator[Fault]:
+    """The branches of adapters, such as LoRA's, save tensors for backward that training the layers whole would not.
 
-    The rule sees a twentieth or more of the reserved peak that was in no block at any one time.
+    With a dropout, each adapter keeps the dropout's result and its mask, where layers that are trained whole keep their
+    input, once for all layers that read it. An adapter in fp32 on a model in 16 bits keeps a cast of its input.
 
-    **Mend**: `PYTORCH_ALLOC_CONF=expandable_segments:True`, which maps pages where they are needed.
+    The rule sees four or more layers whose weight has neither a gradient nor an optimizer's state, with smaller weights
+    next to it that have; and a fiftieth of the peak in dropouts and casts to fp32 that these layers saved.
+
+    **Mend**: no dropout in the adapters (`lora_dropout=0`); adapters in the model's dtype
+    (`autocast_adapter_dtype=False`).
+
+    Reported in peft#2196 (2,618 MiB where full training takes 1,311).
     """
-    for advice in case.summary.advice:
-        if advice.rule == "expandable-segments":
-            reserved = case.summary.peak_reserved_bytes
-            yield Fault(
-                f"up to {format_bytes(advice.gives_bytes)} of the {format_bytes(reserved)} reserved held no block",
-                "PYTORCH_ALLOC_CONF=expandable_segments:True",
-                costs_bytes=advice.gives_bytes,
-                advice=advice.rule,
-            )
+    evidence = case.evidence
+    adapted = _adapted_layers(evidence.layers)
+    if len(adapted) < _FEWEST_ADAPTERS:
+        return
+    inside = owners(evidence.layers, adapted) >= 0
+    ours = case.is_saved & inside[evidence.blocks["layer"].to_numpy()]
+    chosen = ours & evidence.operation(r"native_dropout")
+    kernels = case.kernels
+    if len(kernels):
+        products = kernels[(kernels["kind"] == "product").to_numpy() & inside[kernels["layer"].to_numpy()]]
+        if {2, 4} <= set(products.loc[case.in_phase(products, "forward"), "a_bytes"]):
+            chosen = chosen | (ours & evidence.operation(r"_to_copy"))
+    held = evidence.at_peak(chosen)
+    if case.is_worth(held):
+        names = {base_name(str(name)) for name in evidence.blocks["operation"][chosen].unique()}
+        kinds = [text for name, text in _KEPT_BY_ADAPTERS.items() if name in names]
+        yield Fault(
+            f"adapters of {len(adapted)} frozen layers keep {format_bytes(held)} at the peak in {' and '.join(kinds)}",
+            "adapters without dropout, in the model's dtype",
+            evidence.main_line(chosen),
+            gives_bytes=(0, case.saved(np.where(chosen, evidence.blocks["bytes"], 0))),
+        )
+
+
+_KEPT_BY_ADAPTERS = {"native_dropout": "dropouts and their masks", "_to_copy": "casts to fp32"}
+
+
+def _adapted_layers(layers: pd.DataFrame) -> list[int]:
+    """The innermost layers that hold one frozen weight and smaller ones that are trained."""
+    held, gradient, state = (
+        layers[f"most_{name}_bytes"].to_numpy("f8") for name in ("parameter", "gradient", "optimizer_state")
+    )
+    trained = np.minimum(np.where(gradient > 0, gradient, state / 2), held)
+    frozen = np.where(held - trained > held / 2, held - trained, 0)
+    parents = layers["parent"].to_numpy()
+    num_frozen = (frozen > 0).astype("i8")
+    for layer in reversed(range(1, len(layers))):  # children come after their parents
+        for column in (trained, frozen, num_frozen):
+            column[parents[layer]] += column[layer] if parents[layer] != layer else 0
+    adapted = set()
+    for layer in np.flatnonzero((gradient > 0) | (state > 0)).tolist():
+        while layer > 0 and not num_frozen[layer]:
+            layer = int(parents[layer])
+        if layer > 0 and num_frozen[layer] == 1 and trained[layer] < _ADAPTERS_SHARE * frozen[layer]:
+            adapted.add(layer)
+    return sorted(adapted)
+
+
+@rule("FD115", "fragmentation", "segments", "blocks", "events")
+def fragmentation(case: Case) -> Iterator[Fault]:
+    """The allocator reserved memory that it cannot use: free blocks have the wrong sizes, or are another stream's.
+
+    Steps whose sizes differ leave blocks of sizes that the next steps do not ask for. A block that was allocated on one
+    stream is not given to another.
+
+    The rule sees a twentieth or more of the reserved peak, and more than 100 MiB, that was in no block at any one time,
+    outside of the pools of CUDA graphs. If half of it is in segments of other streams than the one that holds the
+    most, the streams are the reason.
+
+    **Mend**: `PYTORCH_ALLOC_CONF=expandable_segments:True`, which maps pages where they are needed; or pad to a few
+    sizes, the largest first. Free blocks of another stream need one stream to allocate on.
+    """
+    evidence, segments = case.evidence, case.table("segments")
+    segments = segments[(segments["moment"] == "peak_reserved").to_numpy()]
+    is_private = (segments["private_pool"] != "").to_numpy()
+    unused = evidence.reserved_peak - evidence.kept_peak - int(segments.loc[is_private, "free_bytes"].sum())
+    if evidence.grows or unused < max(_UNUSED_SHARE * evidence.reserved_peak, _LEAST_UNUSED_BYTES):
+        return
+    by_stream = segments[~is_private].groupby("stream")[["allocated_bytes", "free_bytes"]].sum()
+    of_others = int(by_stream["free_bytes"].drop(by_stream["allocated_bytes"].idxmax()).sum())
+    is_of_streams = 2 * of_others >= unused
+    yield Fault(
+        f"up to {format_bytes(unused)} of the {format_bytes(evidence.reserved_peak)} reserved held no block"
+        + (f"; {format_bytes(of_others)} are free for other streams alone" if is_of_streams else ""),
+        "allocate on one stream" if is_of_streams else "PYTORCH_ALLOC_CONF=expandable_segments:True",
+        costs_bytes=unused,
+        advice="" if is_of_streams else "expandable-segments",
+    )
 
 
 @rule("FD116", "retries of the allocator in a steady step")
 def retries(case: Case) -> Iterator[Fault]:
     """In the timed step the allocator runs out of memory, gives back what it caches, and asks again.
 
-    Each retry waits for the GPU and calls cudaFree and cudaMalloc; in a steady step this happens in every step.
+    The rule sees requests of the timed step that were granted at the second try. Each retry waits for the GPU and calls
+    cudaFree and cudaMalloc; in a steady step this happens in every step.
 
     **Mend**: less memory (the advice), or expandable segments if memory is fragmented.
     """
@@ -597,11 +507,13 @@ def doubled_activations(case: Case) -> Iterator[Fault]:
     blocks = evidence.blocks
     sizes, op = blocks["bytes"].to_numpy(), blocks["op"].to_numpy()
     at_peak = blocks["at_peak"].to_numpy(bool)
-    dropped = np.flatnonzero(case.is_saved & evidence.operation(r"native_dropout"))
+    by_adapters = owners(evidence.layers, _adapted_layers(evidence.layers)) >= 0  # FD112 has theirs
+    in_adapter = by_adapters[blocks["layer"].to_numpy()]
+    dropped = np.flatnonzero(case.is_saved & ~in_adapter & evidence.operation(r"native_dropout"))
     whole = pd.Series(sizes[dropped]).groupby(op[dropped]).transform("max").to_numpy()
     is_mask = np.zeros(len(blocks), bool)
     is_mask[dropped[sizes[dropped] < whole]] = True
-    casts = case.is_saved & evidence.operation(r"_to_copy") & ~_as_large_as_half_a_weight(case)
+    casts = case.is_saved & ~in_adapter & evidence.operation(r"_to_copy") & ~_as_large_as_half_a_weight(case)
     sources = np.isin(sizes, 2 * sizes[casts & at_peak]) & case.is_saved & at_peak & ~casts
     if sizes[sources].sum() < sizes[casts & at_peak].sum():  # of most casts, the source is not kept
         casts = np.zeros(len(blocks), bool)

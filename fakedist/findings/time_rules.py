@@ -15,6 +15,8 @@ from fakedist.units import format_bytes, format_us
 _FEWEST_SMALL = 16
 _SMALL_BYTES = 1 << 20
 _GAP_SHARE = 0.1
+#: Gradients that are reduced in 16 bits have half of the bytes of fp32 parameters.
+_MOST_GRADIENTS = 0.45
 _LOADING_SHARE = 0.05
 _MOST_LINES = 2
 _FEWER_LAUNCHES = ("--what-if cuda-graphs", "--what-if compile")
@@ -26,9 +28,10 @@ _ALIGNED_BYTES = 16
 def repeated_reductions(case: Case) -> Iterator[Fault]:
     """With gradient accumulation, every micro-batch all-reduces all gradients, though only their sum is needed.
 
-    The rule sees the same all-reduces of one group in the backward of each micro-batch of the timed step.
+    The rule sees the same all-reduces of one group, of most gradients, with each backward of the timed step.
 
-    **Mend**: `with model.no_sync():` around all micro-batches but the last (DDP). With FSDP this costs memory (FD103).
+    **Mend**: `with model.no_sync():` around all micro-batches but the last (DDP). With hybrid sharding,
+    `set_requires_all_reduce(False)`, which costs no memory; `no_sync` of FSDP does (FD103).
 
     Reported in cosmos-framework#161 (four times the communication).
     """
@@ -36,13 +39,18 @@ def repeated_reductions(case: Case) -> Iterator[Fault]:
     calls, replicas, time = evidence.last_calls, evidence.replicas, case.time
     if replicas is None or time is None:
         return
-    calls = calls[calls["operation"].str.startswith("all_reduce") & (calls["phase"] == "backward")]
+    calls = calls[calls["operation"].str.startswith("all_reduce") & (calls["phase"] != "forward")]
     calls = calls[calls["group"] == replicas.number]
     step = min(int(calls["step"].max()), int(evidence.spans["step"].max())) if len(calls) else 0
     spans = evidence.spans[(evidence.spans["step"] == step).to_numpy()]
     number = int(case.in_phase(spans, "backward").sum())
-    by_size = calls.groupby("bytes_in")["sequence"].count()
-    if number < 2 or not len(calls) or (by_size % number).any():
+    if number < 2 or not len(calls):
+        return
+    # Others are made once a step, such as those of norms and metrics.
+    calls = calls[calls.groupby("bytes_in")["sequence"].transform("count") % number == 0]
+    gathered = evidence.category("parameter") & evidence.phase("forward", "backward")
+    held = evidence.at_peak(evidence.category("parameter")) - evidence.at_peak(gathered)
+    if calls["bytes_in"].sum() < _MOST_GRADIENTS * number * held:
         return
     parts = np.array_split(calls["bytes_in"].to_numpy(), number)
     if any((part != parts[0]).any() for part in parts):
@@ -56,7 +64,9 @@ def repeated_reductions(case: Case) -> Iterator[Fault]:
             f"each of {number} micro-batches all-reduces all gradients over {replicas.label}: "
             f"{format_bytes(repeated)} and {format_us(takes)} a step more than once would be, "
             f"{format_us(exposed)} of it exposed",
-            "no_sync() around all micro-batches but the last",
+            "set_requires_all_reduce(False) for all micro-batches but the last"
+            if evidence.last_calls["operation"].str.startswith("reduce_scatter").any()
+            else "no_sync() around all micro-batches but the last",
             gives_us=(0.0, exposed),
         )
 

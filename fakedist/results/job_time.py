@@ -198,7 +198,11 @@ class JobRuns:
 
     @cached_property
     def _found(self) -> tuple[list[Finding], list[Note]]:
-        cases = {run.summary.rank: run.case for run in self.runs if run.summary.rank is not None}
+        cases = {}
+        for run in self.runs:
+            if (rank := run.summary.rank) is not None:
+                cases[rank] = run.case
+                run.case.calls = partial(rank_program, rank, run)
         return findings_of(partial(find_job_faults, cases)) if len(cases) > 1 else ([], [])
 
 

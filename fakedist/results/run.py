@@ -362,7 +362,8 @@ class Run:
     @cached_property
     def case(self) -> Case:
         """The run as the rules of findings read it."""
-        return Case(self.keeping_tables().table, self.has, self.summary)
+        job = self.manifest.job
+        return Case(self.keeping_tables().table, self.has, self.summary, 0 if job is None else job.gpus_per_node)
 
     @cached_property
     def _found(self) -> tuple[list[Finding], list[Note]]:

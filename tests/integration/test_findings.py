@@ -11,10 +11,14 @@ from tests.conftest import RunFakedist
 
 JOB = Path(__file__).parent / "jobs" / "faults.py"
 MIB = 1 << 20
-#: Of some jobs, more options: memory of which replicas take a quarter.
-_OPTIONS = {"FD304": ("--gpu-memory", "4GiB")}
+#: Of some jobs, more options: memory in which requests fail at first, or of which replicas take a quarter.
+_OPTIONS = {
+    "FD116": ("--gpu-memory", "1GiB", "--reserve", "300MiB"),
+    "FD304": ("--gpu-memory", "4GiB"),
+}
 _CODES = (
-    *("FD101", "FD102", "FD103", "FD104", "FD105", "FD106", "FD107", "FD108", "FD109", "FD110", "FD111", "FD117"),
+    *("FD101", "FD102", "FD103", "FD104", "FD105", "FD106", "FD107", "FD108", "FD109", "FD110", "FD111", "FD112"),
+    *("FD113", "FD115", "FD116", "FD117", "FD118"),
     *("FD201", "FD202", "FD203", "FD204", "FD205", "FD206", "FD208", "FD304"),
 )
 #: Faults of one kind with another form in the same rule.
@@ -38,7 +42,7 @@ def test_a_fault_is_found_and_its_twin_has_none(run_fakedist: RunFakedist, code:
     assert code not in findings(run_fakedist, code, "mended")
 
 
-@pytest.mark.parametrize("code", ["FD302", "FD303"])
+@pytest.mark.parametrize("code", ["FD301", "FD302", "FD303"])
 def test_a_fault_between_ranks_is_found_and_its_twin_has_none(
     run_fakedist: RunFakedist, tmp_path: Path, code: str
 ) -> None:
@@ -46,6 +50,12 @@ def test_a_fault_between_ranks_is_found_and_its_twin_has_none(
         options = ("--world-size", "8", "--rank", "0,1", "--device", "virtual", "--host", "dgx-h100", "--no-page")
         report = run_fakedist("profile", *options, "--json", "-o", tmp_path / f"runs{len(mended)}", JOB, code, *mended)
         assert [finding["code"] for finding in report.json()["findings"]] == ([] if mended else [code])
+
+
+def test_a_thing_is_said_once(run_fakedist: RunFakedist) -> None:
+    """The dropouts of adapters are theirs, and not masks of activations; chunks of logits are not copies of them."""
+    assert "FD117" not in findings(run_fakedist, "FD112")
+    assert "FD102" not in findings(run_fakedist, "FD101")
 
 
 def test_what_mending_gives_is_what_the_mended_job_saves(run_fakedist: RunFakedist) -> None:

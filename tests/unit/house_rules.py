@@ -78,7 +78,6 @@ SMALL_FOR_A_REASON = {
         ),
         "one module a command",
     ),
-    "check/selection": "which findings fail a check: a subject of its own",
     **dict.fromkeys(
         (
             "rank/frameworks/dynamo",

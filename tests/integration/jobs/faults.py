@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -385,6 +386,103 @@ def uneven_batches(mended: bool) -> Step:
     return train(model, lambda: F.cross_entropy(model(tokens), tokens))
 
 
+class Adapter(nn.Module):
+    """A frozen layer with a trained branch of low rank, in a dtype of its own."""
+
+    def __init__(self, base: nn.Linear, dropout: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.dropout = nn.Dropout(dropout)
+        self.down = nn.Linear(base.in_features, 8, bias=False, device="cuda", dtype=dtype)
+        self.up = nn.Linear(8, base.out_features, bias=False, device="cuda", dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        branch = self.up(self.down(self.dropout(x.to(self.down.weight.dtype))))
+        return self.base(x) + branch.to(x.dtype)
+
+
+def adapted(mended: bool) -> Step:
+    model = Model(vocabulary=512, width=1024).to("cuda", torch.bfloat16).requires_grad_(False)
+    settings = (0.0, torch.bfloat16) if mended else (0.1, torch.float32)
+    for layer in model.layers:
+        layer.up, layer.down = Adapter(layer.up, *settings), Adapter(layer.down, *settings)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return train(model, logits_loss(model), torch.optim.AdamW(trained, fused=True))
+
+
+def swapped_axes(mended: bool) -> Step:
+    names = ("replicate", "shard") if mended else ("shard", "replicate")
+    mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=names)
+    model, tokens = Model().to("cuda"), make_tokens(number=64)
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return train(model, lambda: F.cross_entropy(model(tokens), tokens))
+
+
+def fragmented(mended: bool) -> Step:
+    if mended:
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    model = Model().to("cuda")
+    lengths = (int(TOKENS * 1.4**step) for step in itertools.count())
+
+    def loss() -> torch.Tensor:
+        tokens = make_tokens(number=next(lengths))
+        return F.cross_entropy(model(tokens), tokens)
+
+    return train(model, loss)
+
+
+def retried(mended: bool) -> Step:
+    model, tokens = Model().to("cuda"), make_tokens(number=64)
+    side = torch.cuda.current_stream() if mended else torch.cuda.Stream()
+
+    def loss() -> torch.Tensor:
+        value = F.cross_entropy(model(tokens), tokens)
+        with torch.cuda.stream(side):
+            torch.zeros(300 << 20, dtype=torch.uint8, device="cuda")
+        torch.zeros(500 << 20, dtype=torch.uint8, device="cuda")
+        return value
+
+    # Without state, which the first step would put into a free block of these 500 MiB: it then stays.
+    return train(model, loss, torch.optim.SGD(model.parameters()))
+
+
+def unpacked(mended: bool) -> Step:
+    model = Model().to("cuda", torch.bfloat16)
+    lengths = (1024, 512, 256, 256)
+    packed = make_tokens(number=sum(lengths))
+    place = torch.cat([torch.arange(length, device="cuda") + row * 1024 for row, length in enumerate(lengths)])
+
+    def loss() -> torch.Tensor:
+        logits = model(packed)
+        if mended:
+            each = F.cross_entropy(logits.float(), packed, reduction="none")
+            return each.new_zeros(4 * 1024).index_put((place,), each).sum() / len(packed)
+        dense = logits.new_zeros(4 * 1024, VOCABULARY).index_put((place,), logits)
+        labels = packed.new_full((4 * 1024,), -100).index_put((place,), packed)
+        return F.cross_entropy(dense.float(), labels)
+
+    return train(model, loss)
+
+
+def calls_of_rank_0(mended: bool) -> Step:
+    # Without a broadcast, which ends a rank whose calls differ from those that the tape of rank 0 has.
+    model, tokens = Model().to("cuda"), make_tokens(number=64)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step() -> None:
+        value = F.cross_entropy(model(tokens), tokens)
+        value.backward()
+        if mended or dist.get_rank() == 0:
+            dist.all_reduce(value.detach())
+        dist.all_reduce(model.head.weight.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 FAULTS: dict[str, Callable[[bool], Step]] = {
     "FD101": chunked_loss,
     "FD102": copied_logits,
@@ -397,6 +495,11 @@ FAULTS: dict[str, Callable[[bool], Step]] = {
     "FD109": kept_evaluation,
     "FD110": large_bucket,
     "FD111": half_state,
+    "FD112": adapted,
+    "FD113": swapped_axes,
+    "FD115": fragmented,
+    "FD116": retried,
+    "FD118": unpacked,
     "FD117": dropped_activations,
     "casts": cast_activations,
     "FD201": reduced_each_micro_batch,
@@ -406,6 +509,7 @@ FAULTS: dict[str, Callable[[bool], Step]] = {
     "FD205": plain_products,
     "FD206": odd_vocabulary,
     "FD208": slow_loading,
+    "FD301": calls_of_rank_0,
     "FD302": evaluation_of_rank_0,
     "FD303": uneven_batches,
     "FD304": replicated_state,

@@ -28,6 +28,10 @@ def takes(folder: Path, keys: str, code: str, line: str = "", *, of_job: str = "
         ('select = ["FD1", "FD203"]', "FD203", True),
         ('select = ["ALL"]', "FD304", True),
         ('select = ["ALL"]\nignore = ["FD3"]', "FD304", False),
+        ('select = ["FD304"]\nignore = ["FD3"]', "FD304", True),
+        ('select = ["FD304"]\nignore = ["FD3"]', "FD303", False),
+        ('select = ["FD3"]\nignore = ["FD3"]', "FD304", False),
+        ('select = ["FD3"]\nignore = ["ALL"]', "FD304", True),
     ],
 )
 def test_codes_are_selected_by_what_they_begin_with(tmp_path: Path, keys: str, code: str, is_taken: bool) -> None:
@@ -48,6 +52,7 @@ def test_a_job_has_its_own_selection(tmp_path: Path) -> None:
     assert takes(tmp_path, 'select = ["FD1"]', "FD203", of_job='select = ["FD2"]')
 
 
-def test_a_code_that_does_not_exist_is_refused_with_what_was_meant(tmp_path: Path) -> None:
-    with pytest.raises(CheckError, match="there is no rule 'FD999'"):
-        takes(tmp_path, 'select = ["FD999"]', "FD101")
+@pytest.mark.parametrize("code", ["FD999", "", "fd101", "FD101 "])
+def test_a_code_that_does_not_exist_is_refused_with_what_was_meant(tmp_path: Path, code: str) -> None:
+    with pytest.raises(CheckError, match=f"there is no rule '{code}'"):
+        takes(tmp_path, f'select = ["{code}"]', "FD101")

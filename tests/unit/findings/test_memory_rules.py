@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from fakedist.cli import main
 from fakedist.findings.ignoring import is_ignored
+from fakedist.findings.memory_rules import _adapted_layers
 from fakedist.findings.registry import RULES
 from fakedist.findings.rule_pages import markdown, page_of
 from fakedist.results.opening import open_run
@@ -57,6 +59,30 @@ def test_a_comment_at_the_line_ignores_a_finding(tmp_path: Path, comment: str, i
     finding = Finding("FD108", "", "", "", f"{script}:2 (main)")
     assert is_ignored(finding) == is_left_out
     assert not is_ignored(Finding("FD108", "", "", "", f"{script}:1 (main)"))
+
+
+@pytest.mark.parametrize(("at", "is_left_out"), [(2, True), (3, False), (4, True), (5, True), (1, False), (6, False)])
+def test_a_comment_at_the_first_or_last_line_of_a_statement_ignores_its_findings(
+    tmp_path: Path, at: int, is_left_out: bool
+) -> None:
+    lines = [
+        "for batch in batches:",
+        "    losses.append(",
+        "        function(",
+        "            batch",
+        "        ))",
+        "done()",
+    ]
+    lines[at - 1] += "  # fakedist: ignore[FD108]"
+    script = tmp_path / "train.py"
+    script.write_text("\n".join(lines))
+    assert is_ignored(Finding("FD108", "", "", "", f"{script}:4 (main)")) == is_left_out
+
+
+def test_a_comment_in_a_file_that_is_not_python_counts_at_its_line_alone(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("%magic\nf(  # fakedist: ignore\n  x)\n")
+    assert [is_ignored(Finding("FD108", "", "", "", f"{script}:{line} (main)")) for line in (2, 3)] == [True, False]
 
 
 def test_a_line_whose_file_is_gone_or_shorter_ignores_nothing(tmp_path: Path) -> None:
@@ -118,3 +144,24 @@ def test_chunks_that_are_freed_and_losses_of_several_forwards_are_no_fault(
     tmp_path: Path, settings: dict[str, bool]
 ) -> None:
     assert "FD101" not in codes(open_run(built(chunked(num_chunks=4, **settings), tmp_path)))
+
+
+def layers_of(*rows: tuple[int, int, int, int]) -> pd.DataFrame:
+    """Layers by parent, and the bytes of parameters, gradients and optimizer state; the first row is none."""
+    names = ["parent", "most_parameter_bytes", "most_gradient_bytes", "most_optimizer_state_bytes"]
+    return pd.DataFrame([(-1, 0, 0, 0), *rows], columns=names)
+
+
+def test_a_frozen_weight_with_small_trained_ones_next_to_it_is_an_adapted_layer() -> None:
+    root, block = (0, 0, 0, 0), (1, 0, 0, 0)
+    linear, base, down, up = (2, 0, 0, 0), (3, 4096, 0, 0), (3, 64, 64, 128), (3, 64, 64, 128)
+    assert _adapted_layers(layers_of(root, block, linear, base, down, up)) == [3]
+    # Weights of its own: a frozen one and its adapter's.
+    assert _adapted_layers(layers_of(root, block, (2, 4096 + 128, 128, 256))) == [3]
+
+
+def test_layers_that_are_trained_whole_and_norms_between_frozen_ones_are_not_adapted() -> None:
+    root, block = (0, 0, 0, 0), (1, 0, 0, 0)
+    assert _adapted_layers(layers_of(root, block, (2, 4096, 4096, 8192), (2, 4096, 4096, 8192))) == []
+    assert _adapted_layers(layers_of(root, block, (2, 4096, 0, 0), (2, 4096, 0, 0), (2, 64, 64, 128))) == []
+    assert _adapted_layers(layers_of(root, block, (2, 4096, 0, 0), (2, 4096, 0, 0))) == []
