@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import click
 
@@ -34,12 +34,6 @@ from fakedist.cli.output import (
 )
 from fakedist.cli.say import reading
 from fakedist.options.option import OptionGroup
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from fakedist.cost_model.rollout.rollout_time import RolloutTime
-    from fakedist.results.run import Run
 
 #: What ``--format csv`` shows unless ``--table`` names another table.
 _DEFAULT_TABLE = "layer_times"
@@ -120,12 +114,19 @@ def time(
             changed = {text: price_job(what_if=text) for text in what_ifs}
             output.write(step_report(price_job(), changed, folder=output.folder))
         else:
+            from fakedist.report.content.rollout import rollout_report
+            from fakedist.report.content.time import priced_report
             from fakedist.results.opening import open_run
 
             run = open_run(runs[0])
             price = partial(run.priced_for, gpu, **pricing)
-            simulate = None if rollout is None else partial(run.rollout, rollout, gpu, **pricing)
-            _print_run(price, what_ifs, output, table=table, all_rows=all_rows, simulate=simulate)
+            changed_runs = {text: price(what_if=text) for text in what_ifs}
+            engine = None if rollout is None else rollout_report(run.rollout(rollout, gpu, **pricing))
+            priced, choices = (
+                price(gains=output.format != CSV),
+                {"all_rows": all_rows, "table": table or _DEFAULT_TABLE},
+            )
+            output.write(priced_report(priced, changed_runs, engine, **choices))
     return 0
 
 
@@ -147,8 +148,8 @@ def _print_table(
     path: Path, chosen: Sequence[tuple[str | None, str | None]], values: Mapping[str, object], output: Output
 ) -> None:
     """Price a run for several GPUs and fabrics, and print a row for each."""
+    from fakedist.report.content.gpu_models import GpuStep, lifting, priced_objects, priced_sheet
     from fakedist.report.content.report_blocks import Report
-    from fakedist.report.text.model_sheets import GpuStep, lifting, priced_objects, priced_sheet
     from fakedist.results.opening import open_run
     from fakedist.results.repricing import gpu_of
 
@@ -176,39 +177,3 @@ def _print_table(
     rows = [lifted({"gpu": gpu, "fabric": fabric}) for gpu, fabric in chosen]
     data = {"run_directory": str(run.path), "priced": priced_objects(own, rows)}
     output.write(Report("time", [priced_sheet(own, rows)], lambda: data))
-
-
-def _print_run(
-    price: Callable[..., Run],
-    what_ifs: Sequence[str],
-    output: Output,
-    *,
-    table: str | None,
-    all_rows: bool,
-    simulate: Callable[[], RolloutTime] | None,
-) -> None:
-    from fakedist.report.content.rollout import rollout_report
-    from fakedist.report.render.csv import table_csv
-    from fakedist.report.render.markdown import report_markdown
-    from fakedist.report.render.terminal import render
-    from fakedist.report.text import time_sheets
-
-    priced = price(gains=output.format != CSV)
-    changed = time_sheets.what_if_steps(priced, {text: price(what_if=text) for text in what_ifs})
-    rollout = None if simulate is None else rollout_report(simulate())
-    if output.format == JSON:
-        added = {} if rollout is None else {"rollout": rollout.data()}
-        output.write_object(time_sheets.priced_object(priced, changed) | added)
-    elif output.format == MARKDOWN:
-        markdown = time_sheets.priced_markdown(priced, all_layers=all_rows, what_ifs=changed)
-        output.write_text(markdown + ("" if rollout is None else "\n" + report_markdown(rollout)))
-    elif output.format == CSV:
-        output.write_text(table_csv(priced, table or _DEFAULT_TABLE, all_layers=all_rows))
-    else:
-
-        def draw(console: Console) -> None:
-            time_sheets.render_priced(priced, console, all_layers=all_rows, what_ifs=changed)
-            if rollout is not None:
-                render(rollout, console)
-
-        output.render(draw)

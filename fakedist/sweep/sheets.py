@@ -28,8 +28,8 @@ from fakedist.report.content.report_blocks import (
     bytes_column,
     us_column,
 )
+from fakedist.report.content.wording import MFU_BASIS, command_line
 from fakedist.report.render.terminal import print_heading, print_remark
-from fakedist.report.text.wording import MFU_BASIS, command_line
 from fakedist.rundir.plain import to_plain
 from fakedist.sweep.command import PointRun, PricedFor
 from fakedist.sweep.opened import Sweep

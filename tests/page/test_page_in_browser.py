@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.report.page.run_page import write_page
+from fakedist.report.render.html import write_page
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.units import format_bytes, format_us

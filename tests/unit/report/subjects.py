@@ -36,9 +36,9 @@ from fakedist.rundir.step_time import (
 )
 from fakedist.rundir.summary import Advice, Communicator, EngineSleep, NamedPhase, Outside
 from fakedist.units import GIB, MIB
+from tests.unit.report.content.test_host_memory import MEMORY as HOST_MEMORY
+from tests.unit.report.content.test_memory import ENGINE
 from tests.unit.report.handmade import timed
-from tests.unit.report.text.test_host_memory_sheets import MEMORY as HOST_MEMORY
-from tests.unit.report.text.test_memory_sheets import ENGINE
 
 _NONE = np.zeros((0, 0), np.int64)
 
