@@ -97,12 +97,12 @@ def time(
     _check_output(output, len(runs), several=several, table=table, all_rows=all_rows, what_ifs=what_ifs)
     if rollout is not None and (several or output.format == CSV or "," in f"{values['gpu']}{values['fabric']}"):
         raise click.UsageError("a rollout is for one run, GPU and fabric, as text, markdown or JSON")
-    choices = [str(values[name]).split(",") if values[name] else [None] for name in _AXES]
-    if max(map(len, choices)) > 1:
+    axes = [str(values[name]).split(",") if values[name] else [None] for name in _AXES]
+    if max(map(len, axes)) > 1:
         if several or what_ifs or output.format == CSV:
             raise click.UsageError("several GPUs or fabrics are for one run, as text, markdown or JSON, no --what-if")
         with reading(*runs):
-            _print_table(runs[0], [(gpu, fabric) for gpu in choices[0] for fabric in choices[1]], values, output)
+            _print_table(runs[0], [(gpu, fabric) for gpu in axes[0] for fabric in axes[1]], values, output)
         return 0
     gpu, pricing = pricing_of(values)
     with reading(*runs):
@@ -122,11 +122,8 @@ def time(
             price = partial(run.priced_for, gpu, **pricing)
             changed_runs = {text: price(what_if=text) for text in what_ifs}
             engine = None if rollout is None else rollout_report(run.rollout(rollout, gpu, **pricing))
-            priced, choices = (
-                price(gains=output.format != CSV),
-                {"all_rows": all_rows, "table": table or _DEFAULT_TABLE},
-            )
-            output.write(priced_report(priced, changed_runs, engine, **choices))
+            choices = {"all_rows": all_rows, "table": table or _DEFAULT_TABLE}
+            output.write(priced_report(price(gains=output.format != CSV), changed_runs, engine, **choices))
     return 0
 
 

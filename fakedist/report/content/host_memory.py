@@ -9,10 +9,10 @@ from fakedist.options import Job
 from fakedist.report.content.report_blocks import (
     KEY,
     Block,
+    Chapter,
     Fact,
     Facts,
     Remark,
-    Section,
     Sheet,
     SheetColumn,
     bytes_column,
@@ -120,7 +120,7 @@ def _most(phases: Sequence[HostPhase]) -> HostPhase:
 def host_memory_blocks(memory: HostMemory, cwd: str) -> list[Block]:
     """The host's memory of the rank and its node, by phase and line, and checkpoints."""
     return [
-        Section("host-memory", "Host", "Host memory", "measured"),
+        Chapter("host-memory", "Host", "Host memory", "measured"),
         Facts(host_figures(memory), "Host memory, measured"),
         *map(Remark, memory.unknown),
         *host_memory_sheets(memory, cwd),

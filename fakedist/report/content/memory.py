@@ -16,9 +16,9 @@ from fakedist.report.content.report_blocks import (
     EMPTY_RANK,
     KEY,
     Block,
+    Chapter,
     Fact,
     Facts,
-    Section,
     Sheet,
     SheetColumn,
     SheetRow,
@@ -145,7 +145,7 @@ def outside_blocks(outside: Outside) -> list[Block]:
     rows += [Fact("left out", name, reason) for name, _, reason in (text.partition(": ") for text in outside.left_out)]
     intro = "What the GPU holds in addition to PyTorch's memory. Only the verdict counts it; no other figure does."
     return [
-        Section("outside", "Outside", "Outside the caching allocator", "estimated", intro),
+        Chapter("outside", "Outside", "Outside the caching allocator", "estimated", intro),
         Facts(rows, "Outside the caching allocator, estimated"),
         *([communicator_sheet(outside)] if communicators else []),
     ]
@@ -353,7 +353,7 @@ def layer_sheet(run: Run, *, all_layers: bool) -> Sheet:
         bytes_column(name, [row[key] or None for row in rows], rank, opened=opened, has_bars=True)
         for name, key, rank, opened in (
             ("total", "peak_total_bytes", KEY, ("sum", " ".join(CATEGORIES))),
-            ("most", "most_total_bytes", 0, ("most", "yes")),
+            ("most", "most_total_bytes", 1, ("most", "yes")),
             ("own", "peak_own_bytes", 5, ("own", "yes")),
         )
     ]
@@ -382,7 +382,7 @@ def layer_sheet(run: Run, *, all_layers: bool) -> Sheet:
 
 
 def _layer_times(run: Run, folds: list[Fold], shown: pd.Index) -> list[SheetColumn]:
-    """What a page says of the layers' times next to their memory."""
+    """The layers' times, which a page has next to their memory."""
     if run.summary.timed is None:
         return []
     table = fold_times(run.table("layer_times"), run.table("layers"), folds).loc[shown]

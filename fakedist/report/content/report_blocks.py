@@ -148,7 +148,6 @@ class Sheet:
         rest: A sentence on those that are left out there.
         is_detail: A page alone has it.
         name: Its address on a page; empty for any.
-        source: "measured", "simulated" or "estimated": a page's tag.
         intro: Sentences that a page has before it.
         rows: What a page does with each row; empty for nothing.
         lanes: What its rows are in a page's lanes: "layer", "kernel" or "call".
@@ -167,7 +166,6 @@ class Sheet:
     rest: str = ""
     is_detail: bool = False
     name: str = ""
-    source: str = ""
     intro: str = ""
     rows: Sequence[SheetRow] = ()
     lanes: str = ""
@@ -298,7 +296,7 @@ class Advice:
         of: What it gives less or more of.
         line: The line of code.
         remarks: Sentences about it: its outcome, its price.
-        rule: Who says so.
+        rule: The rule that found it.
         switch: The number of its switch on a page; -1 for none.
     """
 
@@ -328,8 +326,8 @@ class Changes:
 
 
 @dataclass(frozen=True)
-class Section:
-    """A part of a page, with its address and its name in the navigation. Elsewhere its blocks say what they are.
+class Chapter:
+    """A part of a page, with its address and its name in the navigation. A terminal and Markdown have its blocks alone.
 
     Attributes:
         source: "measured", "simulated" or "estimated".
@@ -393,7 +391,7 @@ def part(make: Callable[[], Sequence[Block]]) -> Details:
     return Details(make, make)
 
 
-Block: TypeAlias = Verdict | Facts | Sheet | Chart | Items | Remark | Changes | Section | Details
+Block: TypeAlias = Verdict | Facts | Sheet | Chart | Items | Remark | Changes | Chapter | Details
 
 
 @dataclass(frozen=True)
@@ -418,15 +416,15 @@ class Report:
     @property
     def text_blocks(self) -> list[Block]:
         """The blocks that a terminal and Markdown show."""
-        kept = [block for block in _flat(self.blocks, on_page=False) if not isinstance(block, Section | Chart)]
+        kept = [block for block in _flat(self.blocks, on_page=False) if not isinstance(block, Chapter | Chart)]
         return [block for block in kept if not getattr(block, "is_detail", False)]
 
     @property
     def page_blocks(self) -> list[Block]:
         """The blocks that a page shows, without sections that have none."""
         flat = [*_flat(self.blocks, on_page=True)]
-        is_last = [isinstance(after, Section) for after in (*flat[1:], Section("", ""))]
-        return [one for one, ends in zip(flat, is_last, strict=True) if not (ends and isinstance(one, Section))]
+        is_last = [isinstance(after, Chapter) for after in (*flat[1:], Chapter("", ""))]
+        return [one for one, ends in zip(flat, is_last, strict=True) if not (ends and isinstance(one, Chapter))]
 
 
 def _flat(blocks: Sequence[Block], *, on_page: bool) -> Iterator[Block]:

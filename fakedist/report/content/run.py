@@ -20,6 +20,7 @@ from fakedist.report.content.report_blocks import (
     Advice,
     Block,
     Changes,
+    Chapter,
     Chart,
     Details,
     Fact,
@@ -27,7 +28,6 @@ from fakedist.report.content.report_blocks import (
     Items,
     Remark,
     Report,
-    Section,
     Sheet,
     Verdict,
     count_column,
@@ -163,7 +163,7 @@ def _peak(run: Run, charts: Callable[[], RunCharts]) -> list[Block]:
     num, num_grave = len(summary.notes), num_warnings(summary.notes)
     grave = f", {num_grave} of them {'a warning' if num_grave == 1 else 'warnings'}" if num_grave else ""
     return [
-        Section("verdict", "Verdict", is_card=True),
+        Chapter("verdict", "Verdict", is_card=True),
         *([] if run.memory is None else _fits(run)),
         *([Remark(left, key="left")] if left else []),
         Details(lambda: [Facts(figures, kind="figures"), *charts().gauge(), *_holders(run)]),
@@ -252,7 +252,7 @@ def _findings(run: Run, *, is_alone: bool) -> list[Block]:
         )
         for finding in run.findings
     ]
-    return [Section("findings", "Findings", "Findings", intro=intro), Changes(FINDINGS_TITLE, items)]
+    return [Chapter("findings", "Findings", "Findings", intro=intro), Changes(FINDINGS_TITLE, items)]
 
 
 _HELPS = "What would help, estimated, each on its own"
@@ -278,19 +278,19 @@ def _advice(run: Run, charts: Callable[[], RunCharts]) -> list[Block]:
         return [Changes(_HELPS, items, has_switches=bool(switches))]
 
     plain = Changes(_HELPS, [advice_block(advice, run) for advice in summary.advice])
-    return [Section("advice", "Advice", "What would help", "estimated", intro), Details(switched, lambda: [plain])]
+    return [Chapter("advice", "Advice", "What would help", "estimated", intro), Details(switched, lambda: [plain])]
 
 
 def _memory(run: Run, charts: Callable[[], RunCharts], *, all_layers: bool) -> list[Block]:
     summary, cwd, is_described = run.summary, run.manifest.cwd, run.by_category is not None
-    blocks: list[Block] = [Section("memory", "Memory", "Memory over the steps", "measured")]
+    blocks: list[Block] = [Chapter("memory", "Memory", "Memory over the steps", "measured")]
     blocks += [Details(lambda: charts().timeline())]
     if summary.peak_reserved_bytes and is_described:
         blocks.append(memory.phase_sheet(summary))
     if summary.peak_allocated_bytes and is_described:
         blocks.append(memory.category_sheet(summary))
     blocks += [
-        Section("device", "In use", "In use of the GPU", "simulated", _IN_USE),
+        Chapter("device", "In use", "In use of the GPU", "simulated", _IN_USE),
         Details(lambda: charts().device()),
     ]
     if summary.named_phases:
@@ -302,19 +302,19 @@ def _memory(run: Run, charts: Callable[[], RunCharts], *, all_layers: bool) -> l
     if not summary.peak_allocated_bytes:
         return blocks
     title = f"What is held at the peak: {format_bytes(summary.peak_allocated_bytes)}"
-    blocks += [Section("peak", "Peak", title, "measured"), Details(lambda: charts().peak())]
+    blocks += [Chapter("peak", "Peak", title, "measured"), Details(lambda: charts().peak())]
     blocks += filter(None, [memory.line_sheet(run), memory.largest_sheet(run)])
     moments = summary.reserved
     if any(moment.unused for moment in moments):
         intro = "The caching allocator takes segments from the GPU and cuts blocks from them."
-        blocks.append(Section("segments", "Reserved", "Reserved and not allocated", "measured", intro))
+        blocks.append(Chapter("segments", "Reserved", "Reserved and not allocated", "measured", intro))
         blocks += [memory.unused_sheet(moments, cwd, is_described=is_described), Details(lambda: charts().segments())]
         blocks += filter(None, [memory.held_sheet(moments[0], cwd, is_described=is_described)])
     if is_described:
         title = "Layers at the peak, with children"
         intro = "Repeated layers share one row with their sum; open it to see each."
         blocks += [
-            Section("layers", "Layers", title, "measured", intro),
+            Chapter("layers", "Layers", title, "measured", intro),
             memory.layer_sheet(run, all_layers=all_layers),
         ]
     return blocks
@@ -331,7 +331,7 @@ def _time(run: Run, charts: Callable[[], RunCharts], *, all_layers: bool) -> lis
 
 def _communication(run: Run, charts: Callable[[], RunCharts]) -> list[Block]:
     summary = run.summary
-    section = Section("communication", "Communication", "Who this rank talks to", "simulated")
+    section = Chapter("communication", "Communication", "Who this rank talks to", "simulated")
     calls = [memory.collective_sheet(summary.collectives, has_lanes=bool(summary.timed))] if summary.collectives else []
     return [section, Details(lambda: charts().groups()), *calls, Details(lambda: charts().calls_over_time())]
 
@@ -353,7 +353,7 @@ def _notes(run: Run, folder: Path | None) -> list[Block]:
     )
     blocks = [one for one in lists if one.texts]
     words = Chart("words", "Words", lambda: bool(run.summary.timed))
-    section = Section("reading", "Notes", "How to read this page")
+    section = Chapter("reading", "Notes", "How to read this page")
     return [
         Details(lambda: _about(run, folder)),
         Details(lambda: [section, *blocks, *_reading(run), words], lambda: blocks),
@@ -368,7 +368,7 @@ def _about(run: Run, folder: Path | None) -> list[Block]:
     provenance = [Fact(names[name], text) for name, text in manifest.provenance.items()]
     sources = Facts(provenance, "Where the figures come from", is_detail=True)
     if job is None:  # another program recorded it
-        return [Section("run", "Run", title), Facts([Fact(*row) for row in run_facts(run)]), sources]
+        return [Chapter("run", "Run", title), Facts([Fact(*row) for row in run_facts(run)]), sources]
     versions = {
         "torch": summary.torch,
         "CUDA": manifest.versions.get("cuda"),
@@ -390,7 +390,7 @@ def _about(run: Run, folder: Path | None) -> list[Block]:
     columns = [text_column("file", [*opens_in]), text_column("opens in", [*opens_in.values()])]
     names_of = ", ".join(sorted(TABLES))
     tables = f"fakedist report {run.path} --format csv --table NAME prints a table, where NAME is {names_of}"
-    return [Section("run", "Run", title), Facts(facts), sources, Sheet("Its files", columns, [tables], links=links)]
+    return [Chapter("run", "Run", title), Facts(facts), sources, Sheet("Its files", columns, [tables], links=links)]
 
 
 _CODE = ("command", "in", "job", "git commit", "run", "page")
@@ -480,7 +480,7 @@ def _largest_layers(run: Run) -> Sheet:
 
 
 def _traced(run: Run) -> list[Sheet]:
-    """What a tool traced of another program: its steps, and where one of them goes."""
+    """The steps that a tool traced of another program, and where one of them goes."""
     step, source = time.timed(run)
     path = [_in_short(time.path_sheet(step, source.source), "critical path", _NUM_TRACED)] if step.critical_path else []
     steps = replace(source, steps=source.steps[-_NUM_STEPS:])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 
@@ -20,12 +20,12 @@ from fakedist.report.content.report_blocks import (
     EMPTY_RANK,
     KEY,
     Block,
+    Chapter,
     Details,
     Fact,
     Facts,
     Remark,
     Report,
-    Section,
     Sheet,
     SheetColumn,
     SheetRow,
@@ -79,7 +79,6 @@ from fakedist.rundir.step_time import (
 )
 from fakedist.units import format_bytes, format_relative, format_us, format_us_change
 
-_Row = TypeVar("_Row")
 _NUM_TOP, _NUM_RANGES, _NUM_PATH, _NUM_LINES, _NUM_OPERATIONS = 10, 20, 8, 8, 20
 #: Rows of a page's table of layers, and of its tables of kernels and ranges.
 MOST_ROWS, MOST_KERNEL_ROWS = 1_000, 200
@@ -93,7 +92,7 @@ def time_blocks(run: Run, *, all_layers: bool, charts: Callable[[], Sequence[Blo
     name = timed_step_name(run.summary, source.step)
     texts = [limit_text(time), limits_text(time), *(note.text for note in source.notes), accuracy_text(source)]
     return [
-        Section("time", "Time", f"Where the time of {name} goes", source.source, _SUMS),
+        Chapter("time", "Time", f"Where the time of {name} goes", source.source, _SUMS),
         Facts(time_figures(time, source), f"Time of {name}, {source_word(source)}"),
         *(Remark(text) for text in texts if text),
         Details(charts),
@@ -469,15 +468,9 @@ def host_sheets(time: StepTime, cwd: str, word: str) -> list[Sheet]:
     step_us = time.step_us or 1.0
     if time.launch_gap_us < MIN_SHARE * time.step_us or not time.host:
         return []
-
-    def largest(rows: Sequence[_Row], idle_us: Callable[[_Row], float]) -> list[_Row]:
-        return [row for row in rows if idle_us(row) >= MIN_SHARE * step_us][:_NUM_LINES]
-
     parts = [*time.host, *([HostPart(_LOADING, time.loading_us)] if time.loading_us else [])]
-    waits, late = (
-        largest(time.host_waits, lambda row: row.idle_us),
-        largest(time.late_launches, lambda row: row.late_us),
-    )
+    waits = [row for row in time.host_waits if row.idle_us >= MIN_SHARE * step_us][:_NUM_LINES]
+    late = [row for row in time.late_launches if row.late_us >= MIN_SHARE * step_us][:_NUM_LINES]
     layers = launch_bound(time.layers)
     sheets = [
         Sheet(

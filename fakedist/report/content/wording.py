@@ -50,12 +50,6 @@ def peak_moment(summary: Summary) -> str:
     return f"step {summary.peak_step}, {summary.peak_phase}" if summary.peak_phase else ""
 
 
-def peaks_text(summary: Summary) -> str:
-    """Both peaks: "14.15 GiB allocated, 20.05 GiB reserved"."""
-    allocated, reserved = summary.peak_allocated_bytes, summary.peak_reserved_bytes
-    return f"{format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved"
-
-
 def command_line(command: list[str]) -> str:
     """The whole command, ready to be typed again, without values that are named as secrets: pages are mailed."""
     program = Path(command[0]).name if command else ""

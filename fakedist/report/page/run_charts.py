@@ -1,4 +1,4 @@
-"""The charts of a run's page, each from one pack of data, and what is shown next to them."""
+"""The charts of a run's page, each from one pack of data, and the tables next to them."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class RunCharts:
         return blocks
 
     def peak(self) -> list[Block]:
-        """What is held at the peak, by layer and by stack."""
+        """Memory at the peak, by layer and by stack."""
         blocks: list[Block] = []
         if self._run.by_category is not None:
             remark = "By layer and category; an area is its share. Click a layer to look inside."

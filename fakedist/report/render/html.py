@@ -13,7 +13,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
-from fakedist.report.content.report_blocks import Chart, Drawing, Facts, Report, Section, Verdict
+from fakedist.report.content.report_blocks import Chapter, Chart, Drawing, Facts, Report, Verdict
 from fakedist.report.content.run import run_report
 from fakedist.report.figures.look import STYLE_NAMES, load_plotly
 from fakedist.report.page.assets import joined, page_scripts, plotly_text
@@ -136,7 +136,7 @@ def report_page(report: Report, plotly_file: str = "") -> str:
         style=style,
         title=report.title,
         heading=about[0].text if about else verdict,
-        labels=[(block.name if isinstance(block, Section) else label.lower(), label)
+        labels=[(block.name if isinstance(block, Chapter) else label.lower(), label)
                 for block, _ in shown if (label := getattr(block, "label", ""))],
         names=names,
         blocks=[(type(block).__name__, block, chart) for block, chart in shown],

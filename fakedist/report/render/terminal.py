@@ -21,6 +21,7 @@ from fakedist.report.content.report_blocks import (
     KEY,
     Block,
     Changes,
+    Fact,
     Facts,
     Items,
     Remark,
@@ -101,16 +102,13 @@ def cut(text: str, width: int, head_share: float = 1.0) -> str:
     return f"{text}…{tail[::-1]}"
 
 
-def print_figures(console: Console, rows: Sequence[tuple[str, str, str]], *, is_right: bool = False) -> None:
-    """Print lines of a name, a figure and its details."""
-    if not rows:
-        return
-    rows = [(visible(name), visible(figure), visible(more, MOST_OF_A_TEXT)) for name, figure, more in rows]
+def _print_figures(console: Console, facts: Sequence[Fact]) -> None:
+    rows = [(visible(fact.name), visible(fact.text), visible(fact.more, MOST_OF_A_TEXT)) for fact in facts]
     name_width = max(cell_len(name) for name, _, _ in rows)
     width = max(cell_len(figure) for _, figure, _ in rows)
     for name, figure, more in rows:
         gap = " " * (width - cell_len(figure))
-        head = Text(f"  {name:<{name_width}}  {gap + figure if is_right else figure + gap}")
+        head = Text(f"  {name:<{name_width}}  {gap}{figure}")
         if console.width < _NARROW:
             print_words(console, Text(head.plain.rstrip()), 2)
             if more:
@@ -334,7 +332,7 @@ def _print_block(console: Console, block: Block, before: Block | None) -> None:
             print_facts(console, [(row.name, f"{row.text} ({row.more})" if row.more else row.text) for row in rows])
         case Facts(rows, title):
             print_heading(console, title)
-            print_figures(console, [(row.name, row.text, row.more) for row in rows], is_right=True)
+            _print_figures(console, rows)
         case Sheet():
             print_sheets(console, [block])
         case Items(title, texts, True):

@@ -43,16 +43,15 @@ from tests.unit.report.handmade import timed
 _NONE = np.zeros((0, 0), np.int64)
 
 
-def full_run(directory: Path) -> Path:
-    """A run with all that few have: phases of the script, an engine, host memory, what is outside, limits, findings."""
-    run = timed(directory)
-    manifest = load_manifest(run)
-    summary = manifest.summary
-    assert summary is not None
-    assert summary.time is not None
-    time, step_us = summary.time, summary.time.step_us
+_PHASES = [
+    NamedPhase("rollout", 3, 3, 0, 4, MIB, 2 * MIB, 300 * MIB, 350 * MIB, 400 * MIB, 100 * MIB, 20 * MIB, 0),
+    NamedPhase("<i>train</i>", 3, 3, 4, 9, 0, 0, 500 * MIB, 550 * MIB, 600 * MIB, 100 * MIB, 0, 200 * MIB),
+]
+
+
+def _outside() -> Outside:
     parts = {"buffers": (2 * MIB, 4 * MIB), "peers": (MIB, 2 * MIB), "rest": (0, MIB)}
-    outside = Outside(
+    return Outside(
         3 * MIB,
         7 * MIB,
         400 * MIB,
@@ -64,6 +63,16 @@ def full_run(directory: Path) -> Path:
         left_out=["cuDNN: not known for this GPU"],
         measured_bytes=None,
     )
+
+
+def full_run(directory: Path) -> Path:
+    """A run with all that few have: phases of the script, an engine, host memory, what is outside, limits, findings."""
+    run = timed(directory)
+    manifest = load_manifest(run)
+    summary = manifest.summary
+    assert summary is not None
+    assert summary.time is not None
+    time, step_us = summary.time, summary.time.step_us
     path = [
         PathPart("kernels", "layers.0-2.mlp", "", "", 3, 6, 700.0),
         PathPart("collectives", "", "dp", "all_gather", 0, 2, 200.0),
@@ -92,10 +101,6 @@ def full_run(directory: Path) -> Path:
         step_flops_utilisation=0.26,
         throughput=RankThroughput(8_192, "all of them", 573.0),
     )
-    phases = [
-        NamedPhase("rollout", 3, 3, 0, 4, MIB, 2 * MIB, 300 * MIB, 350 * MIB, 400 * MIB, 100 * MIB, 20 * MIB, 0),
-        NamedPhase("<i>train</i>", 3, 3, 4, 9, 0, 0, 500 * MIB, 550 * MIB, 600 * MIB, 100 * MIB, 0, 200 * MIB),
-    ]
     kept = {"tensors": 3 * MIB, "private pools": 200 * MIB}
     advice = [
         Advice("checkpoint", "checkpoint layers.0-2 (Block)", "recompute them", 24 * MIB, gives_low_bytes=20 * MIB),
@@ -103,9 +108,9 @@ def full_run(directory: Path) -> Path:
     ]
     summary = replace(
         summary,
-        estimated_outside=outside,
+        estimated_outside=_outside(),
         time=known,
-        named_phases=phases,
+        named_phases=_PHASES,
         engine=ENGINE,
         engine_sleeps=[EngineSleep("EngineCore", "level 1", 12, 2 * GIB, kept)],
         host_memory=HOST_MEMORY,

@@ -26,7 +26,7 @@ def test_markdown_says_the_verdict_and_every_table(tmp_path: Path) -> None:
     recorded = "(2 steps recorded; validation and saving did not run)"
     of = "986.00 MiB of it for NCCL, estimated: 78.04 GiB is left"
     assert f"\n**fits** {recorded}, headroom 79.00 GiB, {of}\n" in text
-    assert text.count("<details>") == text.count("</details>") == 10
+    assert text.count("<details>") == text.count("</details>") == 9
     assert "| layers.0-2.mlp x3 |" in text
     assert "- **up to 821.51 MiB** less reserved at the peak" in text
     assert "- a word that a reader of these figures must know" in text

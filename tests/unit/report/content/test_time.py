@@ -70,7 +70,7 @@ def test_markdown_says_where_every_table_is_from(tmp_path: Path, make: object) -
     word = "estimated" if make is timed else "measured"
     for title in ("Time by layer", "Time by family of kernels", "Kernels that take the most time"):
         assert f"<summary>{title}, {word}" in text
-    assert f"**Time of step 3**, {word} by " in text
+    assert f"**Time of step 3, {word} by " in text
     assert ("duration is not known" in text) == (make is timed)
 
 

@@ -12,6 +12,7 @@ from fakedist.report.content.report_blocks import (
     Advice,
     Block,
     Changes,
+    Chapter,
     Chart,
     Details,
     Drawing,
@@ -20,7 +21,6 @@ from fakedist.report.content.report_blocks import (
     Items,
     Remark,
     Report,
-    Section,
     Sheet,
     SheetColumn,
     SheetRow,
@@ -110,7 +110,7 @@ def test_changes_have_what_they_give_their_line_and_their_outcome() -> None:
 
 
 def test_a_section_is_an_address_of_a_page_and_is_left_out_where_nothing_follows() -> None:
-    blocks = [Section("a", "A", "First"), Remark("one"), Section("b", "B", "Second"), Details(list), Section("c", "C")]
+    blocks = [Chapter("a", "A", "First"), Remark("one"), Chapter("b", "B", "Second"), Details(list), Chapter("c", "C")]
     assert printed(*blocks) == ["  one"]
     page = report_page(report(*blocks))
     assert 'href="#a"' in page
