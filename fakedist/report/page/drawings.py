@@ -39,7 +39,7 @@ class Pack:
 
     def __init__(self) -> None:
         self.meta: dict[str, object] = {}
-        self.arrays: dict[str, Array] = {}
+        self.numbers: dict[str, Array] = {}
 
     def add(self, name: str, values: npt.ArrayLike) -> None:
         """Add an array: non-negative integers in the narrowest type, everything else as float64."""
@@ -51,12 +51,12 @@ class Pack:
             array = array.astype(kind)
         else:
             array = array.astype("<f8")
-        self.arrays[name] = array
+        self.numbers[name] = array
 
     def text(self) -> str:
         """The whole block as base64 text."""
         index, body, at = {}, [], 0
-        for name, array in self.arrays.items():
+        for name, array in self.numbers.items():
             index[name] = [array.dtype.str.lstrip("<|"), at, len(array)]
             data = array.tobytes()
             if array.dtype.kind == "u":

@@ -243,7 +243,7 @@ def _figure(name: str, draw: Callable[[], go.Figure]) -> Callable[[], Drawing]:
 
 
 def _drawing(pack: Pack, figures: Mapping[str, object], **context: object) -> Drawing:
-    return Drawing(figures, pack.meta, context, pack.arrays)
+    return Drawing(figures, pack.meta, context, pack.numbers)
 
 
 _TIMELINE = (

@@ -184,9 +184,9 @@ def test_phases_of_the_script_have_bars_and_a_table_and_other_pages_have_neither
     ]
     assert [bar.name for bar in chart[0].bars] == ["rollout <i>, step 1", "sleep, step 1"]
     assert [name for name, _ in chart[0].legend][-1] == "more at its peak"
-    assert 'id="in-use"' in text
+    assert '<section id="device"' in text
     without = page(open_run(handmade.ended_well(tmp_path / "none")))
-    assert 'id="in-use"' not in without
+    assert '<section id="device"' not in without
     assert 'id="named-phases"' not in without
 
 

@@ -163,7 +163,7 @@ def test_a_step_that_generates_says_how_much_of_it_decodes(tmp_path: Path) -> No
     assert found.summary.timed is not None
     assert found.summary.timed[0].generation_us == 6e3
     text = page(found)
-    assert "75.0%, decoding, with sampling" in text
+    assert "75.0%, the step decodes" in text
     assert "--p-generation" in text
 
 
