@@ -103,7 +103,7 @@ from fakedist.results.building import build_tables
 build_tables(Path(a))
 """
 _PAGE = """
-from fakedist.report.page.run_page import write_page
+from fakedist.report.render.html import write_page
 from fakedist.results.opening import open_run
 write_page(open_run(Path(a)), Path(a) / 'report.html')
 """

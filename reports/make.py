@@ -22,8 +22,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from fakedist.report.content.comparison import comparison_report
+from fakedist.report.content.run import run_report
 from fakedist.report.page.assets import plotly_text
-from fakedist.report.page.run_page import page as run_page
 from fakedist.report.render.html import report_page
 from fakedist.results.comparison import Comparison
 from fakedist.results.opening import open_run
@@ -164,7 +164,7 @@ def profile(job: Job, folder: Path) -> None:
         raise SystemExit(f"{finished.stderr[-3_000:]}\nexit {finished.returncode}: {command}")
     if job.name == COMPARED[0]:
         (IMAGES / "card.svg").write_text(card(folder / job.name))
-    page = run_page(open_run(folder / job.name), plotly_file=PLOTLY)
+    page = report_page(run_report(folder / job.name), PLOTLY)
     (HERE / f"{job.name}.html").write_text(without_directory(page, folder))
 
 

@@ -26,7 +26,7 @@ from fakedist.errors import CheckError, ExitCode, FakedistError, JobError, Scrip
 from fakedist.launcher.executors.local import LocalExecutor
 from fakedist.launcher.executors.task import Executor
 from fakedist.options import Job
-from fakedist.report.text.wording import ending
+from fakedist.report.content.wording import ending
 from fakedist.results.job_time import JobRuns
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run

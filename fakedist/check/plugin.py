@@ -129,10 +129,11 @@ def _profiled(item: pytest.Item, make: Callable[[], Run]) -> Run:
         pytest.fail(message, pytrace=False)
     from rich.console import Console
 
-    from fakedist.report.text.run_report import render
+    from fakedist.report.content.run import run_report
+    from fakedist.report.render.terminal import render
 
     text = io.StringIO()
-    render(run.path, all_layers=False, console=Console(file=text, width=_WIDTH))
+    render(run_report(run.path, is_full=True), Console(file=text, width=_WIDTH))
     item.add_report_section("call", "fakedist", text.getvalue())
     return run
 

@@ -250,8 +250,8 @@ def _joined(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) 
 
 def _print_list(name: str) -> None:
     """Print every GPU model, fabric or host that fakedist knows."""
+    from fakedist.report.content.gpu_models import fabric_list, gpu_list, host_list
     from fakedist.report.render.terminal import print_sheets
-    from fakedist.report.text.model_sheets import fabric_list, gpu_list, host_list
 
     sheet = {"gpu": gpu_list, "fabric": fabric_list, "host": host_list}[name]()
     Output().render(lambda console: print_sheets(console, [sheet]))

@@ -53,7 +53,9 @@ class Output:
             from fakedist.report.render.markdown import report_markdown
 
             self.write_text(report_markdown(report))
-        elif self.format == CSV and report.rows is not None:
+        elif self.format == CSV:
+            if report.rows is None:
+                raise click.UsageError(f"--format {CSV} is for one run, or for a sweep")
             self.write_text(str(report.rows().to_csv(index=False)))
         elif self.format == HTML:
             from fakedist.report.render.html import report_page

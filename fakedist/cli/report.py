@@ -13,7 +13,6 @@ from fakedist.cli.output import (
     JSON,
     MARKDOWN,
     TEXT,
-    Output,
     RunPath,
     all_rows_option,
     chosen_output,
@@ -21,7 +20,7 @@ from fakedist.cli.output import (
     format_options,
     length_options,
 )
-from fakedist.cli.say import DEFAULT_TABLE, print_report, reading, run_or_last
+from fakedist.cli.say import DEFAULT_TABLE, is_sweep, print_report, reading, run_or_last
 from fakedist.rundir.directory import rank_directories
 from fakedist.temporary import scratch_directory
 
@@ -64,13 +63,10 @@ def report(
     if table is not None and output.format != CSV:
         raise click.UsageError("--table is for --format csv")
     run = run_or_last(run, is_single=bool(table or all_rows or full or section))
-    is_one = not (_is_sweep(run) or rank_directories(run))
-    if not is_one and (table or all_rows or full or section):
+    is_several = is_sweep(run) or bool(rank_directories(run))
+    if is_several and (table or all_rows or full or section):
         raise click.UsageError("--table, --all-rows, --full and --section are for one run")
     with reading(run):
-        if not is_one and output.format != HTML:
-            (_print_sweep if _is_sweep(run) else _print_ranks)(run, output)
-            return 0
         opened = _opened_file(run, (step, process, gpu_index))
         print_report(opened, output, all_layers=all_rows, table=table or DEFAULT_TABLE, full=full, section=section)
     return 0
@@ -102,25 +98,3 @@ def _opened_file(path: Path, chosen: tuple[int | None, int | None, int | None]) 
             exported = scratch / "report.sqlite"
             export_sqlite(path, exported, _EXPORT_S)
         return open_imported(path, StepChoice(*chosen), exported)
-
-
-def _is_sweep(path: Path) -> bool:
-    from fakedist.sweep.sweep_directory import is_sweep
-
-    return is_sweep(path)
-
-
-def _print_sweep(path: Path, output: Output) -> None:
-    from fakedist.sweep.opened import open_sweep
-    from fakedist.sweep.sheets import sweep_report
-
-    output.write(sweep_report(open_sweep(path), folder=output.folder))
-
-
-def _print_ranks(path: Path, output: Output) -> None:
-    from fakedist.report.content.job import runs_report
-    from fakedist.results.job_time import open_job_runs
-
-    if output.format == CSV:
-        raise click.UsageError(f"--format {CSV} is for one run, or for a sweep")
-    output.write(runs_report(open_job_runs(path), folder=output.folder))

@@ -9,11 +9,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, TEXT, Output
+from fakedist.cli.output import Output
 from fakedist.errors import TRACEBACK, ExitCode, FakedistError, RunDirectoryError, described
 from fakedist.options import Job, options_among, profile_command
 from fakedist.options.definition import OPTIONS
@@ -23,6 +23,7 @@ from fakedist.visible import shortened, visible_lines
 
 if TYPE_CHECKING:
     from fakedist.launcher.ranks import RankRun
+    from fakedist.report.content.report_blocks import Report
     from fakedist.results.run import Run
     from fakedist.rundir.tape import Guess
 
@@ -30,6 +31,13 @@ if TYPE_CHECKING:
 #: What is said of a machine, or a limit, that a long recording does not fit.
 TOO_LITTLE_MEMORY = "there is too little memory"
 MORE_MEMORY = "a recording takes up to six times the size of its journal.bin: report it on a machine with more memory"
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether a path is a sweep's directory."""
+    from fakedist.sweep import sweep_directory
+
+    return sweep_directory.is_sweep(path)
 
 
 def run_or_last(run: Path | None, *, is_single: bool = False) -> Path:
@@ -54,33 +62,33 @@ def _last_of_any_kind() -> Path:
     return last.parent if len(ranks) > 1 and last in ranks else last
 
 
-def page_of(path: Path | Run, folder: Path | None, *, is_served: bool = False) -> str:
-    """The page of a run, of a directory of several ranks' runs or of a sweep's directory.
+def report_of(path: Path | Run, folder: Path | None, **choices: Any) -> Report:
+    """The report of a run, of a directory of several ranks' runs or of a sweep's directory.
 
-    ``folder`` is the directory that the page goes to, if it goes to one: the page links to the files below it. A page
-    that ``is_served`` links to other pages alone, as no file but they is served.
+    ``folder`` is the directory that a page goes to, if it goes to one: the page links to the files below it.
+    ``choices`` are those of :func:`fakedist.report.content.run.run_report`.
     """
-    from fakedist.report.page.run_page import page
-    from fakedist.results.run import Run
-    from fakedist.sweep.sweep_directory import is_sweep
-
-    if isinstance(path, Run):
-        return page(path, None if is_served else folder)
-    if is_sweep(path):
-        from fakedist.report.render.html import report_page
+    if isinstance(path, Path) and is_sweep(path):
         from fakedist.sweep.opened import open_sweep
         from fakedist.sweep.sheets import sweep_report
 
-        return report_page(sweep_report(open_sweep(path), folder=folder))
-    if rank_directories(path):
+        return sweep_report(open_sweep(path), folder=folder)
+    if isinstance(path, Path) and rank_directories(path):
         from fakedist.report.content.job import runs_report
-        from fakedist.report.render.html import report_page
         from fakedist.results.job_time import open_job_runs
 
-        return report_page(runs_report(open_job_runs(path), folder=folder))
-    from fakedist.results.opening import open_run
+        return runs_report(open_job_runs(path), folder=folder)
+    from fakedist.report.content.run import run_report
 
-    return page(open_run(path), None if is_served else folder)
+    return run_report(path, folder=folder, **choices)
+
+
+def page_of(path: Path, folder: Path | None, *, is_served: bool = False) -> str:
+    """The page of :func:`report_of`. One that ``is_served`` links to other pages alone: no other file is served."""
+    from fakedist.report.render.html import report_page
+
+    is_run = not is_sweep(path) and not rank_directories(path)
+    return report_page(report_of(path, None if is_served and is_run else folder))
 
 
 #: The addresses of ranks' pages on the pages of a job and of a sweep, relative to them.
@@ -147,39 +155,16 @@ def print_report(
     section: str | None = None,
 ) -> None:
     """Print or write the result of a run: on a terminal the short report, unless more of it is asked for."""
-    if section == "communication" and output.format in (TEXT, JSON, MARKDOWN):
+    if section == "communication":
         from fakedist.report.content.real_step import collectives_report
         from fakedist.report.content.topology import topology_report
         from fakedist.results.opening import open_run
 
         run = open_run(run_directory)
         output.write((collectives_report if run.manifest.job is None else topology_report)(run))
-    elif output.format == JSON:
-        from fakedist.report.text.run_report import summary_object
-
-        output.write_object(summary_object(run_directory, all_layers=all_layers))
-    elif output.format == MARKDOWN:
-        from fakedist.report.text.run_report import run_markdown
-        from fakedist.results.opening import open_run
-
-        output.write_text(run_markdown(open_run(run_directory), all_layers=all_layers))
-    elif output.format == CSV:
-        from fakedist.report.render.csv import table_csv
-        from fakedist.results.opening import open_run
-
-        output.write_text(table_csv(open_run(run_directory), table, all_layers=all_layers))
-    elif output.format == HTML:
-        output.write_text(page_of(run_directory, None if output.file is None else output.file.parent))
-    elif full or section or all_layers:
-        from fakedist.report.text.run_report import render
-
-        output.render(
-            lambda console: render(run_directory, all_layers=all_layers, console=console, section=section or "")
-        )
-    else:
-        from fakedist.report.text.run_report import render_short
-
-        output.render(lambda console: render_short(run_directory, console))
+        return
+    choices = {"all_layers": all_layers, "section": section or "", "table": table, "is_full": full}
+    output.write(report_of(run_directory, output.folder, **choices))
 
 
 def say(text: str, *, err: bool = False) -> None:

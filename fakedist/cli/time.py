@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import click
 
@@ -33,12 +33,6 @@ from fakedist.cli.output import (
 )
 from fakedist.cli.say import reading
 from fakedist.options.option import OptionGroup
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from fakedist.report.content.report_blocks import Report
-    from fakedist.results.run import Run
 
 #: What ``--format csv`` shows unless ``--table`` names another table.
 _DEFAULT_TABLE = "layer_times"
@@ -107,12 +101,12 @@ def time(
     _check_output(output, len(runs), several=several, table=table, all_rows=all_rows, what_ifs=what_ifs)
     is_alone = not several and output.format != CSV and "," not in f"{values['gpu']}{values['fabric']}"
     added = [make for part in extras.parts("time_options") if (make := part.report(values, is_alone=is_alone))]
-    choices = [str(values[name]).split(",") if values[name] else [None] for name in _AXES]
-    if max(map(len, choices)) > 1:
+    axes = [str(values[name]).split(",") if values[name] else [None] for name in _AXES]
+    if max(map(len, axes)) > 1:
         if several or what_ifs or output.format == CSV:
             raise click.UsageError("several GPUs or fabrics are for one run, as text, markdown or JSON, no --what-if")
         with reading(*runs):
-            _print_table(runs[0], [(gpu, fabric) for gpu in choices[0] for fabric in choices[1]], values, output)
+            _print_table(runs[0], [(gpu, fabric) for gpu in axes[0] for fabric in axes[1]], values, output)
         return 0
     gpu, pricing = pricing_of(values)
     with reading(*runs):
@@ -124,12 +118,15 @@ def time(
             changed = {text: price_job(what_if=text) for text in what_ifs}
             output.write(step_report(price_job(), changed, folder=output.folder))
         else:
+            from fakedist.report.content.time import priced_report
             from fakedist.results.opening import open_run
 
             run = open_run(runs[0])
             price = partial(run.priced_for, gpu, **pricing)
-            reports = [partial(make, run) for make in added]
-            _print_run(price, what_ifs, output, table=table, all_rows=all_rows, reports=reports)
+            changed_runs = {text: price(what_if=text) for text in what_ifs}
+            choices = {"all_rows": all_rows, "table": table or _DEFAULT_TABLE}
+            reports = [make(run) for make in added]
+            output.write(priced_report(price(gains=output.format != CSV), changed_runs, reports, **choices))
     return 0
 
 
@@ -151,8 +148,8 @@ def _print_table(
     path: Path, chosen: Sequence[tuple[str | None, str | None]], values: Mapping[str, object], output: Output
 ) -> None:
     """Price a run for several GPUs and fabrics, and print a row for each."""
+    from fakedist.report.content.gpu_models import GpuStep, lifting, priced_objects, priced_sheet
     from fakedist.report.content.report_blocks import Report
-    from fakedist.report.text.model_sheets import GpuStep, lifting, priced_objects, priced_sheet
     from fakedist.results.opening import open_run
     from fakedist.results.repricing import gpu_of
 
@@ -180,38 +177,3 @@ def _print_table(
     rows = [lifted({"gpu": gpu, "fabric": fabric}) for gpu, fabric in chosen]
     data = {"run_directory": str(run.path), "priced": priced_objects(own, rows)}
     output.write(Report("time", [priced_sheet(own, rows)], lambda: data))
-
-
-def _print_run(
-    price: Callable[..., Run],
-    what_ifs: Sequence[str],
-    output: Output,
-    *,
-    table: str | None,
-    all_rows: bool,
-    reports: Sequence[Callable[[], Report]],
-) -> None:
-    from fakedist.report.render.csv import table_csv
-    from fakedist.report.render.markdown import report_markdown
-    from fakedist.report.render.terminal import render
-    from fakedist.report.text import time_sheets
-
-    priced = price(gains=output.format != CSV)
-    changed = time_sheets.what_if_steps(priced, {text: price(what_if=text) for text in what_ifs})
-    added = [make() for make in reports]
-    if output.format == JSON:
-        more = {report.title: report.data() for report in added}
-        output.write_object(time_sheets.priced_object(priced, changed) | more)
-    elif output.format == MARKDOWN:
-        markdown = time_sheets.priced_markdown(priced, all_layers=all_rows, what_ifs=changed)
-        output.write_text("\n".join([markdown, *map(report_markdown, added)]))
-    elif output.format == CSV:
-        output.write_text(table_csv(priced, table or _DEFAULT_TABLE, all_layers=all_rows))
-    else:
-
-        def draw(console: Console) -> None:
-            time_sheets.render_priced(priced, console, all_layers=all_rows, what_ifs=changed)
-            for report in added:
-                render(report, console)
-
-        output.render(draw)

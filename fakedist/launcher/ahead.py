@@ -22,14 +22,14 @@ def import_ahead(page: bool, gpu: str) -> None:
     ``gpu`` is the model for which the tables price a step, as they do for faster ones; empty if they price none.
     """
     with suppress(ImportError, FakedistError):  # raised again where it is needed
-        import fakedist.report.text.run_report
+        import fakedist.report.content.run
         import fakedist.results.building
         import fakedist.results.opening  # noqa: F401
         from fakedist.rundir.tables import import_parquet
 
         import_parquet()
         if page:
-            from fakedist.report.page.run_page import load_page
+            from fakedist.report.render.html import load_page
 
             load_page()
         if gpu:

@@ -405,7 +405,7 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
 
 
 def _write_page(run_directory: Path) -> None:
-    from fakedist.report.page.run_page import write_page  # plotly takes 0.3 s to import
+    from fakedist.report.render.html import write_page  # plotly takes 0.3 s to import
     from fakedist.results.opening import open_run_directory
     from fakedist.rundir.directory import PAGE_NAME
 

@@ -330,18 +330,23 @@ def relative_time(step_us: float, before_us: float, digits: int = 1) -> str:
 
 def step_text(time: StepTime) -> str:
     """The step's time with its interval: "2.71 s (2.50 to 3.00)"; without one "2.71 s"."""
-    if time.step_low_us is None or time.step_high_us is None:
-        return format_us(time.step_us)
     return span_us(time.step_us, time.step_low_us, time.step_high_us)
 
 
-def span_us(time_us: float, low_us: float, high_us: float) -> str:
+def span_us(time_us: float, low_us: float | None, high_us: float | None) -> str:
     """Microseconds with their interval: "2.71 s (2.50 to 3.00)"."""
+    return f"{format_us(time_us)} {interval_text(time_us, low_us, high_us)}".rstrip()
+
+
+def interval_text(time_us: float, low_us: float | None, high_us: float | None) -> str:
+    """The interval of a time, in its unit if that is possible: "(2.50 to 3.00)"; empty without one."""
+    if low_us is None or high_us is None:
+        return ""
     low, high, time = format_us(low_us), format_us(high_us), format_us(time_us)
     unit = time.rpartition(" ")[2]
     if all(text.endswith(f" {unit}") and text.count(" ") == 1 for text in (low, high, time)):
         low, high = low.split()[0], high.split()[0]
-    return f"{time} ({low} to {high})"
+    return f"({low} to {high})"
 
 
 def communication_word(time: StepTime) -> str:

@@ -26,10 +26,11 @@ from fakedist.report.content.report_blocks import (
     SheetColumn,
     Verdict,
     bytes_column,
+    count_column,
     us_column,
 )
+from fakedist.report.content.wording import MFU_BASIS, command_line
 from fakedist.report.render.terminal import print_heading, print_remark
-from fakedist.report.text.wording import MFU_BASIS, command_line
 from fakedist.rundir.plain import to_plain
 from fakedist.sweep.command import PointRun, PricedFor
 from fakedist.sweep.opened import Sweep
@@ -211,6 +212,7 @@ def columns_of(sweep: Sweep, rows: Sequence[Row]) -> list[SheetColumn]:
         *([_rates(unit, steps)] if (unit := sweep.ranking.unit) else []),
         SheetColumn("MFU", ["-" if step is None or step.mfu is None else f"{step.mfu:.1%}" for step in steps], rank=2),
         us_column("exposed", [None if step is None else step.communication_us for step in steps], rank=2),
+        count_column("tokens a step", [None if step is None else step.tokens_per_step for step in steps], 5),
         SheetColumn("bubble", [_bubble(step) for step in steps], rank=2),
     ]
 

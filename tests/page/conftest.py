@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.report.page.run_page import write_page
+from fakedist.report.render.html import write_page
 from fakedist.results.opening import open_run
 from tests.page.browser import DESKTOP, Reader, browser, no_browser
 from tests.unit.report.page.test_switches import trained

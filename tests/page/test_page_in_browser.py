@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.report.page.run_page import write_page
+from fakedist.report.render.html import write_page
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.units import format_bytes, format_us
@@ -47,10 +47,10 @@ def test_a_column_sorts_down_up_and_back(reader: Reader, written: Path) -> None:
 
 def test_a_filter_keeps_the_rows_that_say_it(reader: Reader, written: Path) -> None:
     page = reader.open(written)
-    page.get_by_label("filter layers").fill("MLP")
+    page.get_by_label("find: By layer at the peak").fill("MLP")
     assert first_column(page, "layer-table") == ["layers.0-2.mlp x3"]
     assert page.locator("#layers .told").inner_text() == "1 of 6 rows"
-    page.get_by_label("filter layers").fill("")
+    page.get_by_label("find: By layer at the peak").fill("")
     assert len(first_column(page, "layer-table")) > 3
 
 
@@ -112,7 +112,7 @@ def test_equal_blocks_of_repeated_layers_share_a_row_that_opens_to_each(reader: 
     row = page.locator("#blocks tr", has_text="layers.0-2.mlp").filter(has_text="parameter")
     row.get_by_role("button", name="x3").click()
     each = page.locator("#blocks tr.repeat")
-    assert [line.locator("td").nth(2).inner_text() for line in each.all()] == [f"layers.{at}.mlp" for at in range(3)]
+    assert [line.locator("td").nth(1).inner_text() for line in each.all()] == [f"layers.{at}.mlp" for at in range(3)]
     each.nth(1).get_by_role("button", name="show").click()
     assert "layers.1.mlp" in page.locator(".pinned").inner_text()
     row.get_by_role("button", name="x3").click()
@@ -283,7 +283,7 @@ def test_keys_work_after_a_click_and_are_listed(reader: Reader, written: Path) -
     page.keyboard.press("Escape")
     assert not keys.is_visible()
     assert page.evaluate("document.activeElement === fakedist.memory.holder")  # the focus is back
-    page.get_by_label("filter layers").press("?")
+    page.get_by_label("find: By layer at the peak").press("?")
     assert not keys.is_visible()
     page.get_by_role("button", name="keys").click()
     keys.get_by_role("button", name="close").click()

@@ -188,7 +188,7 @@ def test_the_core_is_whole_without_the_extras() -> None:
 
 
 #: A property that opens another room when it is asked for: who has it, and what it opens.
-DOORS = {("results.run", "report.figures.run_figures"), ("results.run", "report.text.wording")}
+DOORS = {("results.run", "report.figures.run_figures"), ("results.run", "report.content.wording")}
 
 
 def imported_modules(*, at_top: bool = False) -> dict[str, set[str]]:
@@ -278,7 +278,7 @@ def test_a_module_loads_what_it_needs_and_no_more(modules: str, libraries: set[s
 
 
 def test_reports_are_made_without_torch() -> None:
-    assert "torch" not in loaded_by("import fakedist.results.building, fakedist.report.text.run_report")
+    assert "torch" not in loaded_by("import fakedist.results.building, fakedist.report.content.run")
 
 
 def named(path: Path, *more: object) -> str:

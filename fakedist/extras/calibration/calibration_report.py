@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fakedist.extras.calibration.calibrating import Calibrated, CalibrationResult, StepChange, Unmatched
 from fakedist.report.content.report_blocks import Block, Items, Remark, Report, Verdict
-from fakedist.report.text.wording import short_kernel
+from fakedist.report.content.wording import short_kernel
 from fakedist.results.verdict import span_us
 from fakedist.rundir.notes import counted, share_text
 from fakedist.rundir.plain import to_plain

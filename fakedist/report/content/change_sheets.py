@@ -11,7 +11,7 @@ import pandas as pd
 from fakedist.analysis.stack_lines import NO_STACK
 from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn, bytes_column
 from fakedist.report.content.topology import AT_ONCE, CallsText, RunTopology, stream_columns
-from fakedist.report.text.wording import or_dash, short_kernel, unknown_time
+from fakedist.report.content.wording import or_dash, short_kernel, unknown_time
 from fakedist.results.compare.side_by_side import COLUMNS, ChangeTable, Unit, run_names
 from fakedist.results.comparison import Comparison, StepComparison
 from fakedist.results.snapshot_comparison import Compared, SnapshotComparison

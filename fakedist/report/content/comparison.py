@@ -12,13 +12,13 @@ import pandas as pd
 from fakedist.cost_model.breakdown import kind_family_us
 from fakedist.report.content.change_sheets import calls_at_once, comparison_sheets
 from fakedist.report.content.report_blocks import Block, Chart, Drawing, Fact, Facts, Remark, Report, Verdict
+from fakedist.report.content.wording import run_facts, run_title, step_remark, us_or_dash
 from fakedist.report.figures.look import STYLE_NAMES
 from fakedist.report.figures.memory_figures import compared_timeline, curves_on_axis, have_steps
 from fakedist.report.figures.time_figures import read_kernels
 from fakedist.report.page.assets import figure_object, kernels_figure
 from fakedist.report.page.bars import BarChart, memory_bars, time_bars
 from fakedist.report.page.drawings import Pack, add_kernels
-from fakedist.report.text.wording import run_facts, run_title, step_remark, us_or_dash
 from fakedist.results.compare import changed_times
 from fakedist.results.compare.allocation_streams import StreamDifference
 from fakedist.results.compare.common_axis import Stretch, on_axis

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from fakedist.analysis.alike_ranks import AlikeRanks
 from fakedist.rank_list import format_rank_list
+from fakedist.report.content.host_memory import node_remarks
 from fakedist.report.content.report_blocks import (
     KEY,
     Block,
@@ -27,12 +28,8 @@ from fakedist.report.content.report_blocks import (
     bytes_column,
     us_column,
 )
-from fakedist.report.figures.time_figures import lane_names, stage_label, stage_lanes
-from fakedist.report.page.assets import figure_object
-from fakedist.report.page.bars import BarChart, memory_bars, time_bars
-from fakedist.report.text import host_memory_sheets
-from fakedist.report.text.run_report import summary_object
-from fakedist.report.text.wording import (
+from fakedist.report.content.run import run_object
+from fakedist.report.content.wording import (
     FINDINGS_TITLE,
     MFU_BASIS,
     command_line,
@@ -41,6 +38,9 @@ from fakedist.report.text.wording import (
     job_command,
     note_texts,
 )
+from fakedist.report.figures.time_figures import lane_names, stage_label, stage_lanes
+from fakedist.report.page.assets import figure_object
+from fakedist.report.page.bars import BarChart, memory_bars, time_bars
 from fakedist.results.job_time import JobRuns, JobTime
 from fakedist.results.rank_kinds import JobKinds
 from fakedist.results.run import Run
@@ -226,7 +226,7 @@ def _ranks_sheet(rows: Sequence[RankRow], found: JobRuns | None, world_size: int
         SheetColumn("run", [_shown(row.run_directory) for row in rows], is_text=True, rank=2),
     ]
     remarks = [f"rank {row.rank}: {row.exit.message}" for row in rows if row.exit.message]
-    remarks += host_memory_sheets.node_remarks(run for run in runs if run is not None)
+    remarks += node_remarks(run for run in runs if run is not None)
     if by_rank:
         remarks.append("fakedist report RUN shows each")
     title = f"Ranks of {world_size:,}: memory measured" + (", times estimated" if any(steps) else "")
@@ -257,7 +257,7 @@ def _rank_object(row: RankRow) -> dict[str, object]:
     """One rank's object. For a rank that could not start, it has only how it ended."""
     if row.run_directory is None:
         return {"rank": row.rank, "exit": to_plain(row.exit), "wall_s": row.wall_s}
-    return {**summary_object(row.run_directory), **({} if row.wall_s is None else {"wall_s": row.wall_s})}
+    return {**run_object(row.run_directory), **({} if row.wall_s is None else {"wall_s": row.wall_s})}
 
 
 def _kinds_sheet(found: JobKinds, runs: Sequence[Run]) -> Sheet:

@@ -17,7 +17,7 @@ from fakedist.report.content.report_blocks import (
     bytes_column,
     us_column,
 )
-from fakedist.report.text.wording import peak_moment, run_facts, source_word
+from fakedist.report.content.wording import peak_moment, run_facts, source_word
 from fakedist.results.lines import Lines, lines_of
 from fakedist.results.run import Run
 from fakedist.results.verdict import short_line

@@ -19,8 +19,8 @@ from fakedist.report.content.report_blocks import (
     Verdict,
     us_column,
 )
-from fakedist.report.text.time_sheets import group_time_sheet
-from fakedist.report.text.wording import source_word
+from fakedist.report.content.time import group_time_sheet
+from fakedist.report.content.wording import source_word
 from fakedist.results.compare.against_trace import slower_parts
 from fakedist.results.run import Run
 from fakedist.results.verdict import timed_step_name

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from fakedist.analysis.topology import COMPUTE, HOST, OWN, GroupCalls, Overlap, ProcessGroup, find_topology, ranks_of
 from fakedist.report.content.report_blocks import Fact, Facts, Report, Sheet, SheetColumn, Verdict, bytes_column
-from fakedist.report.text.wording import run_facts
+from fakedist.report.content.wording import run_facts
 from fakedist.results.run import Run
 from fakedist.rundir.plain import to_plain
 

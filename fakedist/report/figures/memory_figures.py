@@ -307,13 +307,6 @@ def shows_device(run: Run) -> bool:
     return bool(run.num_rows("named_phases") or (run.table("device_use", ["part"])["part"] == "all").any())
 
 
-def most_in_use(run: Run) -> int:
-    """Most bytes of the virtual GPU that all processes used at once, without contexts; 0 if that is not known."""
-    if not run.has("device_use") or not run.num_rows("device_use"):
-        return 0
-    return int(run.table("device_use", ["change", "bytes"]).groupby("change")["bytes"].sum().max())
-
-
 def device_timeline(run: Run) -> go.Figure:
     """Memory of the virtual GPU in use after each change, by this process and by each other, with the peak.
 

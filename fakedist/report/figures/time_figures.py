@@ -24,6 +24,7 @@ from fakedist.cost_model.step_axis import (
     longest_runs,
     stream_titles,
 )
+from fakedist.report.content.wording import short_kernel
 from fakedist.report.figures.look import (
     FAMILY_COLOURS,
     HIDDEN,
@@ -42,7 +43,6 @@ from fakedist.report.figures.look import (
     spoken,
     stacked_rows,
 )
-from fakedist.report.text.wording import short_kernel
 from fakedist.results.run import Run, RunTime
 from fakedist.rundir.job_time import JobStep, StageTime
 from fakedist.rundir.schema import FAMILIES, KINDS

@@ -15,21 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import pandas as pd
 import plotly.graph_objects as go
-
-from fakedist.report.figures.memory_figures import (
-    MemoryCurve,
-    device_timeline,
-    has_segments,
-    peak_by_layer,
-    segment_map,
-    shows_device,
-    timeline_of,
-)
-from fakedist.report.figures.run_figures import Calls, calls_of
-from fakedist.report.figures.time_figures import has_roofline, lanes_of, roofline
-from fakedist.results.run import Run
 
 _HERE = Path(__file__).parent
 SCRIPTS = _HERE / "scripts"
@@ -123,38 +109,7 @@ def _taken(match: re.Match[str]) -> str:
     return f"const {{ {names} }} = module_{match[2]};\n"
 
 
-# Charts that zoom compute what they show from the page's numbers, so their figures carry a few points only.
-_FEW = 50
 _NO_TITLE = 12  # pixels above a chart
-#: Rows of the chart of segments: enough to see what fragments, and half a screen.
-MOST_SEGMENTS = 16
-
-
-def run_figures(run: Run) -> dict[str, object]:
-    """The figures that need no more than the run's tables, by name; those that the run has nothing for are left out."""
-    figures: dict[str, object] = {}
-    if run.summary.peak_allocated_bytes and run.by_category is not None:
-        figures["peak"] = figure_object(peak_by_layer(run, kind="treemap"))
-    if shows_device(run):
-        figures["device"] = figure_object(device_timeline(run))
-    if has_segments(run):
-        figures["segments"] = figure_object(segment_map(run, most=MOST_SEGMENTS))
-    if has_roofline(run):
-        figures["roofline"] = figure_object(roofline(run))
-    return figures
-
-
-def kernels_figure(run: Run, kernels: pd.DataFrame) -> object:
-    """The timed step by stream."""
-    return figure_object(lanes_of(run, kernels, most=_FEW))
-
-
-def memory_figures_of(run: Run, curve: MemoryCurve, calls: Calls) -> dict[str, object]:
-    """The timeline and the calls below it."""
-    figures: dict[str, object] = {"timeline": figure_object(timeline_of(run, curve, axis="event", num_points=_FEW))}
-    if calls.lanes:
-        figures["calls"] = figure_object(calls_of(calls, curve.num_moves))
-    return figures
 
 
 def figure_object(figure: go.Figure) -> object:

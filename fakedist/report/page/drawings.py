@@ -10,22 +10,23 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.analysis.layer_table import Fold, fold_layers, owner_names, with_children
+from fakedist.analysis.layer_table import Fold, fold_layers, with_children
 from fakedist.analysis.recording import Array
 from fakedist.cost_model.breakdown import name_rows
 from fakedist.cost_model.host_times import thread_titles
 from fakedist.cost_model.step_axis import bars, hidden_us, kind_runs, layer_runs, longest_runs
+from fakedist.report.content.memory import block_owners
+from fakedist.report.content.time import top_kernels
 from fakedist.report.figures.memory_figures import MemoryCurve, named_bands
 from fakedist.report.figures.run_figures import Calls
 from fakedist.report.figures.time_figures import bar_labels, drawn_host, drawn_ranges, host_lanes, lane_titles
 from fakedist.results.run import Run
-from fakedist.results.verdict import short_line, short_operation
+from fakedist.results.verdict import short_operation
 from fakedist.rundir.schema import CATEGORIES, FAMILIES, KINDS
 from fakedist.rundir.step_time import StepTime
 from fakedist.units import format_bytes
@@ -38,7 +39,7 @@ class Pack:
 
     def __init__(self) -> None:
         self.meta: dict[str, object] = {}
-        self._arrays: dict[str, Array] = {}
+        self.numbers: dict[str, Array] = {}
 
     def add(self, name: str, values: npt.ArrayLike) -> None:
         """Add an array: non-negative integers in the narrowest type, everything else as float64."""
@@ -50,12 +51,12 @@ class Pack:
             array = array.astype(kind)
         else:
             array = array.astype("<f8")
-        self._arrays[name] = array
+        self.numbers[name] = array
 
     def text(self) -> str:
         """The whole block as base64 text."""
         index, body, at = {}, [], 0
-        for name, array in self._arrays.items():
+        for name, array in self.numbers.items():
             index[name] = [array.dtype.str.lstrip("<|"), at, len(array)]
             data = array.tobytes()
             if array.dtype.kind == "u":
@@ -67,106 +68,6 @@ class Pack:
         header += b" " * (-(len(header) + 4) % 8)
         block = b"".join([len(header).to_bytes(4, "little"), header, *body])
         return base64.b64encode(gzip.compress(block, _LEVEL, mtime=0)).decode()
-
-
-_NUM_BLOCKS = 50
-_MOST_EACH = 200  # numbers of equal blocks that a row carries
-
-
-@dataclass(frozen=True, slots=True)
-class PeakBlock:
-    """One of the largest blocks at the peak, or equal ones of repeated layers.
-
-    Texts that a snapshot does not have are empty.
-
-    Attributes:
-        numbers: Their rows in the table ``blocks``, at most 200.
-        num: How many they are.
-        bytes: Bytes of each.
-        layer: The layer that owns it; of several, how many.
-        made_in: Step and phase that allocated it.
-        line: The job's line that allocated it; empty without one.
-        stack: Its stack, innermost first, each line with whether it is ``line``.
-    """
-
-    numbers: list[int]
-    num: int
-    bytes: int
-    category: str
-    layer: str
-    made_in: str
-    operation: str
-    line: str
-    stack: list[tuple[str, bool]]
-
-
-def largest_blocks(run: Run, curve: MemoryCurve, folds: list[Fold]) -> tuple[list[PeakBlock], int]:
-    """The largest blocks at the peak with their stacks, innermost first, and the number of rows with smaller ones.
-
-    Blocks of the same size, category, phase, operation and stack share a row if their layers share one of ``folds``.
-    """
-    alive = curve.blocks[curve.blocks["at_peak"]].sort_values(
-        ["bytes", "alloc_event"], ascending=[False, True], kind="stable"
-    )
-    names, owners = block_owners(run)
-    fold_of = np.zeros(len(names), "i8")
-    for number, fold in enumerate(folds):
-        fold_of[list(fold.layers)] = number
-    owner = pd.Series(owners, dtype="object").reindex(alive.index).fillna("")
-    keys = ["bytes", "category", "step", "phase", "operation", "stack", "fold", "owner"]
-    alive = alive.assign(fold=fold_of[alive["layer"].to_numpy()], owner=owner)
-    of_row = alive.groupby(keys, sort=False, observed=True, dropna=False)
-    rows = [alive.loc[index] for index in list(of_row.groups.values())[:_NUM_BLOCKS]]
-    stacks = _stacks(run, sorted({int(row["stack"].iloc[0]) for row in rows}), run.manifest.cwd)
-    largest = []
-    for row in rows:
-        first, numbers = row.iloc[0], [int(number) for number in row.index]
-        line = curve.lines[first["stack"]] if first["stack"] >= 0 else ""
-        layers = [int(layer) for layer in row["layer"].unique()]
-        layer = owners.get(numbers[0]) or _folded_name(layers, folds[fold_of[first["layer"]]], names)
-        largest.append(
-            PeakBlock(
-                numbers=numbers[:_MOST_EACH],
-                num=len(numbers),
-                bytes=int(first["bytes"]),
-                category="" if run.by_category is None else str(first["category"]),
-                layer=layer,
-                made_in="" if run.by_category is None else f"{first['step']} {first['phase']}",
-                operation=short_operation(str(first["operation"])),
-                line=line,
-                stack=[(text, text == line) for text in stacks.get(first["stack"], [])],
-            )
-        )
-    return largest, of_row.ngroups - len(rows)
-
-
-def _folded_name(layers: list[int], fold: Fold, names: list[str]) -> str:
-    if len(layers) == 1:
-        return names[layers[0]]
-    return fold.name if len(layers) == len(fold.layers) else f"{len(layers)} of {fold.name}"
-
-
-def block_owners(run: Run) -> tuple[list[str], dict[int, str]]:
-    """Names of all layers, and for blocks that several layers own, the text shown instead of a name."""
-    layers = run.table("layers", ["name", "parent"])
-    names = layers["name"].astype(str).tolist()
-    return names, owner_names(run.table("shares"), names, layers["parent"].tolist())
-
-
-def _stacks(run: Run, wanted: list[int], cwd: str) -> dict[int, list[str]]:
-    rows = [number for number in wanted if number >= 0]
-    if not rows:
-        return {}
-    frames = run.table("stacks")["frames"]
-    numbers = sorted({int(number) for row in rows for number in frames[row]})
-    texts = dict(zip(numbers, frame_texts(run.table("frames").iloc[numbers], cwd), strict=True))
-    return {row: [texts[int(number)] for number in frames[row]] for row in rows}
-
-
-def frame_texts(frames: pd.DataFrame, cwd: str) -> list[str]:
-    """Rows of the table ``frames`` as ``file:line (function)``, relative to the working directory."""
-    columns = (frames[name].tolist() for name in ("filename", "line", "function"))
-    return [f"{short_line(str(file), cwd)}:{line} ({function})" for file, line, function in zip(*columns, strict=True)]
 
 
 _MOST_KNOTS = 4_000  # of an axis of time: about one for each third of a pixel of a wide screen
@@ -336,8 +237,6 @@ def add_calls(pack: Pack, calls: Calls) -> None:
 #: Limits for the bars of the timeline (all streams together) and the intervals of its layers: about 10 bytes each.
 MOST_BARS = 60_000
 MOST_RUNS = 40_000
-#: Rows of the table of kernels.
-MOST_KERNEL_ROWS = 200
 #: The script's own ranges, the longest.
 MOST_RANGES = 20_000
 #: The host's operations and waits: neighbours of one layer and phase are merged.
@@ -391,12 +290,6 @@ def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFram
     pack.meta |= {"merged": len(drawn) < len(kernels), "runs_left_out": len(all_runs) - len(runs)}
     pack.meta.setdefault("layers", layers["name"].astype(str).tolist())
     pack.add("layer_parent", layers["parent"].to_numpy() + 1)
-
-
-def top_kernels(run: Run) -> pd.DataFrame:
-    """The rows of the table of kernels that the page shows."""
-    names = run.table("kernel_names")
-    return names[names["family"] != "communication"].head(MOST_KERNEL_ROWS)
 
 
 def _add_sums(pack: Pack, kernels: pd.DataFrame, drawn: pd.DataFrame, tick: float) -> None:

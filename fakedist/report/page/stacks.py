@@ -7,8 +7,9 @@ import re
 import numpy as np
 
 from fakedist.analysis.recording import Array
+from fakedist.report.content.memory import frame_texts
 from fakedist.report.figures.memory_figures import MemoryCurve
-from fakedist.report.page.drawings import Pack, frame_texts
+from fakedist.report.page.drawings import Pack
 from fakedist.results.run import Run
 from fakedist.rundir.notes import counted
 from fakedist.rundir.sources import INDUCTOR_FILE, WRAPPERS

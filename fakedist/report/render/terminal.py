@@ -19,8 +19,9 @@ from rich.text import Text
 
 from fakedist.report.content.report_blocks import (
     KEY,
-    Advice,
     Block,
+    Changes,
+    Fact,
     Facts,
     Items,
     Remark,
@@ -101,16 +102,13 @@ def cut(text: str, width: int, head_share: float = 1.0) -> str:
     return f"{text}…{tail[::-1]}"
 
 
-def print_figures(console: Console, rows: Sequence[tuple[str, str, str]], *, is_right: bool = False) -> None:
-    """Print lines of a name, a figure and its details."""
-    if not rows:
-        return
-    rows = [(visible(name), visible(figure), visible(more, MOST_OF_A_TEXT)) for name, figure, more in rows]
+def _print_figures(console: Console, facts: Sequence[Fact]) -> None:
+    rows = [(visible(fact.name), visible(fact.text), visible(fact.more, MOST_OF_A_TEXT)) for fact in facts]
     name_width = max(cell_len(name) for name, _, _ in rows)
     width = max(cell_len(figure) for _, figure, _ in rows)
     for name, figure, more in rows:
         gap = " " * (width - cell_len(figure))
-        head = Text(f"  {name:<{name_width}}  {gap + figure if is_right else figure + gap}")
+        head = Text(f"  {name:<{name_width}}  {gap}{figure}")
         if console.width < _NARROW:
             print_words(console, Text(head.plain.rstrip()), 2)
             if more:
@@ -257,23 +255,84 @@ def print_sheets(console: Console, sheets: Sequence[Sheet]) -> None:
 
 
 def render(report: Report, console: Console) -> None:
-    """Print a report."""
-    shown = [block for block in report.blocks if not getattr(block, "is_detail", False)]
+    """Print a report, or the screen of it."""
+    if report.screen is not None:
+        _render_screen(report.screen(), console)
+        return
+    shown = report.text_blocks
     for before, block in zip([None, *shown], shown, strict=False):
         _print_block(console, block, before)
 
 
+#: Lines of a report of one screen, which what it always has may exceed.
+_SCREEN = 40
+
+
+def _render_screen(report: Report, console: Console) -> None:
+    """Print each table in short, and of lists that have a least as many as there is room for."""
+    shown = report.text_blocks
+    texts = [_in_short(console, block, before) for before, block in zip([None, *shown], shown, strict=False)]
+    rows = [max(-(-Text.from_ansi(line).cell_len // console.width), 1) for line in "".join(texts).splitlines()]
+    left = _SCREEN - sum(rows)
+    for at, block in enumerate(shown):
+        if isinstance(block, Items) and block.least is not None:
+            kept = list(block.texts[: block.least])
+            for text in block.texts[block.least :]:
+                if (takes := len(Text(text).wrap(console, console.width - 2))) <= left:
+                    kept.append(text)
+                    left -= takes
+            texts[at] = _in_short(console, block, None, kept)
+    console.file.write("".join(texts))
+
+
+def _in_short(console: Console, block: Block, before: Block | None, kept: Sequence[str] | None = None) -> str:
+    with console.capture() as captured:
+        _print_in_short(console, block, before, kept)
+    return captured.get()
+
+
+def _print_in_short(console: Console, block: Block, before: Block | None, kept: Sequence[str] | None) -> None:
+    match block:
+        case Sheet():
+            print_short_table(console, block)
+        case Facts(rows, kind="about"):
+            (name, first), *others = [(row.name, row.text) for row in rows]
+            print_facts(console, [(name, cut(first, console.width - FACT_WIDTH)), *others])
+        case Items(title, texts, least=int() as least):
+            listed = texts[:least] if kept is None else kept
+            more = len(texts) - len(listed)
+            print_heading(console, title + (f", {more} more" if more else ""))
+            for text in (text for text in texts if text in listed):
+                print_words(console, Text(text), 2)
+        case Remark(text, is_warning=True):
+            print_heading(console, "")
+            print_long(console, Text(cut(text, console.width), style="yellow"))
+        case Remark(is_code=True) if not isinstance(before, Remark):
+            print_heading(console, "")
+            _print_block(console, block, before)
+        case _:
+            _print_block(console, block, before)
+
+
+_TONES = {"good": "bold green", "maybe": "bold yellow", "no": "bold red"}
+
+
 def _print_block(console: Console, block: Block, before: Block | None) -> None:
     match block:
-        case Verdict(text):
+        case Verdict(text, word="") if text:
             if not isinstance(before, Verdict | None):
                 console.print()
             print_words(console, Text(text, style="bold"), 0)
+        case Verdict(text, word=word, tone=tone):
+            print_words(console, Text(word, _TONES[tone]) + Text(text, _TONES[tone] if tone == "no" else ""), 2)
+        case Facts(rows, kind="answers"):
+            for row in rows:
+                print_words(console, Text(f"{row.name}: {row.text}"), 2)
         case Facts(rows, ""):
             print_facts(console, [(row.name, f"{row.text} ({row.more})" if row.more else row.text) for row in rows])
         case Facts(rows, title):
             print_heading(console, title)
-            print_figures(console, [(row.name, row.text, row.more) for row in rows], is_right=True)
+            _print_figures(console, rows)
         case Sheet():
             print_sheets(console, [block])
         case Items(title, texts, True):
@@ -284,9 +343,13 @@ def _print_block(console: Console, block: Block, before: Block | None) -> None:
         case Items(title, texts):
             print_heading(console, title)
             print_items(console, texts)
+        case Remark(text, is_code=True):
+            print_long(console, Text(text))
         case Remark(text, is_warning):
             print_words(console, Text(text, style="yellow" if is_warning else "dim"), 0 if is_warning else 2)
-        case Advice(title, gives, text, command):
-            print_words(console, Text(f"{gives}: {title}"), 2)
-            print_words(console, Text(text, style="dim"), 4)
-            print_long(console, Text(f"    {command}" if command else ""))
+        case Changes(title, items):
+            print_heading(console, title)
+            for item in items:
+                print_words(console, Text(item.head), 2)
+                for text in filter(None, (*item.remarks, item.text)):
+                    print_words(console, Text(text, style="dim"), 4)

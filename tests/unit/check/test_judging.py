@@ -19,7 +19,7 @@ from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from tests.unit.analysis.recorded import GIB, KIB, MIB
 from tests.unit.check.conftest import Runs
-from tests.unit.report.text.test_host_memory_sheets import MEMORY
+from tests.unit.report.content.test_host_memory import MEMORY
 from tests.unit.report.two_runs import run_of
 
 SITE = ["path", "category", "phase", "operation", "line"]

@@ -12,7 +12,7 @@ from fakedist.cost_model.placing import StepInterval
 from fakedist.cost_model.step import PricedStep, PriceList
 from fakedist.cost_model.timeline import CriticalPath, Placed
 from fakedist.gpu.models.catalogue import GPUS
-from fakedist.report.text.time_sheets import uncertainty_sheets
+from fakedist.report.content.time import uncertainty_sheets
 from fakedist.rundir.step_time import GroupTime, KernelSource
 
 SOURCE = KernelSource("estimated", "model", 1, "GPU", step_us=1000.0)

@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
+from pathlib import Path
+
+from fakedist.report.content.run import run_report
+from fakedist.report.render.html import report_page
+from fakedist.results.run import Run
 
 _VOID = {"wbr", "meta", "link", "input", "br", "img", "hr"}
 
@@ -79,3 +84,8 @@ def read_page(text: str) -> PageText:
     for rows in found.tables.values():
         rows[:] = [[" ".join(cell.split()) for cell in row] for row in rows]
     return found
+
+
+def page(run: Run, folder: Path | None = None) -> str:
+    """The page of a run."""
+    return report_page(run_report(run, folder=folder))

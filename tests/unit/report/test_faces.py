@@ -26,12 +26,14 @@ from fakedist.sweep.sheets import sweep_report
 from fakedist.units import MIB
 from tests.unit.report import subjects
 from tests.unit.report.content.test_job import faster, placed
-from tests.unit.report.handmade import timed
+from tests.unit.report.handmade import measured, timed
+from tests.unit.report.render.test_terminal import crowded
 from tests.unit.report.two_runs import run_of
 from tests.unit.report.two_snapshots import snapshot_of
 from tests.unit.results.test_lines import run_with_lines
 from tests.unit.results.test_repricing import STEP, priced_run
 from tests.unit.sweep.test_sheets import ROWS, sweep
+from tests.unit.traces.test_traced_memory import Allocating
 
 FORMATS = (TEXT, MARKDOWN, JSON)
 _NOT_READ = re.compile(r"<(script|style).*?</\1>|<!--.*?-->", re.DOTALL)
@@ -189,3 +191,28 @@ def test_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot
     for name, report in reports.items():
         for form, text in faces(report, *((TEXT, MARKDOWN, HTML) if name == "whole" else (*FORMATS, HTML))):
             assert text.replace(str(tmp_path), "/runs") == snapshot(name=f"{name}-{form}")
+
+
+def test_run(shown: Shown, snapshot: SnapshotAssertion) -> None:
+    """A run that does not fit, one with all that few have, one of a real GPU, a snapshot and a trace."""
+    for name, make in {"crowded": crowded, "rich": subjects.full_run, "measured": measured}.items():
+        make(Path(name))
+    snapshot_of(Path("a.pickle"), [(7, 8 * MIB), (0, 4 * MIB)])
+    trace = Allocating()
+    for step in (1, 2):
+        trace.step(step)
+    trace.write(Path())
+    for name in ("crowded", "rich", "measured", "a.pickle", "t.json"):
+        for form in (TEXT, MARKDOWN, HTML):
+            assert shown(form, "report", name) == snapshot(name=f"{name}-{form}")
+        assert shown(TEXT, "report", name, "--full") == snapshot(name=f"{name}-full")
+
+
+def test_time(shown: Shown, snapshot: SnapshotAssertion) -> None:
+    priced_run(Path("run"), *STEP)
+    for form in (TEXT, MARKDOWN):
+        assert shown(form, "time", "run", "--what-if", "host=2x") == snapshot(name=form)
+        assert shown(form, "time", "run", "--gpu", "h100,b200") == snapshot(name=f"gpus-{form}")
+    printed = shown(JSON, "time", "run", "--what-if", "host=2x")
+    whole = json.loads(printed[: printed.rindex("}") + 1])
+    assert {name: sorted(part) for name, part in whole.items()} | {"what_ifs": whole["what_ifs"]} == snapshot(name=JSON)

@@ -15,7 +15,7 @@ from fakedist.cost_model.estimated import recorded_models
 from fakedist.errors import RunDirectoryError
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.options import Job
-from fakedist.report.text.wording import run_facts
+from fakedist.report.content.wording import run_facts
 from fakedist.results import building, summing_up
 from fakedist.results.building import build_tables, compute_tables
 from fakedist.results.opening import open_run, open_run_directory

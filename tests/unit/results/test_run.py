@@ -6,11 +6,10 @@ import pytest
 import fakedist
 from fakedist.cli import main
 from fakedist.errors import JobError
-from fakedist.report.page.run_page import page
 from fakedist.rundir.directory import SNAPSHOT_NAME
 from tests.unit.analysis.recorded import MIB
 from tests.unit.report.handmade import ended_well, timed
-from tests.unit.report.reading import read_page
+from tests.unit.report.reading import page, read_page
 
 
 @pytest.fixture(scope="module")

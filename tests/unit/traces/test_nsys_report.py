@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from fakedist.errors import ReportError
-from fakedist.report.text.run_report import render, render_short
+from fakedist.report.content.run import run_report
+from fakedist.report.render.terminal import render
 from fakedist.results.imported import write_run
 from fakedist.results.opening import open_run
 from fakedist.rundir.plain import to_plain
@@ -131,10 +132,7 @@ def test_a_librarys_ranges_are_no_layers(tmp_path: Path) -> None:
 
 def said(run_directory: Path, *, full: bool) -> str:
     console = Console(file=io.StringIO(), width=120)
-    if full:
-        render(run_directory, all_layers=False, console=console)
-    else:
-        render_short(run_directory, console)
+    render(run_report(run_directory, is_full=full), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from fakedist.report.content.report_blocks import Sheet
-from fakedist.report.text.time_sheets import time_sheets
+from fakedist.report.content.time import time_sheets
 from fakedist.results.imported import open_imported
 from fakedist.results.run import Run
 from fakedist.results.verdict import limit_text
@@ -150,7 +149,6 @@ def test_the_sheet_has_the_lanes_and_the_shares_by_kind(tmp_path: Path) -> None:
     trace = Hosted()
     trace.launch(100, 105, 85)
     (sheet,) = [sheet for sheet in time_sheets(trace.open(tmp_path), all_layers=False) if "Critical" in sheet.title]
-    assert isinstance(sheet, Sheet)
     assert [column.name for column in sheet.columns] == ["what", "of", "on", "launches", "time", "of the step"]
     assert sheet.remarks[0] == "kernels 94.4%, launch 5.6%"
 

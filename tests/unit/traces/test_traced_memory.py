@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fakedist.report.text.memory_sheets import held_lines
+from fakedist.report.content.memory import held_lines
 from fakedist.results.imported import open_imported
 from fakedist.results.run import Run
 from fakedist.traces.one_step import StepChoice

@@ -140,9 +140,10 @@ function toggle(opener, groups, data) {
 // The single blocks that a row stands for: the layer and the way to each.
 function equalBlocks(row, data) {
   const cells = [...row.cells].map((cell) => cell.className);
+  const at = $('.label', row).parentElement.cellIndex;
   return row.dataset.blocks.split(' ').map((number) => {
     const line = make('tr', { class: 'repeat' }, ...cells.map((name) => make('td', { class: name })));
-    line.cells[2].textContent = ownerOf(data, Number(number));
+    line.cells[at].textContent = ownerOf(data, Number(number));
     line.cells[cells.length - 1].append(
       make('button', { type: 'button', class: 'find', 'data-block': number }, 'show'),
     );

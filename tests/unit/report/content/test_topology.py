@@ -9,13 +9,12 @@ from rich.console import Console
 from fakedist.errors import RunDirectoryError
 from fakedist.report.content.change_sheets import calls_at_once
 from fakedist.report.content.comparison import comparison_report
-from fakedist.report.page.run_page import page
 from fakedist.report.render.terminal import render
 from fakedist.results.comparison import Comparison
 from fakedist.results.opening import open_run
 from tests.unit.analysis.recorded import MIB, HandMade
 from tests.unit.report.handmade import built
-from tests.unit.report.reading import read_page
+from tests.unit.report.reading import page, read_page
 
 SIDE = 77
 

@@ -8,10 +8,11 @@ import pytest
 from rich.console import Console
 
 from fakedist.cli import main
-from fakedist.report.page import assets, sections
+from fakedist.report.content.run import run_report
+from fakedist.report.page import run_charts
 from fakedist.report.page.bars import phase_bars
-from fakedist.report.page.run_page import load_page, page, write_page
-from fakedist.report.text.run_report import render
+from fakedist.report.render.html import load_page, write_page
+from fakedist.report.render.terminal import render
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.rundir.manifest import load_manifest, write_manifest
@@ -19,7 +20,7 @@ from tests.unit.analysis.recorded import MIB, HandMade, wrote_nothing
 from tests.unit.analysis.test_segments import fragmented
 from tests.unit.report import handmade
 from tests.unit.report.handmade import built
-from tests.unit.report.reading import PageText, read_page
+from tests.unit.report.reading import PageText, page, read_page
 
 HOSTILE = ("<script>alert(1)</script>", "\"'><img src=x onerror=alert(1)>", "ðŸ”¥ {{ 7 * 7 }} </td>", "x" * 10_000)
 
@@ -27,14 +28,8 @@ HOSTILE = ("<script>alert(1)</script>", "\"'><img src=x onerror=alert(1)>", "ðŸ”
 def terminal_rows(run: Path) -> list[list[str]]:
     """Every line of the terminal's report, cut into cells."""
     stream = StringIO()
-    render(run, all_layers=False, console=Console(file=stream, width=2_000))
+    render(run_report(run, is_full=True), Console(file=stream, width=2_000))
     return [re.split(r"\s{2,}", line.strip()) for line in stream.getvalue().splitlines()]
-
-
-def section(rows: list[list[str]], title: str) -> list[list[str]]:
-    """The rows below a title and its headings, up to the empty line."""
-    start = rows.index([title]) + 2
-    return rows[start : rows.index([""], start)]
 
 
 def read(run: Path) -> PageText:
@@ -46,40 +41,6 @@ def test_a_loaded_page_reads_and_compiles_no_template(tmp_path: Path, monkeypatc
     load_page()
     monkeypatch.setattr(jinja2.Environment, "compile", None)
     assert read(run).tables
-
-
-@pytest.mark.parametrize(
-    ("title", "table"),
-    [
-        ("By phase", "phases"),
-        ("By category at the peak", "categories"),
-        ("Collectives, simulated: this rank's calls", "calls"),
-    ],
-)
-def test_the_page_shows_the_numbers_of_the_terminal(tmp_path: Path, title: str, table: str) -> None:
-    run = handmade.ended_well(tmp_path / "run")
-    shown = [[cell for cell in row if cell] for row in read(run).tables[table][1:]]
-    told = [row for row in section(terminal_rows(run), title) if len(row) > 2]
-    assert told
-    for row in told:
-        cells = [cell.replace("<-", "\u2190") for cell in row]
-        assert any(cells == each[: len(cells)] for each in shown), (cells, shown)
-
-
-def test_the_table_of_layers_has_the_terminals_figures_with_the_total_first(tmp_path: Path) -> None:
-    run = handmade.ended_well(tmp_path / "run")
-    rows = terminal_rows(run)
-    start = rows.index(["By layer at the peak, with children"]) + 1
-    head, *told = [row for row in rows[start : rows.index([""], start)] if len(row) > 2]
-    shown = read(run).tables["layer-table"]
-    assert shown[0][:4] == ["layer", "total", "most", "own"]
-    pages = [dict(zip(shown[0], row, strict=True)) for row in shown[1:]]
-    for row in told:
-        figures = {name: cell for name, cell in zip(head, row, strict=True) if name in shown[0]}
-        assert figures.keys() == set(shown[0])
-        assert figures in pages
-    assert {name for name in head if name not in shown[0]} == {"opt state", "temps"}  # no layer has any
-    assert "No layer holds opt state or temps at the peak." in " ".join(" ".join(read(run).words).split())
 
 
 def test_the_verdict_names_the_top_advice_who_holds_most_and_the_files(tmp_path: Path) -> None:
@@ -97,17 +58,6 @@ def test_the_verdict_names_the_top_advice_who_holds_most_and_the_files(tmp_path:
     (run / "trace.json.gz").touch()
     assert "trace.json.gz" in read_page(page(open_run(run), run)).fetched
     assert "trace.json.gz" not in read_page(page(open_run(run), tmp_path)).fetched  # kept elsewhere
-
-
-def test_the_verdict_is_the_terminals(tmp_path: Path) -> None:
-    for name, make in (("well", handmade.ended_well), ("full", handmade.out_of_memory)):
-        run = make(tmp_path / name)
-        figures, rows = read(run).figures, terminal_rows(run)
-        told = {row[0]: row[1:] for row in rows if row[0] in ("allocated", "reserved") and len(row) > 1}
-        assert figures["peak_allocated"] == told["allocated"][0]
-        assert figures["peak_reserved"].startswith(told["reserved"][0])
-        assert told["reserved"][1].endswith(f" of the GPU's {figures['capacity']}")
-        assert any(row[0].endswith(figures["verdict"]) for row in rows if "fit" in row[0])
 
 
 def test_a_run_that_broke_off_fits_so_far(tmp_path: Path) -> None:
@@ -146,9 +96,9 @@ def test_the_page_draws_the_segments_with_the_most_free_memory(tmp_path: Path, m
     text = page(open_run(run))
     assert 'id="segment-map"' in text
     assert "are not drawn" not in text
-    for module in (assets, sections):
-        monkeypatch.setattr(module, "MOST_SEGMENTS", 2)
-    assert len(assets.run_figures(open_run(run))["segments"]["data"][0]["x"]) == 2  # type: ignore[index]
+    monkeypatch.setattr(run_charts, "MOST_SEGMENTS", 2)
+    (chart,) = run_charts.RunCharts(open_run(run)).segments()
+    assert len(chart.data().figures["segments"]["data"][0]["x"]) == 2  # type: ignore[union-attr]
     assert "3 segments with less free memory are not drawn" in page(open_run(run))
     build_tables(empty := wrote_nothing(tmp_path / "nothing"))
     assert 'id="segment-map"' not in page(open_run(empty))
@@ -234,9 +184,9 @@ def test_phases_of_the_script_have_bars_and_a_table_and_other_pages_have_neither
     ]
     assert [bar.name for bar in chart[0].bars] == ["rollout <i>, step 1", "sleep, step 1"]
     assert [name for name, _ in chart[0].legend][-1] == "more at its peak"
-    assert 'id="in-use"' in text
+    assert '<section id="device"' in text
     without = page(open_run(handmade.ended_well(tmp_path / "none")))
-    assert 'id="in-use"' not in without
+    assert '<section id="device"' not in without
     assert 'id="named-phases"' not in without
 
 

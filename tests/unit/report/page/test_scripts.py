@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from fakedist.analysis.topology import ranks_of
+from fakedist.report.content.run import run_report
 from fakedist.report.page import assets
 from fakedist.report.page.assets import joined, page_scripts, plotly_text
-from fakedist.report.page.run_page import page
+from fakedist.report.render.html import report_page
 from fakedist.results.opening import open_run
 from tests.unit.report.handmade import ended_well
+from tests.unit.report.reading import page
 
 ROOT = Path(__file__).parent.parent.parent.parent.parent
 NODE = shutil.which("node")
@@ -53,7 +55,7 @@ def test_the_policy_allows_the_pages_own_scripts_and_styles_alone(tmp_path: Path
 
 def test_pages_next_to_each_other_share_one_plotly(tmp_path: Path) -> None:
     run = open_run(ended_well(tmp_path / "run"))
-    alone, shared = page(run), page(run, plotly_file="plotly.min.js")
+    alone, shared = page(run), report_page(run_report(run), "plotly.min.js")
     assert '<script src="plotly.min.js"></script>' in shared
     assert "'self'" in shared
     assert "'self'" not in alone

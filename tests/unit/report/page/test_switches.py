@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from fakedist.analysis.evidence import Change, Evidence, Price, Saving
+from fakedist.report.content.report_blocks import Changes
+from fakedist.report.content.run import run_report
 from fakedist.report.figures.memory_figures import read_curve
 from fakedist.report.page import switches
 from fakedist.report.page.drawings import Pack, add_reserved, add_spans, add_timeline
-from fakedist.report.page.sections import advice_section
 from fakedist.report.page.switches import add_switches, find_switches
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
@@ -188,9 +189,10 @@ def test_a_switch_has_the_price_and_the_rivals_of_its_change(tmp_path: Path) -> 
     checkpoints = [row for title, row in described.items() if title.startswith("checkpoint")]
     assert len(checkpoints) == 2
     assert len({tuple(row["subjects"]) for row in checkpoints}) == 1
-    rows = {row["title"]: row for row in advice_section(run.summary, "/job", found)}
-    assert rows[every_second]["gives"] == "40.00 MiB"  # two layers drop two blocks each
-    assert [found[int(str(row["switch"]))].advice.title for row in rows.values()] == list(rows)
+    (changes,) = (block for block in run_report(run).page_blocks if isinstance(block, Changes) and block.has_switches)
+    rows = {item.title: item for item in changes.items}
+    assert rows[every_second].gives == "40.00 MiB"  # two layers drop two blocks each
+    assert [found[item.switch].advice.title for item in changes.items] == list(rows)
 
 
 @pytest.mark.parametrize("make", [ended_well, timed])

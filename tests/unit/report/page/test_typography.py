@@ -1,6 +1,6 @@
 import pytest
 
-from fakedist.report.page.run_page import command, layer_name, signs, source_line, step_time
+from fakedist.report.render.html import command, layer_name, signs, source_line
 
 
 @pytest.mark.parametrize(
@@ -39,5 +39,3 @@ def test_commands_break_between_words_lines_after_folders_and_the_interval_of_a_
     assert str(command("a.py --loss-parallel <x>")) == 'a.py <span class="name">--loss-parallel</span> &lt;x&gt;'
     assert str(command("-" * 50)) == "-" * 50
     assert str(source_line("a/<b>.py:7 (main)")) == "a/<wbr>&lt;b&gt;.py:7 (main)"
-    assert str(step_time("2.71 s (2.50 to 3.00)")) == '2.71 s <span class="interval">(2.50 to 3.00)</span>'
-    assert str(step_time("2.71 s")) == "2.71 s"

@@ -11,7 +11,10 @@ from rich.console import Console
 from fakedist.report.content.report_blocks import (
     Advice,
     Block,
+    Changes,
+    Chapter,
     Chart,
+    Details,
     Drawing,
     Fact,
     Facts,
@@ -20,8 +23,11 @@ from fakedist.report.content.report_blocks import (
     Report,
     Sheet,
     SheetColumn,
+    SheetRow,
     Verdict,
     bytes_column,
+    first_rows,
+    text_column,
     us_column,
 )
 from fakedist.report.page.bars import Bar, BarChart, Part
@@ -63,7 +69,7 @@ def test_a_table_is_cut_but_on_a_page() -> None:
     assert [row[0] for row in page.tables["rows-table"]] == ["n", "0", "1", "2", "3", "4"]
     assert "3 more" not in page.words
     short = Sheet("Rows", [SheetColumn("n", values=range(2))], most=2, rest="0 more")
-    assert short.shortened is short
+    assert short.shortened.remarks == []
 
 
 def test_details_are_on_a_page_alone() -> None:
@@ -89,13 +95,38 @@ def test_code_keeps_its_lines_and_ends_no_fence() -> None:
     assert report_markdown(report(block)) == "**It failed**\n\n```\nTraceback\n'''\n```\n"
 
 
-def test_advice_has_what_it_gives_and_its_command() -> None:
-    advice = Advice("Use expandable segments", "up to 2.00 GiB", "They grow.", "PYTORCH_ALLOC_CONF=...")
-    assert printed(advice) == [
-        "  up to 2.00 GiB: Use expandable segments", "    They grow.", "    PYTORCH_ALLOC_CONF=..."
-    ]  # fmt: skip
-    text = "- **up to 2.00 GiB**: Use expandable segments. They grow.\n  `PYTORCH_ALLOC_CONF=...`\n"
-    assert report_markdown(report(advice)) == text
+def test_changes_have_what_they_give_their_line_and_their_outcome() -> None:
+    advice = Advice("Use expandable segments", "up to 2.00 GiB", "They grow.", "less reserved", "a.py:7", ["then fits"])
+    block = Changes("What would help", [advice])
+    assert printed(block)[1:] == [
+        "What would help",
+        "  up to 2.00 GiB less reserved: Use expandable segments (a.py:7)",
+        "    then fits",
+        "    They grow.",
+    ]
+    text = "- **up to 2.00 GiB** less reserved: Use expandable segments (a.py:7); then fits; They grow.\n"
+    assert report_markdown(report(block)) == f"**What would help**\n\n{text}"
+    assert '<span class="gives">up to 2.00 GiB</span>' in report_page(report(block))
+
+
+def test_a_section_is_an_address_of_a_page_and_is_left_out_where_nothing_follows() -> None:
+    blocks = [Chapter("a", "A", "First"), Remark("one"), Chapter("b", "B", "Second"), Details(list), Chapter("c", "C")]
+    assert printed(*blocks) == ["  one"]
+    page = report_page(report(*blocks))
+    assert 'href="#a"' in page
+    assert 'href="#b"' not in page
+    assert 'href="#c"' not in page
+
+
+def test_small_rows_are_a_click_away_and_rows_inside_of_others_are_indented() -> None:
+    rows = [SheetRow(), SheetRow(is_inner=True), SheetRow(repeats=3), SheetRow(is_small=True)]
+    names = text_column("n", ["a", "b", "c", "d"])
+    sheet = Sheet("Rows", [names, text_column("x", list("1234"), is_detail=True)], rows=rows, small="1 is small")
+    assert printed(sheet)[1:] == ["Rows", "n", "a", "  b", "c x3", "  1 is small"]
+    page = report_page(report(sheet))
+    assert page.count("data-small hidden") == 1
+    assert 'aria-label="x3: show each"' in page
+    assert first_rows(sheet, 1).rows == rows[:2]
 
 
 def test_a_chart_is_drawn_for_a_page_alone() -> None:
@@ -124,7 +155,8 @@ def test_a_chart_is_drawn_for_a_page_alone() -> None:
         Items(HOSTILE, [HOSTILE]),
         Items(HOSTILE, [HOSTILE], is_code=True),
         Remark(HOSTILE, is_warning=True),
-        Advice(HOSTILE, HOSTILE, HOSTILE, HOSTILE),
+        Changes(HOSTILE, [Advice(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, [HOSTILE])]),
+        Verdict(HOSTILE, word=HOSTILE, tone="no"),
     ],
 )
 def test_text_stays_text(block: Block) -> None:

@@ -16,7 +16,9 @@ import pytest
 from rich.console import Console
 
 from fakedist.errors import RunDirectoryError
-from fakedist.report.text.run_report import SECTIONS, _advice_lines, render, render_short, run_markdown
+from fakedist.report.content.run import SECTIONS, _advice_lines, run_report
+from fakedist.report.render.markdown import report_markdown
+from fakedist.report.render.terminal import render
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.rundir import notes, time_notes
@@ -87,14 +89,14 @@ SHORT_CASES = [(make, width) for make in (crowded, timed) for width in (80, 100,
 def short(run: Path, width: int) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
     with chdir(run.parent):  # what has room depends on how long its path is
-        render_short(Path(run.name), console)
+        render(run_report(Path(run.name)), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 def text(run: Path, width: int = 160, *, all_layers: bool = False) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
-    render(run, all_layers=all_layers, console=console)
+    render(run_report(run, all_layers=all_layers, is_full=True), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().replace(str(run), "RUN")
 
@@ -214,14 +216,14 @@ def test_a_section_is_printed_alone_and_in_full(tmp_path: Path) -> None:
     headings = {}
     for section in SECTIONS:
         console = Console(file=io.StringIO(), width=160, color_system=None, force_terminal=False)
-        render(run, all_layers=False, console=console, section=section)
+        render(run_report(run, section=section), console)
         assert isinstance(console.file, io.StringIO)
         headings[section] = console.file.getvalue()
     assert "Time of step" in headings["time"]
     assert "Peak memory" not in headings["time"]
     assert "Peak memory" in headings["memory"]
     assert "Time by layer" not in headings["memory"]
-    assert "Notes" in headings["notes"]
+    assert "no figure is in doubt" in headings["notes"]
 
 
 def test_the_short_report_leaves_out_a_change_that_gives_nothing_by_itself(tmp_path: Path) -> None:
@@ -233,7 +235,7 @@ def test_the_short_report_leaves_out_a_change_that_gives_nothing_by_itself(tmp_p
 
 def test_the_section_of_findings_says_that_there_are_none(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=160, color_system=None, force_terminal=False)
-    render(HandMade().write(new_run(tmp_path / "run")), all_layers=False, console=console, section="findings")
+    render(run_report(HandMade().write(new_run(tmp_path / "run")), section="findings"), console)
     assert isinstance(console.file, io.StringIO)
     assert "no rule of docs/findings.md saw a fault in this run" in console.file.getvalue()
 
@@ -255,10 +257,10 @@ def test_what_shortens_the_step_comes_first_where_memory_has_room(
     advice = [Advice("checkpoint", "recompute", "", 64 * MIB, gives_low_bytes=64 * MIB)]
     changed = replace(summary, capacity_bytes=capacity, estimated_outside=None, time=time, advice=advice)
     write_manifest(run, replace(manifest, summary=changed))
-    shown, full, markdown = short(run, 120), text(run, 160), run_markdown(open_run(run))
+    shown, full, markdown = short(run, 120), text(run, 160), report_markdown(run_report(run))
     assert (shown.index("step -25.0%") < shown.index("less allocated: recompute")) is is_time_first
     assert (full.index("the step, estimated: limited") < full.index("less, estimated: recompute")) is is_time_first
-    assert (markdown.index("The step, estimated: lim") < markdown.index("less, estimated: recompute")) is is_time_first
+    assert (markdown.index("the step, estimated: lim") < markdown.index("less, estimated: recompute")) is is_time_first
 
 
 if __name__ == "__main__":

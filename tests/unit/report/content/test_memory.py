@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from fakedist.report.text.memory_sheets import engine_sheet, engine_sleep_sheet, line_sheet, named_phase_sheet
+from fakedist.report.content.memory import engine_sheet, engine_sleep_sheet, line_sheet, named_phase_sheet
 from fakedist.results.opening import open_run
 from fakedist.rundir.schema import CATEGORIES
 from fakedist.rundir.step_time import RangeTime
@@ -17,8 +17,9 @@ LLAMA, LOSS = "/usr/lib/python3/dist-packages/transformers/llama.py", "/usr/lib/
 
 
 def rows(made: HandMade, directory: Path) -> list[list[str]]:
-    sheet = line_sheet(open_run(built(made, directory / "run")), 5)
-    assert sheet is not None
+    whole = line_sheet(open_run(built(made, directory / "run")))
+    assert whole is not None
+    sheet = whole.shortened
     cells = zip(*(column.cells for column in sheet.columns), strict=True)
     return [[column.name for column in sheet.columns], *map(list, cells)]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fakedist.errors import RunDirectoryError
-from fakedist.report.text.run_report import summary_object
+from fakedist.report.content.run import run_object
 from fakedist.results.building import build_tables
 from fakedist.rundir import summary
 from fakedist.rundir.outcome import Ending
@@ -31,7 +31,7 @@ KEYS = [*fields(summary.Summary), "findings", "run_directory"]
 def test_keys_are_the_schemas_and_figures_add_up(
     tmp_path: Path, make: Callable[[Path], Path], all_layers: bool
 ) -> None:
-    found = summary_object(make(tmp_path / "run"), all_layers=all_layers)
+    found = run_object(make(tmp_path / "run"), all_layers=all_layers)
     assert list(found) == KEYS
     assert list(found["by_category"]) == list(CATEGORIES)
     assert sum(found["by_category"].values()) == found["peak_allocated_bytes"]
@@ -41,20 +41,20 @@ def test_keys_are_the_schemas_and_figures_add_up(
 
 
 def test_objects_inside_have_the_keys_that_the_schema_says(tmp_path: Path) -> None:
-    found = summary_object(out_of_memory(tmp_path / "oom"))
+    found = run_object(out_of_memory(tmp_path / "oom"))
     assert list(found["by_phase"][0]) == fields(summary.PhasePeak)
     assert list(found["layers"][0]) == fields(summary.LayerMemory)
     assert list(found["steps"][0]) == fields(summary.StepPeak)
     assert list(found["out_of_memory"]) == fields(summary.OutOfMemory)
     assert list(found["exit"]) == fields(Ending)
     assert list(found["largest_blocks"][0]) == TABLES["largest"].names
-    talking = summary_object(ended_well(tmp_path / "well"))
+    talking = run_object(ended_well(tmp_path / "well"))
     assert list(talking["collectives"][0]) == fields(summary.CollectiveTotal)
 
 
 def test_repeated_layers_are_folded_and_their_bytes_summed(tmp_path: Path) -> None:
     run = ended_well(tmp_path / "run")
-    folded = {layer["name"]: layer for layer in summary_object(run)["layers"]}
+    folded = {layer["name"]: layer for layer in run_object(run)["layers"]}
     assert list(folded) == ["(Transformer)", "embed", "layers", "layers.0-2", "layers.0-2.mlp"]
     expected: dict[str, Any] = {
         "name": "layers.0-2.mlp",
@@ -70,21 +70,21 @@ def test_repeated_layers_are_folded_and_their_bytes_summed(tmp_path: Path) -> No
         "most_total_bytes": 56 * MIB,
     }
     assert folded["layers.0-2.mlp"] == expected
-    apart = {layer["name"]: layer["num_repeats"] for layer in summary_object(run, all_layers=True)["layers"]}
+    apart = {layer["name"]: layer["num_repeats"] for layer in run_object(run, all_layers=True)["layers"]}
     assert apart["layers.1.mlp"] == 1
     assert "layers.0-2.mlp" not in apart
 
 
 def test_the_run_directory_is_absolute_and_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunDirectoryError, match=r"no run\.json"):
-        summary_object(tmp_path)
+        run_object(tmp_path)
     ended_well(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
-    assert summary_object(Path("run"))["run_directory"] == str((tmp_path / "run").resolve())
+    assert run_object(Path("run"))["run_directory"] == str((tmp_path / "run").resolve())
 
 
 def test_a_rank_that_wrote_nothing_has_every_key(tmp_path: Path) -> None:
     build_tables(wrote_nothing(tmp_path))
-    found = summary_object(tmp_path)
+    found = run_object(tmp_path)
     assert list(found) == KEYS
     assert found["largest_blocks"] == found["collectives"] == found["steps"] == found["layers"] == []

@@ -12,7 +12,7 @@ from fakedist.cost_model.hosts import HOSTS, REFERENCE
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.report.content.report_blocks import EMPTY_RANK, KEY, Sheet, SheetColumn
-from fakedist.report.text.wording import MFU_BASIS, clock_text, rate_of
+from fakedist.report.content.wording import MFU_BASIS, clock_text, rate_of
 from fakedist.results.verdict import lifting_option, limit_names, limit_text, relative_time, step_text, tied_limits
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.step_time import KernelSource, StepTime

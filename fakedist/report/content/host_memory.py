@@ -6,14 +6,23 @@ from collections.abc import Iterable, Sequence
 
 from fakedist.analysis.host_blocks import node_memory
 from fakedist.options import Job
-from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn, bytes_column
+from fakedist.report.content.report_blocks import (
+    KEY,
+    Block,
+    Chapter,
+    Fact,
+    Facts,
+    Remark,
+    Sheet,
+    SheetColumn,
+    bytes_column,
+)
 from fakedist.results.run import Run
 from fakedist.results.verdict import short_line
 from fakedist.rundir.host_memory import HostMemory, HostPhase, NodeMemory, Save
 from fakedist.rundir.notes import counted, listed
 from fakedist.units import format_bytes, format_us
 
-TITLE = "Host memory, measured"
 #: From here on a short report has it.
 _MUCH_BYTES = 32 << 30
 _NUM_LINES, _NUM_PHASES, _NUM_SAVES = 8, 12, 8
@@ -32,13 +41,13 @@ def node_text(node: NodeMemory) -> str:
     return f"{at}: at most, {most}; {format_bytes(node.low_bytes)} at least, as it may save alone"
 
 
-def short_figures(node: NodeMemory) -> list[tuple[str, str, str]]:
+def short_figures(node: NodeMemory) -> list[Fact]:
     """The node's need on one line, where it is much or where it was said what the node has."""
     if node.limit_bytes is None and node.high_bytes < _MUCH_BYTES:
         return []
     has = "" if node.limit_bytes is None else f" that has {format_bytes(node.limit_bytes)}"
     at = f"in step {node.step}, {node.phase}"
-    return [("host", format_bytes(node.high_bytes), f"{at}, for a node of {counted(node.num_ranks, 'rank')}{has}")]
+    return [Fact("host", format_bytes(node.high_bytes), f"{at}, for a node of {counted(node.num_ranks, 'rank')}{has}")]
 
 
 def node_remarks(runs: Iterable[Run]) -> list[str]:
@@ -60,27 +69,29 @@ def node_remarks(runs: Iterable[Run]) -> list[str]:
     return remarks
 
 
-def host_figures(memory: HostMemory) -> list[tuple[str, str, str]]:
+def host_figures(memory: HostMemory) -> list[Fact]:
     """The rank's peak, its node's, and what is not part of either."""
     peak, node = memory.peak, memory.node
     kinds = (("pageable", peak.pageable_bytes), ("pinned", peak.pinned_bytes), ("/dev/shm", peak.shared_bytes))
     parts = listed([f"{format_bytes(size)} {kind}" for kind, size in kinds if size])
-    rows = [("this rank", format_bytes(peak.peak_bytes), f"step {peak.step}, {peak.phase}: {parts}")]
+    rows = [Fact("this rank", format_bytes(peak.peak_bytes), f"step {peak.step}, {peak.phase}: {parts}")]
     if memory.pinned_used_bytes is not None and peak.pinned_bytes > memory.pinned_used_bytes:
         rest = format_bytes(peak.pinned_bytes - memory.pinned_used_bytes)
-        rows.append(("of it", rest, "in torch's cache of pinned memory, or added by its rounding to powers of two"))
-    rows.append((f"a node of {node.num_ranks}", format_bytes(node.high_bytes), node_text(node)))
+        rows.append(Fact("of it", rest, "in torch's cache of pinned memory, or added by its rounding to powers of two"))
+    rows.append(Fact(f"a node of {node.num_ranks}", format_bytes(node.high_bytes), node_text(node)))
     if node.limit_bytes is not None:
-        rows.append(("the node has", format_bytes(node.limit_bytes), limit_text(node)))
+        rows.append(Fact("the node has", format_bytes(node.limit_bytes), limit_text(node)))
     most = _most(memory.phases)
     if most.prefetched_bytes:
-        rows.append(("ahead, at most", format_bytes(most.prefetched_bytes), "batches that workers have in /dev/shm"))
+        rows.append(
+            Fact("ahead, at most", format_bytes(most.prefetched_bytes), "batches that workers have in /dev/shm")
+        )
     if most.mapped_bytes:
         own = f", {format_bytes(most.private_bytes)} of them its own where it writes" if most.private_bytes else ""
-        rows.append(("files in memory", format_bytes(most.mapped_bytes), f"pages that the kernel can drop{own}"))
+        rows.append(Fact("files in memory", format_bytes(most.mapped_bytes), f"pages that the kernel can drop{own}"))
     if most.other_bytes is not None:
         what = "of a rank: smaller tensors, Python's and NumPy's objects, libraries and this recording"
-        rows.append(("untracked, at most", format_bytes(most.other_bytes), what))
+        rows.append(Fact("untracked, at most", format_bytes(most.other_bytes), what))
     return rows
 
 
@@ -104,6 +115,16 @@ def _most(phases: Sequence[HostPhase]) -> HostPhase:
         private_bytes=max(phase.private_bytes for phase in phases),
         other_bytes=max(known, default=None),
     )
+
+
+def host_memory_blocks(memory: HostMemory, cwd: str) -> list[Block]:
+    """The host's memory of the rank and its node, by phase and line, and checkpoints."""
+    return [
+        Chapter("host-memory", "Host", "Host memory", "measured"),
+        Facts(host_figures(memory), "Host memory, measured"),
+        *map(Remark, memory.unknown),
+        *host_memory_sheets(memory, cwd),
+    ]
 
 
 def host_memory_sheets(memory: HostMemory, cwd: str) -> list[Sheet]:
@@ -184,10 +205,3 @@ def _takes(save: Save, rate: int, num_ranks: int) -> str:
         return "not known"
     least, most = (format_us(times * save.written_bytes / rate * 1e6) for times in (1, num_ranks))
     return least if least == most else f"{least} to {most}"
-
-
-def host_memory_section(memory: HostMemory | None, cwd: str) -> dict[str, object] | None:
-    """The page's panel: figures, and the tables."""
-    if memory is None:
-        return None
-    return {"figures": host_figures(memory), "sheets": host_memory_sheets(memory, cwd), "remarks": memory.unknown}

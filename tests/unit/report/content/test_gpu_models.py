@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from fakedist.cost_model.hosts import host_model
 from fakedist.gpu.models.catalogue import GPUS
-from fakedist.report.text.model_sheets import GpuStep, lifting, priced_objects, priced_sheet
+from fakedist.report.content.gpu_models import GpuStep, lifting, priced_objects, priced_sheet
 from fakedist.rundir.step_time import ClockSteadiness, KernelSource, StepLimit
 from tests.unit.results.compare.test_changed_times import step
 

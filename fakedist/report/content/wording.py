@@ -11,6 +11,8 @@ from pathlib import Path
 from fakedist.cost_model.accuracy import HELD_HOST_STEPS, HELD_STEPS
 from fakedist.cost_model.breakdown import PEAK_DTYPE
 from fakedist.options import Job
+from fakedist.report.content import report_blocks as blocks
+from fakedist.report.content.report_blocks import Fact
 from fakedist.results.run import Run
 from fakedist.results.verdict import communication_word, short_line, span_text, step_text, verdict
 from fakedist.rundir.directory import PAGE_NAME
@@ -46,12 +48,6 @@ def job_command(job: Job) -> str:
 def peak_moment(summary: Summary) -> str:
     """Step and phase of the peak; empty if they are unknown."""
     return f"step {summary.peak_step}, {summary.peak_phase}" if summary.peak_phase else ""
-
-
-def peaks_text(summary: Summary) -> str:
-    """Both peaks: "14.15 GiB allocated, 20.05 GiB reserved"."""
-    allocated, reserved = summary.peak_allocated_bytes, summary.peak_reserved_bytes
-    return f"{format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved"
 
 
 def command_line(command: list[str]) -> str:
@@ -113,20 +109,20 @@ _OF = {
 }
 
 
-def advice_text(advice: Advice, summary: Summary) -> dict[str, str]:
-    """A piece of advice in words: rule, title, text, gives, of, then (its outcome if the rank does not fit; price)."""
-    gives = _gives(advice)
+def advice_block(advice: Advice, run: Run) -> blocks.Advice:
+    """A piece of advice, with its outcome if the rank does not fit, and its price."""
+    summary = run.summary
     at_peak = " at the peak" if advice.of.startswith("peak_") else ""
-    of_peak = f"{_OF[advice.of]}{at_peak}{'' if gives_alone(advice) else ' by itself'}"
     then = _price(advice) if summary.fits else outcome_text(advice)
-    return {
-        "rule": advice.rule,
-        "title": advice.title,
-        "text": advice.text,
-        "gives": gives,
-        "of": of_peak,
-        "then": then,
-    }
+    return blocks.Advice(
+        advice.title,
+        _gives(advice),
+        advice.text,
+        of=f"{_OF[advice.of]}{at_peak}{'' if gives_alone(advice) else ' by itself'}",
+        line=short_line(advice.line, run.manifest.cwd).partition(" (")[0],
+        remarks=[then] if then else [],
+        rule=advice.rule,
+    )
 
 
 def gives_alone(advice: Advice) -> bool:
@@ -313,25 +309,36 @@ def unknown_time(time_us: float, num_unknown: int) -> str:
 MFU_BASIS = "model FLOPs, forward and backward, of the whole step's dense bf16 peak"
 
 
-def time_figures(time: StepTime, source: KernelSource) -> list[tuple[str, str, str]]:
-    """The step's time and its parts: name, figure, more."""
+def time_figures(time: StepTime, source: KernelSource) -> list[Fact]:
+    """The step's time and its parts."""
     step_us = time.step_us or 1.0
-    rows = [("step", step_text(time), step_remark(time, source))]
+    rows = [Fact("step", step_text(time), step_remark(time, source), key="step_time")]
     for name, us, more in (
         ("computes", time.busy_us, f"at least one stream{_copies_alone(time)}"),
         ("communicates", time.communication_us, f"while nothing computes; {communication_word(time)}"),
         ("host late", time.launch_gap_us, "the GPU waits for a launch"),
         ("waits", time.wait_us, "for anything else, or for an unknown reason"),
+        (
+            "generation",
+            time.generation_us,
+            "the step decodes, with sampling and waits between; part of the times above",
+        ),
     ):
         if us or name == "computes":
-            rows.append((name, format_us(us), f"{us / step_us:.1%}, {more}"))
-    if us := time.generation_us:
-        more = "the step decodes, with sampling and waits between; part of the times above"
-        rows.append(("generation", format_us(us), f"{us / step_us:.1%}, {more}"))
-    rows.append(("kernels", f"{time.num_kernels:,}", f"{format_us(time.kernel_us)} in total, without communication"))
-    if text := utilisation(time):
-        rows.append(("utilisation", *text))
+            rows.append(Fact(name, format_us(us), f"{us / step_us:.1%}, {more}"))
+    rows.append(
+        Fact("kernels", f"{time.num_kernels:,}", f"{format_us(time.kernel_us)} in total, without communication")
+    )
+    if (fraction := time.model_flops_utilisation) is not None and time.peaks is not None and time.flops:
+        peak, done = format_flops(time.peaks.flops[PEAK_DTYPE]), format_flops(time.model_flops)
+        basis = f"{done} of the model in the time it computes, of {peak}/s ({PEAK_DTYPE}, dense){_lacking(time)}"
+        rows.append(Fact("utilisation", f"{fraction:.1%}", basis))
     return [*rows, *throughput_figures(time)]
+
+
+def _lacking(time: StepTime) -> str:
+    num = time.num_lacking_flops
+    return f"; a lower bound: the FLOPs of {num:,} kernels are not known" if num else ""
 
 
 def _copies_alone(time: StepTime) -> str:
@@ -344,14 +351,8 @@ def _copies_alone(time: StepTime) -> str:
 _MUCH = 0.02
 
 
-def short_time_figures(time: StepTime, source: KernelSource) -> list[tuple[str, str, str]]:
-    """The step's time, MFU, and tokens or samples per second: name, figure, more."""
-    rows = [("step", step_text(time), step_remark(time, source))]
-    if (utilised := time.step_flops_utilisation) is not None and time.model_flops:
-        lacking = f"a lower bound: {time.num_lacking_flops:,} kernels lack FLOPs" if time.num_lacking_flops else ""
-        rows.append(("MFU", f"{utilised:.1%}", "; ".join(filter(None, (MFU_BASIS, lacking)))))
-    unit, rate = rate_of(time)
-    return [*rows, (unit, f"{rate:,.0f}", "per GPU if all ranks keep pace")] if rate else rows
+#: Figures of a step that are its answer.
+ANSWERS = ("step", "MFU", "tokens/s", "samples/s")
 
 
 def rate_of(time: StepTime) -> tuple[str, float]:
@@ -363,23 +364,20 @@ def rate_of(time: StepTime) -> tuple[str, float]:
 
 #: What exposed time does not say.
 EXPOSED = "Exposed: nothing computes then. It is not what a faster network would save: see what would help"
-_EVERY_RANK = "if every rank is as fast as this one"
 
 
-def throughput_figures(time: StepTime) -> list[tuple[str, str, str]]:
+def throughput_figures(time: StepTime) -> list[Fact]:
     """Model FLOPs utilisation of the whole step, and tokens or samples per second, as far as they are certain."""
     rows = []
     if time.step_flops_utilisation is not None and time.model_flops:
-        lacking = f"; a lower bound: {time.num_lacking_flops:,} kernels lack FLOPs" if time.num_lacking_flops else ""
-        rows.append(("MFU", f"{time.step_flops_utilisation:.1%}", f"{MFU_BASIS}{lacking}"))
+        rows.append(Fact("MFU", f"{time.step_flops_utilisation:.1%}", f"{MFU_BASIS}{_lacking(time)}"))
+    unit, rate = rate_of(time)
     if done := time.throughput:
-        more = f"per GPU, {_EVERY_RANK}: {done.tokens_per_step:,} tokens a step, {done.tokens_from}"
-        rows.append(("tokens/s", f"{done.tokens_per_s_per_gpu:,.0f}", more))
+        more = f"{done.tokens_per_step:,} tokens a step, {done.tokens_from}"
     elif read := time.sample_throughput:
-        shape = f" of {read.sample_shape}" if read.sample_shape else ""
-        more = f"per GPU, {_EVERY_RANK}: {read.samples_per_step:,} samples{shape} a step"
-        rows.append(("samples/s", f"{read.samples_per_s_per_gpu:,.0f}", more))
-    return rows
+        more = f"{read.samples_per_step:,} samples{f' of {read.sample_shape}' if read.sample_shape else ''} a step"
+    every = "per GPU, if every rank is as fast as this one"
+    return [*rows, *([Fact(unit, f"{rate:,.0f}", f"{every}: {more}")] if rate else [])]
 
 
 #: From this fraction on, a fall of the clock is not worth a word.
@@ -424,18 +422,6 @@ def _host_remark(host: HostTime) -> str:
     if host.clock is None or not (host.clock.is_recorded or host.clock.is_second_run):
         return ""
     return f"the host was measured in {'the recorded step' if host.clock.is_recorded else 'a second run'}"
-
-
-def utilisation(time: StepTime) -> tuple[str, str] | None:
-    """Model FLOPs utilisation of compute, and what it refers to; None if it is unknown."""
-    fraction = time.model_flops_utilisation
-    if fraction is None or time.peaks is None or not time.flops:
-        return None
-    peak = format_flops(time.peaks.flops[PEAK_DTYPE])
-    lacking = time.num_lacking_flops
-    least = f"; a lower bound: the FLOPs of {lacking:,} kernels are not known" if lacking else ""
-    basis = f"{format_flops(time.model_flops)} of the model in the time it computes, of {peak}/s ({PEAK_DTYPE}, dense)"
-    return f"{fraction:.1%}", basis + least
 
 
 def accuracy_text(source: KernelSource) -> str:

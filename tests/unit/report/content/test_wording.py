@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from fakedist.report.text.wording import note_texts, num_warnings, remedy_text
+from fakedist.report.content.wording import note_texts, num_warnings, remedy_text
 from fakedist.results.verdict import limit_text, limits_text, relative_time, short_line
 from fakedist.rundir.notes import Note
 from fakedist.rundir.step_time import GroupTime, PathPart, StepLimit, TimeGain

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fakedist.options import Job
-from fakedist.report.text.host_memory_sheets import host_figures, host_memory_sheets, node_remarks, short_figures
+from fakedist.report.content.host_memory import host_figures, host_memory_sheets, node_remarks, short_figures
 from fakedist.rundir import notes
 from fakedist.rundir.host_memory import HostLine, HostMemory, HostPhase, NodeMemory, Save
 
@@ -23,7 +23,7 @@ MEMORY = HostMemory(PEAK, [replace(PEAK, phase="forward", peak_bytes=GIB), PEAK]
 
 
 def test_figures_tell_the_rank_its_node_and_what_is_besides() -> None:
-    assert host_figures(MEMORY) == [
+    assert [(fact.name, fact.text, fact.more) for fact in host_figures(MEMORY)] == [
         ("this rank", "81.00 GiB", "step 2, save: 64.00 GiB pageable, 16.00 GiB pinned and 1.00 GiB /dev/shm"),
         ("of it", "4.00 GiB", "in torch's cache of pinned memory, or added by its rounding to powers of two"),
         (
@@ -50,7 +50,7 @@ def test_figures_tell_the_rank_its_node_and_what_is_besides() -> None:
     ],
 )
 def test_a_node_has_enough_or_too_little(low: int, high: int, text: str) -> None:
-    figures = {name: more for name, _, more in host_figures(replace(MEMORY, node=_node(low, high)))}
+    figures = {fact.name: fact.more for fact in host_figures(replace(MEMORY, node=_node(low, high)))}
     assert figures["the node has"] == text
 
 
@@ -79,8 +79,8 @@ def test_lines_and_phases_are_listed() -> None:
 
 
 def test_a_short_report_has_it_where_it_is_much_or_was_asked() -> None:
-    assert short_figures(NODE) == [("host", "648.00 GiB", "in step 2, save, for a node of 8 ranks that has 480.00 GiB")]
-    assert short_figures(replace(NODE, limit_bytes=None))[0][2] == "in step 2, save, for a node of 8 ranks"
+    assert short_figures(NODE)[0].more == "in step 2, save, for a node of 8 ranks that has 480.00 GiB"
+    assert short_figures(replace(NODE, limit_bytes=None))[0].more == "in step 2, save, for a node of 8 ranks"
     assert short_figures(replace(NODE, limit_bytes=None, high_bytes=31 * GIB)) == []
 
 

@@ -5,16 +5,16 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from rich.console import Console
 
 from fakedist.cost_model.accuracy import HELD_HOST_STEPS, HELD_STEPS
 from fakedist.errors import RunDirectoryError
-from fakedist.report.render.csv import table_csv
-from fakedist.report.text.run_report import run_markdown, summary_object
-from fakedist.report.text.time_sheets import priced_markdown, priced_object, render_priced
-from fakedist.report.text.wording import accuracy_text, short_kernel, step_remark, unknown_time
+from fakedist.report.content.run import run_object, run_report
+from fakedist.report.content.time import priced_report, table_rows
+from fakedist.report.content.wording import accuracy_text, short_kernel, step_remark, unknown_time
+from fakedist.report.render.markdown import report_markdown
+from fakedist.report.render.terminal import render
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
@@ -47,7 +47,7 @@ def test_a_notebook_gets_tables_that_add_up(run: Run) -> None:
 
 
 def test_the_json_object_says_all_of_it(run: Run) -> None:
-    found = json.loads(json.dumps(summary_object(run.path), allow_nan=False))
+    found = json.loads(json.dumps(run_object(run.path), allow_nan=False))
     assert found["kernels"]["source"] == "estimated"
     time = found["time"]
     assert [row["family"] for row in time["by_family"]] == ["gemm", "elementwise", "optimizer", "communication"]
@@ -57,20 +57,20 @@ def test_the_json_object_says_all_of_it(run: Run) -> None:
 
 
 def test_csv_has_the_rows_of_the_report_or_every_kernel(run: Run) -> None:
-    folded = pd.read_csv(io.StringIO(table_csv(run, "layer_times")))
+    folded = table_rows(run, "layer_times")
     assert folded[folded["name"] == "layers.0-2.mlp"]["total_us"].item() == 585
-    apart = pd.read_csv(io.StringIO(table_csv(run, "layer_times", all_layers=True)))
+    apart = table_rows(run, "layer_times", all_layers=True)
     assert "layers.1.mlp" in set(apart["name"])
-    assert len(pd.read_csv(io.StringIO(table_csv(run, "kernels")))) == 21
+    assert len(table_rows(run, "kernels")) == 21
 
 
 @pytest.mark.parametrize("make", [timed, measured])
 def test_markdown_says_where_every_table_is_from(tmp_path: Path, make: object) -> None:
-    text = run_markdown(open_run(make(tmp_path / "run")))  # type: ignore[operator]
+    text = report_markdown(run_report(make(tmp_path / "run")))  # type: ignore[operator]
     word = "estimated" if make is timed else "measured"
     for title in ("Time by layer", "Time by family of kernels", "Kernels that take the most time"):
         assert f"<summary>{title}, {word}" in text
-    assert f"**Time of step 3**, {word} by " in text
+    assert f"**Time of step 3, {word} by " in text
     assert ("duration is not known" in text) == (make is timed)
 
 
@@ -138,7 +138,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def text_of(run: Run) -> str:
     text = io.StringIO()
-    render_priced(run, Console(file=text, width=160), all_layers=False)
+    render(priced_report(run, {}), Console(file=text, width=160))
     return text.getvalue()
 
 
@@ -149,10 +149,10 @@ def test_a_step_priced_for_another_gpu_has_the_same_facts_in_every_form(launched
     assert "priced for NVIDIA B200, run for NVIDIA H100 80GB HBM3; its memory" in text
     for title in ("Time of step 2, estimated", "Time by layer", "Time by family", "Kernels that take the most time"):
         assert title in text
-    markdown = priced_markdown(priced, all_layers=False)
+    markdown = report_markdown(priced_report(priced, {}))
     assert "- GPU: priced for NVIDIA B200, run for" in markdown
     assert "<summary>Time by layer, estimated, with children</summary>" in markdown
-    assert priced_object(priced) == {
+    assert priced_report(priced, {}).data() == {
         "run_directory": str(launched.path),
         "kernels": to_plain(priced.summary.kernels),
         "time": to_plain(priced.summary.time),
@@ -165,4 +165,4 @@ def test_a_run_without_times_is_an_error(tmp_path: Path) -> None:
     run = made.write(new_run_directory(tmp_path / "run"))
     build_tables(run)
     with pytest.raises(RunDirectoryError, match="has no times"):
-        priced_object(open_run(run))
+        priced_report(open_run(run), {})

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.report.text.host_sheets import host_sheets
-from fakedist.report.text.time_sheets import gain_sheet
-from fakedist.report.text.wording import collector_text
+from fakedist.report.content.time import gain_sheet, host_sheets
+from fakedist.report.content.wording import collector_text
 from fakedist.results.opening import open_run
 from fakedist.results.verdict import limit_text
 from fakedist.rundir.directory import TABLES_NAME

@@ -1,1 +1,0 @@
-"""A run as text: for a terminal, as Markdown, CSV and JSON."""
