@@ -455,7 +455,7 @@ def _later_assertion(x: Any) -> None:
 
 
 def _compares_with_either(x: Any) -> None:
-    assert x.any().item() is (True if x.value is True else False)  # noqa: SIM210
+    assert x.any().item() is [x.value].pop()
 
 
 def _another_loop(x: Any) -> None:
