@@ -46,8 +46,7 @@ _GROWS = frozenset({"append", "add", "extend", "insert", "update", "appendleft"}
 
 #: Names of functions of Python alone; what others give is not known.
 _PURE: frozenset[object] = frozenset(
-    (bool, int, float, abs, round, min, max, sum, len, operator.not_)
-    + (math.isnan, math.isfinite, math.isinf, math.isclose)
+    [bool, int, float, abs, round, min, max, sum, len, operator.not_, math.isnan, math.isfinite, math.isinf]
 )
 #: The truth values that these read are not what they give.
 _OTHERWISE = (min, max, sum, sorted, filter, map, len)
@@ -411,7 +410,7 @@ class _Walk:
             if callee is not None and (entered := self._entering(callee, function, arguments, point)) is not None:
                 return entered
             if callee is not None and callee.path[-1] in _GROWS and len(callee.path) > 1:
-                variables = _assigned(variables, ".".join(callee.path[:-1]), _Listed((None,)))
+                variables = _assigned(variables, ".".join(callee.path[:-1]), _Current(True, frozenset()))
             result = _called(function, arguments) or self._measured(callee, arguments, point)
             after = (*after[:-1], result)
         elif name == "BINARY_SUBSCR":
@@ -420,7 +419,8 @@ class _Walk:
             is_given = any(isinstance(value, _Given) for value in stack[-2:])
             self.is_compared |= name == "COMPARE_OP" and is_given and None in map(_known, stack[-2:])
             if name == "COMPARE_OP" and is_given:
-                self.numbers += [value.value for value in map(_known, stack[-2:]) if _is_number(value)]
+                constants = [value.value for value in stack[-2:] if isinstance(value, Constant)]
+                self.numbers += [value for value in constants if isinstance(value, (int, float))]
             stack = (*stack[:-1], self._settled(stack[-1], point))
             after = (*after[:-1], _result(instruction.opname, instruction.argrepr, instruction.arg, stack, after[-1]))
         return _Point(point.frame, paths.after[point.index][0], after, variables)
@@ -512,10 +512,6 @@ def _object(name: Name, frame: FrameType | _Entered, find_local: FindLocal) -> o
 def _value_now(value: object) -> object:
     """A plain value, or the length of a container."""
     return len(value) if isinstance(value, _CONTAINERS) else value if type(value) in _PLAIN else None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Constant) and type(value.value) in (int, float)
 
 
 def _is_paused(code: CodeType) -> bool:
@@ -611,8 +607,8 @@ def _result(name: str, sign: str, arg: int | None, stack: Stack, otherwise: obje
     """The value that an instruction of those leaves on top of the stack."""
     if name in ("BUILD_LIST", "BUILD_TUPLE", "BUILD_SET") and arg:
         return _Listed(stack[-arg:])
-    if name in ("TO_BOOL", "UNARY_NOT") and isinstance(_top(stack), _Listed):
-        return stack[-1] if name == "TO_BOOL" else _Given(not stack[-1].items)
+    if name in ("TO_BOOL", "UNARY_NOT") and isinstance(listed := _top(stack), _Listed):
+        return listed if name == "TO_BOOL" else _Given(not listed.items)
     if name in ("TO_BOOL", "UNARY_NOT", "UNARY_NEGATIVE"):
         unary = {"TO_BOOL": bool, "UNARY_NOT": operator.not_}.get(name, operator.neg)
         return _applied(unary, stack[-1:])
@@ -636,7 +632,7 @@ def _called(callee: object, arguments: Sequence[object]) -> object:
     if isinstance(callee, type) and issubclass(callee, BaseException):
         return _Listed((None,))  # as true as a list of something
     if len(arguments) == 1 and isinstance(arguments[0], _Listed):
-        return _Current(len(arguments[0].items), frozenset()) if callee is len else _reduced(callee, arguments[0])
+        return _Given(len(arguments[0].items)) if callee is len else _reduced(callee, arguments[0])
     try:
         return _applied(callee, arguments) if arguments and callee in _PURE else None
     except TypeError:  # not hashable
