@@ -281,8 +281,7 @@ class _Walk:
         if name == "CONTAINS_OP" and paths.instructions[index].arg and isinstance(value, _Given):
             value = _Given(not value.value)
         if name.startswith("CALL"):
-            callee = self._callee(paths, index, stack)
-            value = self._through(None if callee is None else self._object(callee, frame), value)
+            value = self._through(self._called_object(self._callee(paths, index, stack), frame), value)
         if paths.instructions[index + 1].opname == "POP_TOP":
             return None  # nothing uses it
         after = paths.step(index, stack, is_jump=False)
@@ -402,17 +401,19 @@ class _Walk:
             after = (*stack[:-1], *_unpacked(_top(stack), instruction.arg or 0))
         elif name.startswith("CALL"):
             callee = self._callee(paths, point.index, stack)
-            function = None if callee is None else self._object(callee, point.frame)
+            function = self._called_object(callee, point.frame)
             if _never_returns(function):
                 return None
             passed = stack[len(after) + 1 :] if name == "CALL" else ()
             arguments = tuple(self._settled(value, point) for value in passed)
-            if callee is not None and (entered := self._entering(callee, function, arguments, point)) is not None:
+            if (entered := self._entering(callee, function, arguments, point)) is not None:
                 return entered
-            if callee is not None and callee.path[-1] in _GROWS and len(callee.path) > 1:
+            if isinstance(callee, Name) and callee.path[-1] in _GROWS and len(callee.path) > 1:
                 variables = _assigned(variables, ".".join(callee.path[:-1]), _Current(True, frozenset()))
             result = _called(function, arguments) or self._measured(callee, arguments, point)
             after = (*after[:-1], result)
+        elif name.startswith("IMPORT_"):
+            after = (*after[:-1], _imported(name, instruction.argval, _top(stack)))
         elif name == "BINARY_SUBSCR":
             after = (*after[:-1], self._item(instruction, point))
         elif after and name in _RESULTS:
@@ -454,9 +455,9 @@ class _Walk:
             return items[index.value] if -len(items) <= index.value < len(items) else None
         return _applied(operator.getitem, (container, index))
 
-    def _measured(self, name: Name | None, arguments: Sequence[object], point: _Point) -> object:
+    def _measured(self, name: object, arguments: Sequence[object], point: _Point) -> object:
         """A size that C code knows: ``len(x)``, ``x.shape``, ``x.numel()``; None if it is something else."""
-        if name is None or not all(isinstance(value, Constant) for value in arguments):
+        if not isinstance(name, Name) or not all(isinstance(value, Constant) for value in arguments):
             return None
         if name.path == ("len",):
             return arguments[0] if len(arguments) == 1 and isinstance(arguments[0], _Current) else None
@@ -466,7 +467,7 @@ class _Walk:
             return Constant(getattr(owner, name.path[-1]))
         return _applied(getattr(owner, name.path[-1]), arguments) if isinstance(member, MethodDescriptorType) else None
 
-    def _entering(self, callee: Name, function: object, arguments: Sequence[object], point: _Point) -> _Point | None:
+    def _entering(self, callee: object, function: object, arguments: Sequence[object], point: _Point) -> _Point | None:
         """The first instruction of a function of Python that gets the value; None if it cannot be followed."""
         depth = point.frame.depth + 1 if isinstance(point.frame, _Entered) else 0
         if not isinstance(function, FunctionType) or depth >= _MOST_ENTERED or _is_paused(function.__code__):
@@ -474,8 +475,10 @@ class _Walk:
         if not any(isinstance(value, _Given) for value in arguments):
             return None
         code = function.__code__
-        owner = None if len(callee.path) == 1 else self._object(replace(callee, path=callee.path[:-1]), point.frame)
-        is_bound = len(callee.path) > 1 and not isinstance(owner, (ModuleType, type))
+        is_bound = isinstance(callee, Name) and len(callee.path) > 1
+        if isinstance(callee, Name) and is_bound:
+            owner = self._object(replace(callee, path=callee.path[:-1]), point.frame)
+            is_bound = not isinstance(owner, (ModuleType, type))
         defaults = function.__defaults__ or ()
         names = code.co_varnames[: code.co_argcount]
         given = dict(zip(names[int(is_bound) :], arguments, strict=False))
@@ -485,10 +488,16 @@ class _Walk:
         self._entered.append(frame)
         return _Point(frame, 0, (), {**variables, **given})
 
-    def _callee(self, paths: CodePaths, index: int, stack: Stack) -> Name | None:
+    def _callee(self, paths: CodePaths, index: int, stack: Stack) -> object:
+        """The callee of a call as the source names it, or as it was imported; None if that is not known."""
         taken = paths.step(index, stack, is_jump=False)
         both = stack[max(len(taken) - 1, 0) :][:2]  # with a NULL, in front of it or behind it
-        return next((each for each in reversed(both) if isinstance(each, Name)), None)
+        return next((each for each in reversed(both) if isinstance(each, (Name, Constant))), None)
+
+    def _called_object(self, callee: object, frame: FrameType | _Entered) -> object:
+        if isinstance(callee, Constant):
+            return callee.value
+        return self._object(callee, frame) if isinstance(callee, Name) else None
 
     def _object(self, name: Name, frame: FrameType | _Entered) -> object:
         return _object(name, frame, self._find_local)
@@ -512,6 +521,15 @@ def _object(name: Name, frame: FrameType | _Entered, find_local: FindLocal) -> o
 def _value_now(value: object) -> object:
     """A plain value, or the length of a container."""
     return len(value) if isinstance(value, _CONTAINERS) else value if type(value) in _PLAIN else None
+
+
+def _imported(name: str, argval: object, module: object) -> object:
+    """A module, or one of its objects; None if it has not been imported."""
+    if name == "IMPORT_NAME":
+        value = sys.modules.get(str(argval))
+    else:
+        value = vars(module.value).get(str(argval)) if isinstance(module, Constant) else None
+    return None if value is None else Constant(value)
 
 
 def _is_paused(code: CodeType) -> bool:

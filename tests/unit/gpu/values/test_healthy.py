@@ -10,6 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -305,6 +306,17 @@ def _checked(x: Any) -> None:
     _check(not x.any(), lambda: "bad")
 
 
+_checks = ModuleType("fakedist_test_checks")
+vars(_checks)["check"] = _check
+sys.modules[_checks.__name__] = _checks
+
+
+def _checked_by_an_import(x: Any) -> None:
+    from fakedist_test_checks import check  # type: ignore[import-not-found]
+
+    check(not x.any())
+
+
 def _one_of(x: Any) -> None:
     assert x.any().item() in (False, None)
 
@@ -325,7 +337,7 @@ _NONE_MAY_HOLD: list[Callable[..., None]] = [
     _assertion_with_text, _raise_by_kind, _raise_if_strict, _either, _by_flag, _by_text, _accumulated,
     _helper_with_branch, _any_item, _in_a_loop, _fails_elsewhere, _exits, _is_false, _matches, _method,
     _attribute, _item, _collected, _counted, _filtered, _named, _unpacked, _kept_error, _checked, _one_of,
-    _raise_if_global,
+    _raise_if_global, _checked_by_an_import,
 ]  # fmt: skip
 
 
