@@ -373,14 +373,11 @@ class _Walk:
             return None  # a generator that ends, or a coroutine that waits
         value = Constant(instruction.argval) if instruction.opname == "RETURN_CONST" else _top(point.stack)
         if isinstance(point.frame, _Entered):
-            if is_decided and isinstance(value, Constant):
-                value = _Given(value.value)
+            value = _answered(value, is_decided=is_decided)
             caller = point.frame.caller
             after = paths_of(caller.frame.f_code).step(caller.index, caller.stack, is_jump=False)
             return _Point(caller.frame, caller.index + 1, (*after[:-1], value), caller.variables)
-        if is_decided and isinstance(value, Constant):
-            value = _Given(value.value)  # another answer may have returned another
-        return self._resumed(point.frame.f_back, value if isinstance(value, (_Given, Constant, _Listed)) else None)
+        return self._resumed(point.frame.f_back, _answered(value, is_decided=is_decided))
 
     def _next(self, point: _Point, paths: CodePaths) -> _Point | None:
         """The point after an instruction that only one follows; None if it ends the process or raises."""
@@ -422,7 +419,8 @@ class _Walk:
             if name == "COMPARE_OP" and is_given:
                 constants = [value.value for value in stack[-2:] if isinstance(value, Constant)]
                 self.numbers += [value for value in constants if isinstance(value, (int, float))]
-            stack = (*stack[:-1], self._settled(stack[-1], point))
+            if name in ("TO_BOOL", "UNARY_NOT"):
+                stack = (*stack[:-1], self._settled(stack[-1], point))
             after = (*after[:-1], _result(instruction.opname, instruction.argrepr, instruction.arg, stack, after[-1]))
         return _Point(point.frame, paths.after[point.index][0], after, variables)
 
@@ -430,7 +428,8 @@ class _Walk:
         """A variable or an attribute: the walk's, the one that is there now if it is plain, or its name."""
         if not isinstance(value, Name):
             return value
-        return point.variables.get(".".join(value.path), None) or self._current(value, point, _PLAIN)
+        place = ".".join(value.path)
+        return point.variables[place] if place in point.variables else self._current(value, point, _PLAIN)
 
     def _settled(self, value: object, point: _Point) -> object:
         """A value that is tested: of a container, its length."""
@@ -481,7 +480,8 @@ class _Walk:
             is_bound = not isinstance(owner, (ModuleType, type))
         defaults = function.__defaults__ or ()
         names = code.co_varnames[: code.co_argcount]
-        given = dict(zip(names[int(is_bound) :], arguments, strict=False))
+        passed = [None if isinstance(value, Name) else value for value in arguments]  # a name of another function's
+        given = dict(zip(names[int(is_bound) :], passed, strict=False))
         usual = zip(names[::-1], defaults[::-1], strict=False)
         variables = {name: Constant(value) for name, value in usual if type(value) in _PLAIN}
         frame = _Entered(code, function.__globals__, point, depth)
@@ -521,6 +521,13 @@ def _object(name: Name, frame: FrameType | _Entered, find_local: FindLocal) -> o
 def _value_now(value: object) -> object:
     """A plain value, or the length of a container."""
     return len(value) if isinstance(value, _CONTAINERS) else value if type(value) in _PLAIN else None
+
+
+def _answered(value: object, *, is_decided: bool) -> object:
+    """A function's result as its caller gets it; None if it is not known."""
+    if is_decided and isinstance(value, Constant):
+        return _Given(value.value)  # another answer may have returned another
+    return value if isinstance(value, (_Given, Constant, _Listed)) else None
 
 
 def _imported(name: str, argval: object, module: object) -> object:
