@@ -36,7 +36,7 @@ _MOST_KEPT = 4_096
 
 #: The functions around an instruction that a walk has entered.
 _MOST_ENTERED = 4
-#: How often the outlook of a read is found anew because variables have changed.
+#: How often the outlook of a read is found anew because variables have changed. Then they may have any value.
 _MOST_CHANGES = 32
 #: Variables of these are followed by value.
 _PLAIN = (bool, int, float, str)
@@ -135,14 +135,15 @@ class Healthy:
         is_truth = isinstance(answer, bool)
         key = (where, answer if is_truth else None)
         kept = self._kept.get(key)
-        if kept is not None and (kept.times > _MOST_CHANGES or self._is_as_before(frame, kept.used)):
+        if kept is not None and self._is_as_before(frame, kept.used):
             return kept.outlook if is_truth else replace(kept.outlook, answer=answer)
-        used: dict[tuple[int, Name], object] = {}
+        times = 1 if kept is None else kept.times + 1
+        used: dict[tuple[int, Name], object] | None = {} if times <= _MOST_CHANGES else None
         outlook = self._found(frame, answer, used)
         if is_truth or not outlook.is_tested:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
-            self._kept[key] = _Kept(outlook, used, 1 if kept is None else kept.times + 1)
+            self._kept[key] = _Kept(outlook, used or {}, times)
         return outlook
 
     def _is_as_before(self, frame: FrameType, used: Mapping[tuple[int, Name], object]) -> bool:
@@ -150,7 +151,8 @@ class Healthy:
         now = {key: _value_now(_object(key[1], frames[key[0]], self._find_local)) for key in used}
         return now == used
 
-    def _found(self, frame: FrameType, answer: Number, used: dict[tuple[int, Name], object]) -> Outlook:
+    def _found(self, frame: FrameType, answer: Number, used: dict[tuple[int, Name], object] | None) -> Outlook:
+        """The outlook, and in ``used`` the variables that decided; with None, no variable has a known value."""
         first = _Walk(frame, answer, self._find_local, used)
         verdict = first.verdict()
         if not first.ways and not first.is_compared:
@@ -234,7 +236,7 @@ class _Walk:
     """Follows the code after a read that gives ``answer``."""
 
     def __init__(
-        self, frame: FrameType, answer: Number, find_local: FindLocal, used: dict[tuple[int, Name], object]
+        self, frame: FrameType, answer: Number, find_local: FindLocal, used: dict[tuple[int, Name], object] | None
     ) -> None:
         #: Where the value was tested, and the ways that followed.
         self.ways: list[tuple[CodeType, int, int]] = []
@@ -325,7 +327,7 @@ class _Walk:
             is_current = isinstance(condition, _Current)
             if is_current and any(paths.stays(point.index, way) for way in paths.after[point.index]):
                 condition = None  # a loop's counter has another value in another round
-            if isinstance(condition, _Current):
+            if isinstance(condition, _Current) and self._used is not None:
                 self._used.update({(depth, name): self._value_of(depth, name) for depth, name in condition.names})
             if (way := _chosen(paths, point.index, condition)) is None:
                 return self._fork(point, paths, decided, left)
@@ -436,7 +438,7 @@ class _Walk:
         return self._current(value, point, _CONTAINERS) if isinstance(value, Name) else value
 
     def _current(self, name: Name, point: _Point, kinds: tuple[type, ...]) -> object:
-        found = self._object(name, point.frame)
+        found = None if self._used is None else self._object(name, point.frame)
         if type(found) not in kinds:
             return name
         depth = self._depths.get(id(point.frame))

@@ -588,6 +588,15 @@ def _draws_until_enough(x: Any) -> None:
         kept.append(2)
 
 
+def _changed_since(x: Any) -> None:
+    is_bad = False
+    if x.any():
+        sys.argv.count("")
+    is_bad = [not is_bad, False].pop()
+    if is_bad:
+        raise ValueError
+
+
 def _another_loop(x: Any) -> None:
     if x.any():
         return
@@ -611,6 +620,7 @@ def _always_raises(x: Any) -> None:
         _later_assertion,
         _compares_with_either,
         _draws_until_enough,
+        _changed_since,
         _another_loop,
         _always_raises,
     ],
@@ -632,6 +642,16 @@ def test_an_answer_changes_with_the_variables_that_decide() -> None:
         return is_bad
 
     assert [run(Tensor(True), strict) for strict in (False, True, False)] == [True, False, True]
+
+
+def test_what_changes_at_each_read_may_have_any_value() -> None:
+    def run(x: Any, step: int, last: int) -> None:
+        is_bad = bool(x.any())
+        if step == last and is_bad:
+            raise ValueError
+
+    for step in range(50):
+        run(Tensor(True), step, 49)
 
 
 def test_a_number_that_is_logged_is_not_tested() -> None:
