@@ -427,7 +427,7 @@ class _Walk:
         return _Point(point.frame, paths.after[point.index][0], after, variables)
 
     def _loaded(self, value: object, point: _Point) -> object:
-        """A variable or an attribute: the walk's, the one that is there now if it is plain, or its name."""
+        """A variable or an attribute: of the walk, else its present value if that is plain, else its name."""
         if not isinstance(value, Name):
             return value
         place = ".".join(value.path)
