@@ -36,7 +36,7 @@ from fakedist.patch import patched, present
 from fakedist.rundir.rows import HolderRow
 
 #: Of the text, for the keys of caches.
-VERSION = 4
+VERSION = 5
 #: The most operations, and the most elements of a float tensor, that are worth it.
 _MOST_NODES, _FLOATS = 4_000, 65_536
 #: The operation of a node that stands for a tensor of at most so many elements, which is part of the graph.
@@ -149,6 +149,7 @@ class _GraphReader:
         text = self._text(node)
         if first is not None and (writes or _may_view(target)):
             self._roots[node] = self._roots.get(first, first)
+        self._lost.update(self._roots.get(value, value) for value in _written_by_triton(node))
         if writes:
             written = [value for value in node.all_input_nodes if text is None or value is first]
             for value in written:
@@ -170,6 +171,20 @@ class _GraphReader:
         if any(value is _UNKNOWN for value in (*args, *kwargs.values())):
             return None
         return (node.name, name, args, kwargs)
+
+
+def _written_by_triton(node: fx.Node) -> list[fx.Node]:
+    """The tensors that a Triton kernel of the script's writes, as torch reads them from Triton's IR."""
+    if not isinstance(node.target, HigherOrderOperator) or node.target.name() != "triton_kernel_wrapper_mutation":
+        return []
+    from torch._higher_order_ops import triton_kernel_wrap
+
+    find: Callable[..., Sequence[str]] = present(triton_kernel_wrap, "get_mutated_tensors")
+    call, given = node.kwargs, node.kwargs["kwargs"]
+    assert isinstance(given, Mapping)
+    like = {name: value.meta.get("val") if isinstance(value, fx.Node) else value for name, value in given.items()}
+    written = find(call["kernel_idx"], call["constant_args_idx"], like, call["tma_descriptor_metadata"])
+    return [value for name in written if isinstance(value := given[name], fx.Node)]
 
 
 def _is_dispatched(buffer: object) -> bool:

@@ -39,6 +39,8 @@ _POPS: tuple[str, ...] = (
     "END_FOR",
     "JUMP_IF_",
     "LIST_APPEND",
+    "SET_ADD",
+    "MAP_ADD",
     "STORE_FAST",
     "STORE_NAME",
     "STORE_GLOBAL",
@@ -65,6 +67,9 @@ class Constant:
 
     value: object
 
+
+#: A container that is made empty.
+EMPTY = Constant(())
 
 #: What is known of each value on the stack, the topmost last.
 Stack = tuple[object, ...]
@@ -141,6 +146,8 @@ class CodePaths:
             return tuple(changed)
         if name in _KEEPS or name in _JUMPS:
             return stack
+        if name in ("BUILD_LIST", "BUILD_MAP", "BUILD_SET") and not arg:
+            return (*stack, EMPTY)
         effect = dis.stack_effect(instruction.opcode, instruction.arg, jump=is_jump)
         if name == "CALL":
             effect = -1 - arg
@@ -209,7 +216,10 @@ class CodePaths:
         return frozenset(
             other
             for other, candidate in enumerate(self.instructions)
-            if candidate.positions == position and self.target(other) is not None and len(self.after[other]) > 1
+            if candidate.positions == position
+            and candidate.opname not in _ENDING
+            and self.target(other) is not None
+            and len(self.after[other]) > 1
         )
 
     def begin(self, index: int) -> tuple[int, int]:

@@ -1,22 +1,24 @@
 """Finds the answer that a healthy job would give where its code tests a value that no kernel computed.
 
 From the instruction that reads the value, the code is followed with each answer that it may have: through variables,
-comparisons, and the returns to the functions that called. An answer after which every way raises, or ends the process,
+attributes, comparisons, the functions that get it, and the returns to those that called. Other variables have the
+values that they have now. An answer after which every way raises, or ends the process,
 is not a healthy job's. Neither is one that leads around a loop whose other way leaves it.
 """
 
 from __future__ import annotations
 
 import builtins
+import dis
 import enum
 import inspect
 import math
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, GetSetDescriptorType, MethodDescriptorType, ModuleType
 
 from fakedist.gpu.values.code_paths import RAISES, RETURNS, CodePaths, Constant, Name, Stack, paths_of
 
@@ -32,9 +34,19 @@ _EVEN_LARGER = (-1, 100, -100, 1e4, -1e4, 1e6, -1e6, 1e-3, 1e-6)
 _MOST_NUMBERS = 8
 _MOST_KEPT = 4_096
 
+#: The functions around an instruction that a walk has entered.
+_MOST_ENTERED = 4
+#: How often the outlook of a read is found anew because variables have changed. Then they may have any value.
+_MOST_CHANGES = 32
+#: Variables of these are followed by value.
+_PLAIN = (bool, int, float, str)
+_CONTAINERS = (list, dict, set, tuple)
+_SIZES = frozenset({"shape", "ndim", "nbytes", "size", "numel", "dim"})
+_GROWS = frozenset({"append", "add", "extend", "insert", "update", "appendleft"})
+
 #: Names of functions of Python alone; what others give is not known.
 _PURE: frozenset[object] = frozenset(
-    (bool, int, float, abs, round, min, max, sum, len, math.isnan, math.isfinite, math.isinf, operator.not_)
+    [bool, int, float, abs, round, min, max, sum, len, operator.not_, math.isnan, math.isfinite, math.isinf]
 )
 #: The truth values that these read are not what they give.
 _OTHERWISE = (min, max, sum, sorted, filter, map, len)
@@ -84,6 +96,13 @@ class _Given:
 
 
 @dataclass(frozen=True)
+class _Current(Constant):
+    """A value that follows from variables that the read does not change, by how far out their functions are."""
+
+    names: frozenset[tuple[int, Name]]
+
+
+@dataclass(frozen=True)
 class _Listed:
     """A list, some of whose elements are known."""
 
@@ -94,35 +113,53 @@ class _Listed:
 FindLocal = Callable[[FrameType, str], object]
 
 
+@dataclass
+class _Kept:
+    """An outlook, and the variables with whose values it was found."""
+
+    outlook: Outlook
+    used: dict[tuple[int, Name], object]
+    times: int
+
+
 class Healthy:
     """Finds healthy answers, and keeps those of truth values by where they were read."""
 
     def __init__(self, find_local: FindLocal) -> None:
         self._find_local = find_local
-        self._kept: dict[tuple[object, ...], Outlook] = {}
+        self._kept: dict[tuple[object, ...], _Kept] = {}
 
     def outlook(self, frame: FrameType, answer: Number) -> Outlook:
         """Return what a read should give in a frame that is at the reading instruction."""
         where = _whereabouts(frame)
         is_truth = isinstance(answer, bool)
         key = (where, answer if is_truth else None)
-        if (kept := self._kept.get(key)) is not None:
-            return kept if is_truth else replace(kept, answer=answer)
-        outlook = self._found(frame, answer)
+        kept = self._kept.get(key)
+        if kept is not None and self._is_as_before(frame, kept.used):
+            return kept.outlook if is_truth else replace(kept.outlook, answer=answer)
+        times = 1 if kept is None else kept.times + 1
+        used: dict[tuple[int, Name], object] | None = {} if times <= _MOST_CHANGES else None
+        outlook = self._found(frame, answer, used)
         if is_truth or not outlook.is_tested:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
-            self._kept[key] = outlook
+            self._kept[key] = _Kept(outlook, used or {}, times)
         return outlook
 
-    def _found(self, frame: FrameType, answer: Number) -> Outlook:
-        first = _Walk(frame, answer, self._find_local)
+    def _is_as_before(self, frame: FrameType, used: Mapping[tuple[int, Name], object]) -> bool:
+        frames = _callers(frame)
+        now = {key: _value_now(_object(key[1], frames[key[0]], self._find_local)) for key in used}
+        return now == used
+
+    def _found(self, frame: FrameType, answer: Number, used: dict[tuple[int, Name], object] | None) -> Outlook:
+        """The outlook, and in ``used`` the variables that decided; with None, no variable has a known value."""
+        first = _Walk(frame, answer, self._find_local, used)
         verdict = first.verdict()
         if not first.ways and not first.is_compared:
             return Outlook(answer, Health.FINE, is_tested=False)
         best, avoided, is_tested = answer, verdict, first.is_compared
-        for other in [not answer] if isinstance(answer, bool) else _others(frame, answer):
-            walk = _Walk(frame, other, self._find_local)
+        for other in [not answer] if isinstance(answer, bool) else _others(frame, answer, first.numbers):
+            walk = _Walk(frame, other, self._find_local, used)
             of_other = walk.verdict()
             is_tested |= walk.ways != first.ways
             avoided = max(avoided, of_other)
@@ -139,9 +176,17 @@ def _whereabouts(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
     return tuple(callers)
 
 
-def _others(frame: FrameType, answer: Number) -> list[Number]:
-    """Other numbers that a read could give: simple ones, and those next to the numbers in the code."""
-    numbers: list[Number] = []
+def _callers(frame: FrameType | None) -> list[FrameType]:
+    frames: list[FrameType] = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _others(frame: FrameType, answer: Number, compared: Iterable[Number]) -> list[Number]:
+    """Other numbers that a read could give: simple ones, and those next to what it is compared with, or in the code."""
+    numbers = list(compared)
     caller: FrameType | None = frame
     while caller is not None and len(numbers) < _MOST_NUMBERS:
         numbers += [value for value in caller.f_code.co_consts if type(value) in (int, float)]
@@ -152,11 +197,21 @@ def _others(frame: FrameType, answer: Number) -> list[Number]:
     return list(dict.fromkeys(value for value in found if value != answer))
 
 
+@dataclass(frozen=True, eq=False)
+class _Entered:
+    """A function that a walk has entered at a call: it never ran."""
+
+    f_code: CodeType
+    f_globals: dict[str, object]
+    caller: _Point
+    depth: int
+
+
 @dataclass(frozen=True)
 class _Point:
     """Where a walk is: in front of an instruction of a function."""
 
-    frame: FrameType
+    frame: FrameType | _Entered
     index: int
     stack: Stack
     variables: dict[str, object]
@@ -166,7 +221,7 @@ class _Point:
 class _Decision:
     """The function and the instruction that tested the value last; nothing has been stored since if it is fresh."""
 
-    frame: FrameType
+    frame: FrameType | _Entered
     index: int
     is_same_statement: bool = True
 
@@ -180,12 +235,21 @@ class _Decision:
 class _Walk:
     """Follows the code after a read that gives ``answer``."""
 
-    def __init__(self, frame: FrameType, answer: Number, find_local: FindLocal) -> None:
+    def __init__(
+        self, frame: FrameType, answer: Number, find_local: FindLocal, used: dict[tuple[int, Name], object] | None
+    ) -> None:
         #: Where the value was tested, and the ways that followed.
         self.ways: list[tuple[CodeType, int, int]] = []
         #: Whether it was compared with something that is not known.
         self.is_compared = False
+        #: The numbers that it was compared with.
+        self.numbers: list[Number] = []
+        self._used = used
+        self._frames = _callers(frame)
+        self._depths = {id(caller): depth for depth, caller in enumerate(self._frames)}
+        self._entered: list[_Entered] = []
         self._frame, self._answer = frame, answer
+        self._read = paths_of(frame.f_code).running(frame)
         self._find_local = find_local
         self._steps = self._branches = 0
         self._seen: set[tuple[object, ...]] = set()
@@ -195,6 +259,12 @@ class _Walk:
         point = self._resumed(self._frame, _Given(self._answer))
         found = None if point is None else self._way(point, None)
         return Health.FINE if found is None else found
+
+    def _is_read(self, point: _Point) -> bool:
+        return self._steps > 0 and point.frame is self._frame and point.index == self._read
+
+    def _value_of(self, depth: int, name: Name) -> object:
+        return _value_now(self._object(name, self._frames[depth]))
 
     def _resumed(self, frame: FrameType | None, value: object) -> _Point | None:
         """Go on in a function whose current instruction gets a value, as its result or as what it tests."""
@@ -213,7 +283,7 @@ class _Walk:
         if name == "CONTAINS_OP" and paths.instructions[index].arg and isinstance(value, _Given):
             value = _Given(not value.value)
         if name.startswith("CALL"):
-            value = self._through(self._callee(paths, index, stack, frame), value)
+            value = self._through(self._called_object(self._callee(paths, index, stack), frame), value)
         if paths.instructions[index + 1].opname == "POP_TOP":
             return None  # nothing uses it
         after = paths.step(index, stack, is_jump=False)
@@ -230,6 +300,8 @@ class _Walk:
         """How healthy a way is; None where another has been followed from here."""
         while point is not None:
             paths = paths_of(point.frame.f_code)
+            if self._is_read(point):
+                return None  # it would get the same answer
             here = (id(point.frame), point.index, decided is not None, point.stack, *point.variables.items())
             if here in self._seen:
                 return None
@@ -251,10 +323,15 @@ class _Walk:
                 if point is None:
                     return _failed(decided)
                 continue
-            condition = _top(point.stack)
+            condition = self._settled(_top(point.stack), point)
+            is_current = isinstance(condition, _Current)
+            if is_current and any(paths.stays(point.index, way) for way in paths.after[point.index]):
+                condition = None  # a loop's counter has another value in another round
+            if isinstance(condition, _Current) and self._used is not None:
+                self._used.update({(depth, name): self._value_of(depth, name) for depth, name in condition.names})
             if (way := _chosen(paths, point.index, condition)) is None:
                 return self._fork(point, paths, decided, left)
-            if isinstance(condition, _Given):
+            if isinstance(condition, _Given) or (isinstance(condition, _Listed) and decided is not None):
                 self.ways.append((point.frame.f_code, point.index, way))
                 decided, left = _Decision(point.frame, point.index), _MOST_STEPS_AFTER
                 if paths.stays(point.index, way):
@@ -297,52 +374,192 @@ class _Walk:
         if is_generator != (instruction.opname == "YIELD_VALUE"):
             return None  # a generator that ends, or a coroutine that waits
         value = Constant(instruction.argval) if instruction.opname == "RETURN_CONST" else _top(point.stack)
-        if is_decided and isinstance(value, Constant):
-            value = _Given(value.value)  # another answer may have returned another
-        return self._resumed(point.frame.f_back, value if isinstance(value, (_Given, Constant, _Listed)) else None)
+        if isinstance(point.frame, _Entered):
+            value = _answered(value, is_decided=is_decided)
+            caller = point.frame.caller
+            after = paths_of(caller.frame.f_code).step(caller.index, caller.stack, is_jump=False)
+            return _Point(caller.frame, caller.index + 1, (*after[:-1], value), caller.variables)
+        return self._resumed(point.frame.f_back, _answered(value, is_decided=is_decided))
 
     def _next(self, point: _Point, paths: CodePaths) -> _Point | None:
         """The point after an instruction that only one follows; None if it ends the process or raises."""
         instruction, stack, variables = paths.instructions[point.index], point.stack, point.variables
         name = instruction.opname
         after = paths.step(point.index, stack, is_jump=paths.target(point.index) is not None)
-        if name.startswith("STORE_") and not name.startswith("STORE_ATTR") and name != "STORE_SUBSCR":
+        if name in ("STORE_ATTR", "STORE_SUBSCR"):
+            place, value = _place(name, instruction.argval, stack), stack[-2 if name == "STORE_ATTR" else -3]
+            variables = variables if place is None else _assigned(variables, place, value)
+        elif name.startswith("STORE_"):
             after, variables = _stored(instruction.argval, name, stack, after, variables)
-        elif name.startswith(("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL")) and len(after) > len(stack):
-            names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
-            loaded = [variables.get(each, old) for each, old in zip(names, after[len(stack) :], strict=False)]
-            after = (*stack, *loaded, *after[len(stack) + len(loaded) :])
-        elif name == "LIST_APPEND":
+        elif name.startswith(_LOADS) and len(after) >= len(stack):
+            kept = len(stack) - int(name in ("LOAD_ATTR", "LOAD_METHOD"))
+            after = (*stack[:kept], *(self._loaded(value, point) for value in after[kept:]))
+        elif name in _APPENDS:
             after = _appended(after, instruction.arg or 1, _top(stack))
+        elif name == "UNPACK_SEQUENCE":
+            after = (*stack[:-1], *_unpacked(_top(stack), instruction.arg or 0))
         elif name.startswith("CALL"):
-            callee = self._callee(paths, point.index, stack, point.frame)
-            if _never_returns(callee):
+            callee = self._callee(paths, point.index, stack)
+            function = self._called_object(callee, point.frame)
+            if _never_returns(function):
                 return None
-            after = (*after[:-1], _called(callee, stack[len(after) + 1 :] if name == "CALL" else ()))
+            passed = stack[len(after) + 1 :] if name == "CALL" else ()
+            arguments = tuple(self._settled(value, point) for value in passed)
+            if (entered := self._entering(callee, function, arguments, point)) is not None:
+                return entered
+            if isinstance(callee, Name) and callee.path[-1] in _GROWS and len(callee.path) > 1:
+                variables = _assigned(variables, ".".join(callee.path[:-1]), _Current(True, frozenset()))
+            result = _called(function, arguments) or self._measured(callee, arguments, point)
+            after = (*after[:-1], result)
+        elif name.startswith("IMPORT_"):
+            after = (*after[:-1], _imported(name, instruction.argval, _top(stack)))
+        elif name == "BINARY_SUBSCR":
+            after = (*after[:-1], self._item(instruction, point))
         elif after and name in _RESULTS:
             is_given = any(isinstance(value, _Given) for value in stack[-2:])
             self.is_compared |= name == "COMPARE_OP" and is_given and None in map(_known, stack[-2:])
+            if name == "COMPARE_OP" and is_given:
+                constants = [value.value for value in stack[-2:] if isinstance(value, Constant)]
+                self.numbers += [value for value in constants if isinstance(value, (int, float))]
+            if name in ("TO_BOOL", "UNARY_NOT"):
+                stack = (*stack[:-1], self._settled(stack[-1], point))
             after = (*after[:-1], _result(instruction.opname, instruction.argrepr, instruction.arg, stack, after[-1]))
         return _Point(point.frame, paths.after[point.index][0], after, variables)
 
-    def _callee(self, paths: CodePaths, index: int, stack: Stack, frame: FrameType) -> object:
+    def _loaded(self, value: object, point: _Point) -> object:
+        """A variable or an attribute: of the walk, else its present value if that is plain, else its name."""
+        if not isinstance(value, Name):
+            return value
+        place = ".".join(value.path)
+        return point.variables[place] if place in point.variables else self._current(value, point, _PLAIN)
+
+    def _settled(self, value: object, point: _Point) -> object:
+        """A value that is tested: of a container, its length."""
+        return self._current(value, point, _CONTAINERS) if isinstance(value, Name) else value
+
+    def _current(self, name: Name, point: _Point, kinds: tuple[type, ...]) -> object:
+        found = None if self._used is None else self._object(name, point.frame)
+        if type(found) not in kinds:
+            return name
+        depth = self._depths.get(id(point.frame))
+        return _Current(_value_now(found), frozenset() if depth is None else frozenset({(depth, name)}))
+
+    def _item(self, instruction: dis.Instruction, point: _Point) -> object:
+        place = _place(instruction.opname, None, point.stack)
+        if place in point.variables:
+            return point.variables[place]
+        container, index = point.stack[-2:]
+        if isinstance(container, Name) and container.path[-1] == "shape":
+            container = self._measured(container, (), point)
+        if isinstance(container, _Listed) and isinstance(index, Constant) and type(index.value) is int:
+            items = container.items
+            return items[index.value] if -len(items) <= index.value < len(items) else None
+        return _applied(operator.getitem, (container, index))
+
+    def _measured(self, name: object, arguments: Sequence[object], point: _Point) -> object:
+        """A size that C code knows: ``len(x)``, ``x.shape``, ``x.numel()``; None if it is something else."""
+        if not isinstance(name, Name) or not all(isinstance(value, Constant) for value in arguments):
+            return None
+        if name.path == ("len",):
+            return arguments[0] if len(arguments) == 1 and isinstance(arguments[0], _Current) else None
+        owner = self._object(replace(name, path=name.path[:-1]), point.frame) if name.path[-1] in _SIZES else None
+        member = inspect.getattr_static(type(owner), name.path[-1], None)
+        if isinstance(member, GetSetDescriptorType):
+            return Constant(getattr(owner, name.path[-1]))
+        return _applied(getattr(owner, name.path[-1]), arguments) if isinstance(member, MethodDescriptorType) else None
+
+    def _entering(self, callee: object, function: object, arguments: Sequence[object], point: _Point) -> _Point | None:
+        """The first instruction of a function of Python that gets the value; None if it cannot be followed."""
+        depth = point.frame.depth + 1 if isinstance(point.frame, _Entered) else 0
+        if not isinstance(function, FunctionType) or depth >= _MOST_ENTERED or _is_paused(function.__code__):
+            return None
+        if not any(isinstance(value, _Given) for value in arguments):
+            return None
+        code = function.__code__
+        is_bound = isinstance(callee, Name) and len(callee.path) > 1
+        if isinstance(callee, Name) and is_bound:
+            owner = self._object(replace(callee, path=callee.path[:-1]), point.frame)
+            is_bound = not isinstance(owner, (ModuleType, type))
+        defaults = function.__defaults__ or ()
+        names = code.co_varnames[: code.co_argcount]
+        passed = [None if isinstance(value, Name) else value for value in arguments]  # a name of another function's
+        given = dict(zip(names[int(is_bound) :], passed, strict=False))
+        usual = zip(names[::-1], defaults[::-1], strict=False)
+        variables = {name: Constant(value) for name, value in usual if type(value) in _PLAIN}
+        frame = _Entered(code, function.__globals__, point, depth)
+        self._entered.append(frame)
+        return _Point(frame, 0, (), {**variables, **given})
+
+    def _callee(self, paths: CodePaths, index: int, stack: Stack) -> object:
+        """The callee of a call as the source names it, or as it was imported; None if that is not known."""
         taken = paths.step(index, stack, is_jump=False)
         both = stack[max(len(taken) - 1, 0) :][:2]  # with a NULL, in front of it or behind it
-        callee = next((each for each in reversed(both) if isinstance(each, Name)), None)
-        return None if callee is None else self._object(callee, frame)
+        return next((each for each in reversed(both) if isinstance(each, (Name, Constant))), None)
 
-    def _object(self, name: Name, frame: FrameType) -> object:
-        first, *attributes = name.path
-        if name.is_local:
-            value = self._find_local(frame, first)
-        else:
-            value = frame.f_globals.get(first, getattr(builtins, first, None))
-        for attribute in attributes:
-            if isinstance(value, ModuleType):
-                value = vars(value).get(attribute)
-            elif value is not None:
-                value = inspect.getattr_static(value, attribute, None)
-        return getattr(value, "__func__", value) if isinstance(value, (staticmethod, classmethod)) else value
+    def _called_object(self, callee: object, frame: FrameType | _Entered) -> object:
+        if isinstance(callee, Constant):
+            return callee.value
+        return self._object(callee, frame) if isinstance(callee, Name) else None
+
+    def _object(self, name: Name, frame: FrameType | _Entered) -> object:
+        return _object(name, frame, self._find_local)
+
+
+def _object(name: Name, frame: FrameType | _Entered, find_local: FindLocal) -> object:
+    """The object that a name stands for in a frame; None if it cannot be found without running code."""
+    first, *attributes = name.path
+    if not name.is_local:
+        value = frame.f_globals.get(first, getattr(builtins, first, None))
+    else:
+        value = None if isinstance(frame, _Entered) else find_local(frame, first)
+    for attribute in attributes:
+        if isinstance(value, ModuleType):
+            value = vars(value).get(attribute)
+        elif value is not None:
+            value = inspect.getattr_static(value, attribute, None)
+    return getattr(value, "__func__", value) if isinstance(value, (staticmethod, classmethod)) else value
+
+
+def _value_now(value: object) -> object:
+    """A plain value, or the length of a container."""
+    return len(value) if isinstance(value, _CONTAINERS) else value if type(value) in _PLAIN else None
+
+
+def _answered(value: object, *, is_decided: bool) -> object:
+    """A function's result as its caller gets it; None if it is not known."""
+    if is_decided and isinstance(value, Constant):
+        return _Given(value.value)  # another answer may have returned another
+    return value if isinstance(value, (_Given, Constant, _Listed)) else None
+
+
+def _imported(name: str, argval: object, module: object) -> object:
+    """A module, or one of its objects; None if it has not been imported."""
+    if name == "IMPORT_NAME":
+        value = sys.modules.get(str(argval))
+    else:
+        value = vars(module.value).get(str(argval)) if isinstance(module, Constant) else None
+    return None if value is None else Constant(value)
+
+
+def _is_paused(code: CodeType) -> bool:
+    """Return whether a call of a function does not run it."""
+    return bool(code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
+
+
+def _place(name: str, attribute: object, stack: Stack) -> str | None:
+    """The attribute or the item that an instruction is about, as the source names it; None if that is not known."""
+    owner = stack[-1] if name == "STORE_ATTR" else stack[-2] if len(stack) > 1 else None
+    if not isinstance(owner, Name):
+        return None
+    if name == "STORE_ATTR":
+        return ".".join((*owner.path, str(attribute)))
+    return f"{'.'.join(owner.path)}[{stack[-1].value!r}]" if isinstance(stack[-1], Constant) else None
+
+
+def _assigned(variables: Mapping[str, object], place: str, value: object) -> dict[str, object]:
+    """The variables after one got a value: what was known of its attributes and items is not known any more."""
+    kept = {key: old for key, old in variables.items() if not key.startswith((f"{place}.", f"{place}["))}
+    return {**kept, place: value}
 
 
 def _failed(decided: _Decision | None) -> Health | None:
@@ -365,7 +582,7 @@ def _chosen(paths: CodePaths, index: int, condition: object) -> int | None:
         return None
     if not isinstance(condition, (_Given, Constant, _Listed)):
         return None
-    value = True if isinstance(condition, _Listed) else condition.value
+    value = bool(condition.items) if isinstance(condition, _Listed) else condition.value
     jumps = bool(value) == ("TRUE" in name)
     if name.endswith("NONE"):
         jumps = (value is None) != name.endswith("NOT_NONE")
@@ -378,29 +595,47 @@ def _stored(
     """The stack and the variables after values were stored."""
     names = argval if isinstance(argval, tuple) else (argval,)
     if name == "STORE_FAST_LOAD_FAST":
-        changed = {**variables, str(names[0]): _top(stack)}
+        changed = _assigned(variables, str(names[0]), _top(stack))
         return (*stack[:-1], changed.get(str(names[1]), Name((str(names[1]),), is_local=True))), changed
-    return after, {**variables, **{str(each): value for each, value in zip(names, stack[::-1], strict=False)}}
+    for each, value in zip(names, stack[::-1], strict=False):
+        variables = _assigned(variables, str(each), value)
+    return after, variables
 
 
 def _appended(stack: Stack, depth: int, value: object) -> Stack:
     """The stack after a value was appended to the list that lies ``depth`` deep."""
-    if not isinstance(value, (_Given, Constant)) or depth > len(stack):
+    if depth > len(stack):
         return stack
+    value = value if isinstance(value, (_Given, Constant)) else None
     before = stack[-depth]
     items = (*before.items, value) if isinstance(before, _Listed) else (None, value)
     return (*stack[: len(stack) - depth], _Listed(items), *stack[len(stack) - depth + 1 :])
 
 
+_LOADS = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR", "LOAD_METHOD")
+_APPENDS = ("LIST_APPEND", "SET_ADD", "MAP_ADD")
 _RESULTS = frozenset(
-    {"BUILD_LIST", "BUILD_TUPLE", "TO_BOOL", "UNARY_NOT", "UNARY_NEGATIVE", "COMPARE_OP", "IS_OP", "BINARY_OP"}
+    {
+        "BUILD_LIST",
+        "BUILD_TUPLE",
+        "BUILD_SET",
+        "TO_BOOL",
+        "UNARY_NOT",
+        "UNARY_NEGATIVE",
+        "COMPARE_OP",
+        "IS_OP",
+        "CONTAINS_OP",
+        "BINARY_OP",
+    }
 )
 
 
 def _result(name: str, sign: str, arg: int | None, stack: Stack, otherwise: object) -> object:
     """The value that an instruction of those leaves on top of the stack."""
-    if name in ("BUILD_LIST", "BUILD_TUPLE") and arg:
+    if name in ("BUILD_LIST", "BUILD_TUPLE", "BUILD_SET") and arg:
         return _Listed(stack[-arg:])
+    if name in ("TO_BOOL", "UNARY_NOT") and isinstance(listed := _top(stack), _Listed):
+        return listed if name == "TO_BOOL" else _Given(not listed.items)
     if name in ("TO_BOOL", "UNARY_NOT", "UNARY_NEGATIVE"):
         unary = {"TO_BOOL": bool, "UNARY_NOT": operator.not_}.get(name, operator.neg)
         return _applied(unary, stack[-1:])
@@ -408,6 +643,8 @@ def _result(name: str, sign: str, arg: int | None, stack: Stack, otherwise: obje
         return _applied(_COMPARISONS.get(sign.removeprefix("bool(").removesuffix(")")), stack[-2:])
     if name == "IS_OP":
         return _applied(operator.is_not if arg else operator.is_, stack[-2:])
+    if name == "CONTAINS_OP":
+        return _applied(lambda value, container: (value in container) is not bool(arg), stack[-2:])
     if name == "BINARY_OP":
         sign = sign.removesuffix("=")
         given = [value for value in stack[-2:] if isinstance(value, _Given)]
@@ -419,37 +656,55 @@ def _result(name: str, sign: str, arg: int | None, stack: Stack, otherwise: obje
 
 def _called(callee: object, arguments: Sequence[object]) -> object:
     """The result of a call; None if it is not known."""
-    if len(arguments) == 1 and isinstance(arguments[0], _Listed) and (callee is all or callee is any):
-        return _reduced(callee, arguments[0])
+    if isinstance(callee, type) and issubclass(callee, BaseException):
+        return _Listed((None,))  # as true as a list of something
+    if len(arguments) == 1 and isinstance(arguments[0], _Listed):
+        return _Given(len(arguments[0].items)) if callee is len else _reduced(callee, arguments[0])
     try:
         return _applied(callee, arguments) if arguments and callee in _PURE else None
     except TypeError:  # not hashable
         return None
 
 
+def _unpacked(value: object, count: int) -> tuple[object, ...]:
+    """The values of a tuple as unpacking leaves them on the stack."""
+    if isinstance(value, _Listed):
+        items = value.items
+    elif isinstance(value, (_Given, Constant)) and isinstance(value.value, tuple):
+        items = tuple(replace(value, value=item) for item in value.value)
+    else:
+        items = ()
+    return items[::-1] if len(items) == count else (None,) * count
+
+
 def _reduced(callee: object, listed: _Listed) -> object:
     """The result of ``any`` or ``all`` of a list if the elements that are not known decide nothing."""
     known = [item for item in listed.items if isinstance(item, (_Given, Constant))]
+    if callee is not all and callee is not any:
+        return None
     return _Given(callee(item.value for item in known)) if known and callable(callee) else None
 
 
 def _applied(function: object, values: Iterable[object]) -> object:
     values = list(values)
-    if not callable(function) or not all(isinstance(value, (_Given, Constant)) for value in values):
+    known = [value for value in values if isinstance(value, (_Given, Constant))]
+    if not callable(function) or len(known) < len(values):
         return None
     try:
-        result = function(*[value.value for value in values])  # type: ignore[attr-defined]
+        result = function(*[value.value for value in known])
     except Exception:  # the script's own would raise
         return None
-    return _Given(result) if any(isinstance(value, _Given) for value in values) else Constant(result)
+    if any(isinstance(value, _Given) for value in known):
+        return _Given(result)
+    current = [value.names for value in known if isinstance(value, _Current)]
+    return _Current(result, frozenset[tuple[int, Name]]().union(*current)) if current else Constant(result)
 
 
 def _never_returns(callee: object) -> bool:
     """Return whether a function always raises, or ends the process."""
     if isinstance(callee, FunctionType):
-        code = callee.__code__
-        if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        if _is_paused(callee.__code__):
             return False
-        paths = paths_of(code)
+        paths = paths_of(callee.__code__)
         return not any(paths.instructions[index].opname in RETURNS for index in paths.reached((0,), frozenset()))
     return type(callee).__name__ == "Quitter" or any(callee is end for end in _ENDS)

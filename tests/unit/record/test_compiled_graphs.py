@@ -5,8 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import fx, nn
+from torch._higher_order_ops import triton_kernel_wrap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fakedist.record.compiled_graphs import (
@@ -80,6 +82,27 @@ def test_a_graph_that_computes_no_integers_has_none_to_follow() -> None:
 
     assert integers_of(graph(torch.ones(3), 0), {}) is None
     assert integers_of(graph(torch.ones(3), 1), {}) is not None
+
+
+def test_what_a_triton_kernel_of_the_script_writes_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A histogram: ``counts`` is zeros, to which the kernel adds; ``index`` is only read."""
+    monkeypatch.setattr(triton_kernel_wrap, "get_mutated_tensors", lambda kernel, constants, given, descriptors: ["y"])
+    counts = torch.zeros(8, dtype=torch.int64)
+    graph = fx.Graph()
+    index = graph.placeholder("index")
+    made = graph.call_function(torch.ops.aten.zeros.default, ([8],), {"dtype": torch.int64})
+    before = graph.call_function(torch.ops.aten.add.Tensor, (made, 1))
+    call = {"kernel_idx": 0, "constant_args_idx": 0, "grid": [(1,)], "tma_descriptor_metadata": {}}
+    kernel = {**call, "kwargs": {"x": index, "y": made, "n": 8}}
+    graph.call_function(triton_kernel_wrap.triton_kernel_wrapper_mutation, (), kernel)
+    after = graph.call_function(torch.ops.aten.add.Tensor, (made, 1))
+    read = graph.call_function(torch.ops.aten.add.Tensor, (index, 1))
+    graph.output((made, before, after, read))
+    for node in (index, made, before, after, read):
+        node.meta["val"] = counts
+    part = integers_of(graph, {})
+    assert part is not None
+    assert part.outputs == {1: before.name, 3: read.name}
 
 
 def test_code_that_was_compiled_without_us_tells_nothing() -> None:

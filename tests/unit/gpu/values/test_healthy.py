@@ -10,6 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -214,6 +215,8 @@ def _matches(x: Any) -> None:
 
 
 class _Checked:
+    bad = False
+
     def __init__(self, x: Any) -> None:
         self._x = x
 
@@ -236,6 +239,96 @@ def _method(x: Any) -> None:
         checked.fail()
 
 
+def _attribute(x: Any) -> None:
+    checked = _Checked(x)
+    checked.bad = x.any().item()
+    if checked.bad:
+        raise ValueError
+
+
+def _item(x: Any) -> None:
+    checks = {}
+    checks["bad"] = bool(x.any())
+    if checks["bad"]:
+        raise ValueError
+
+
+def _collected(x: Any) -> None:
+    problems: list[str] = []
+    if x.any():
+        problems.append("bad")
+    if problems:
+        raise ValueError(problems)
+
+
+def _counted(x: Any) -> None:
+    bad = 0
+    for _ in range(3):
+        if x.any():
+            bad += 1
+    if bad > 0:
+        raise ValueError
+
+
+def _filtered(x: Any) -> None:
+    broken = {name: x for name in ("a", "b") if x.any()}
+    assert not broken
+
+
+def _named(x: Any) -> None:
+    if broken := [name for name in ("a", "b") if x.any()]:
+        raise ValueError(broken)
+
+
+def _result_with_text(x: Any) -> tuple[bool, str]:
+    return (False, "bad") if x.any() else (True, "")
+
+
+def _unpacked(x: Any) -> None:
+    is_good, text = _result_with_text(x)
+    if not is_good:
+        raise ValueError(text)
+
+
+def _kept_error(x: Any) -> None:
+    error = ValueError() if x.any() else None
+    if error:
+        raise error
+
+
+def _check(is_good: bool, text: Callable[[], str] | None = None) -> None:
+    """As ``torch._check``."""
+    if not is_good:
+        raise RuntimeError(text and text())
+
+
+def _checked(x: Any) -> None:
+    _check(not x.any(), lambda: "bad")
+
+
+_checks = ModuleType("fakedist_test_checks")
+vars(_checks)["check"] = _check
+sys.modules[_checks.__name__] = _checks
+
+
+def _checked_by_an_import(x: Any) -> None:
+    from fakedist_test_checks import check  # type: ignore[import-not-found]
+
+    check(not x.any())
+
+
+def _one_of(x: Any) -> None:
+    assert x.any().item() in (False, None)
+
+
+_STRICT = True
+
+
+def _raise_if_global(x: Any) -> None:
+    if x.any() and _STRICT:
+        raise ValueError
+
+
 _ALL_MUST_HOLD: list[Callable[..., None]] = [
     _assertion, _raise, _both, _later, _helper, _listed, _generated, _mapped, _iterated, _lambda, _in_a_with, _caught,
     _property,
@@ -243,6 +336,8 @@ _ALL_MUST_HOLD: list[Callable[..., None]] = [
 _NONE_MAY_HOLD: list[Callable[..., None]] = [
     _assertion_with_text, _raise_by_kind, _raise_if_strict, _either, _by_flag, _by_text, _accumulated,
     _helper_with_branch, _any_item, _in_a_loop, _fails_elsewhere, _exits, _is_false, _matches, _method,
+    _attribute, _item, _collected, _counted, _filtered, _named, _unpacked, _kept_error, _checked, _one_of,
+    _raise_if_global, _checked_by_an_import,
 ]  # fmt: skip
 
 
@@ -275,9 +370,21 @@ def _finite_and_small(x: Any) -> None:
         raise ValueError
 
 
+def _as_many_as(x: Any, count: int = 4096) -> None:
+    assert int(x) == count
+
+
+def _one_for_each(x: Any) -> None:
+    rows = memoryview(bytes(12)).cast("B", (3, 4))
+    assert int(x) == rows.shape[0]
+    assert int(x) == len("abc")
+
+
 @pytest.mark.parametrize(
     ("run", "made_up"),
     [
+        (_as_many_as, 0),
+        (_one_for_each, 7),
         (_chained, 3.0),
         (_chained, -0.5),
         (_at_least_ten, 0.5),
@@ -370,6 +477,21 @@ def _done(x: Any) -> Iterator[None]:
         yield
 
 
+def _while_some_are_left(x: Any) -> Iterator[None]:
+    waiting = [x]
+    while len(waiting) > 0:
+        yield
+        waiting = [each for each in waiting if each.any()]
+
+
+def _going(x: Any) -> Iterator[None]:
+    state = _Checked(x)
+    state.bad = True
+    while state.bad:
+        yield
+        state.bad = x.any().item()
+
+
 def _while_large(x: Any) -> Iterator[None]:
     error = x.item()
     while error > 1e-3:
@@ -419,7 +541,7 @@ def _either_exit(x: Any) -> Iterator[None]:
         (_while_either, True, 0), (_a_few_times, False, 0), (_with_an_exit, False, 0), (_while_helper, False, 0),
         (_drawn_again, True, 1), (_pending, True, 0), (_done, True, 1), (_while_large, 4.0, 0),
         (_while_large_a_few_times, 4.0, 0), (_until_small_or_often, 4.0, 0), (_returns_when_small_or_often, 4.0, 1),
-        (_either_exit, False, 1),
+        (_either_exit, False, 1), (_while_some_are_left, True, 1), (_going, True, 1),
     ],
 )  # fmt: skip
 def test_a_loop_is_left(run: Callable[[Any], Iterator[None]], made_up: Any, most: int) -> None:
@@ -455,7 +577,24 @@ def _later_assertion(x: Any) -> None:
 
 
 def _compares_with_either(x: Any) -> None:
-    assert x.any().item() is (True if x.value is True else False)  # noqa: SIM210
+    assert x.any().item() is [x.value].pop()
+
+
+def _draws_until_enough(x: Any) -> None:
+    kept: list[int] = []
+    while len(kept) < 2:
+        if x.any():
+            kept.append(1)
+        kept.append(2)
+
+
+def _changed_since(x: Any) -> None:
+    is_bad = False
+    if x.any():
+        sys.argv.count("")
+    is_bad = [not is_bad, False].pop()
+    if is_bad:
+        raise ValueError
 
 
 def _another_loop(x: Any) -> None:
@@ -474,7 +613,17 @@ def _always_raises(x: Any) -> None:
 
 @pytest.mark.parametrize(
     "run",
-    [_first_of_a_list, _early_stop, _two_ways, _later_assertion, _compares_with_either, _another_loop, _always_raises],
+    [
+        _first_of_a_list,
+        _early_stop,
+        _two_ways,
+        _later_assertion,
+        _compares_with_either,
+        _draws_until_enough,
+        _changed_since,
+        _another_loop,
+        _always_raises,
+    ],
 )
 def test_where_both_ways_are_healthy_the_answer_stays(run: Callable[[Any], object]) -> None:
     for made_up in (True, False):
@@ -483,6 +632,26 @@ def test_where_both_ways_are_healthy_the_answer_stays(run: Callable[[Any], objec
             run(x)
         assert x.outlooks
         assert all(outlook.answer is made_up and outlook.avoids is Health.FINE for outlook in x.outlooks)
+
+
+def test_an_answer_changes_with_the_variables_that_decide() -> None:
+    def run(x: Any, strict: bool) -> bool:
+        is_bad = bool(x.any())
+        if strict and is_bad:
+            raise ValueError
+        return is_bad
+
+    assert [run(Tensor(True), strict) for strict in (False, True, False)] == [True, False, True]
+
+
+def test_what_changes_at_each_read_may_have_any_value() -> None:
+    def run(x: Any, step: int, last: int) -> None:
+        is_bad = bool(x.any())
+        if step == last and is_bad:
+            raise ValueError
+
+    for step in range(50):
+        run(Tensor(True), step, 49)
 
 
 def test_a_number_that_is_logged_is_not_tested() -> None:
