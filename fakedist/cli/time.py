@@ -124,9 +124,9 @@ def time(
             run = open_run(runs[0])
             price = partial(run.priced_for, gpu, **pricing)
             changed_runs = {text: price(what_if=text) for text in what_ifs}
-            choices = {"all_rows": all_rows, "table": table or _DEFAULT_TABLE}
-            reports = [make(run) for make in added]
-            output.write(priced_report(price(gains=output.format != CSV), changed_runs, reports, **choices))
+            priced, reports = price(gains=output.format != CSV), [make(run) for make in added]
+            table = table or _DEFAULT_TABLE
+            output.write(priced_report(priced, changed_runs, reports, all_rows=all_rows, table=table))
     return 0
 
 

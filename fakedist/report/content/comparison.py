@@ -15,8 +15,8 @@ from fakedist.report.content.report_blocks import Block, Chart, Drawing, Fact, F
 from fakedist.report.content.wording import run_facts, run_title, step_remark, us_or_dash
 from fakedist.report.figures.look import STYLE_NAMES
 from fakedist.report.figures.memory_figures import compared_timeline, curves_on_axis, have_steps
-from fakedist.report.figures.time_figures import read_kernels
-from fakedist.report.page.assets import figure_object, kernels_figure
+from fakedist.report.figures.time_figures import lanes_of, read_kernels
+from fakedist.report.page.assets import figure_object
 from fakedist.report.page.bars import BarChart, memory_bars, time_bars
 from fakedist.report.page.drawings import Pack, add_kernels
 from fakedist.results.compare import changed_times
@@ -46,6 +46,7 @@ _PARTS = {
 #: Parts of the object of two runs that a comparison with a snapshot lacks.
 _LACKS = ["differences", "phases", "categories", "layers", "collectives", "time"]
 _COLUMNS = ["path", "category", "a_us", "b_us"]
+_FEW = 50  # bars of a figure whose numbers are packed
 _NUM_COLUMNS = 8_000  # enough to zoom into one of several steps
 _STEPS = (
     "Allocated bytes, the same phase of the same step at the same place; the run with more allocations in a phase sets "
@@ -265,7 +266,7 @@ def _drawn_step(name: str, run: Run, numbers: str) -> dict[str, str]:
 def _step_numbers(run: Run, kernels: pd.DataFrame, time: StepTime) -> str:
     pack = Pack()
     add_kernels(pack, run, kernels, run.table("layers"), time)
-    pack.meta |= {"figures": {"kernels": kernels_figure(run, kernels)}, "style": STYLE_NAMES}
+    pack.meta |= {"figures": {"kernels": figure_object(lanes_of(run, kernels, most=_FEW))}, "style": STYLE_NAMES}
     return pack.text()
 
 

@@ -518,8 +518,7 @@ def largest_sheet(run: Run) -> Sheet:
     cwd, layers = run.manifest.cwd, run.table("layers")
     folds, (names, owners) = fold_layers(layers), block_owners(run)
     blocks = run.table("blocks", _BLOCK_COLUMNS)
-    order = {"by": ["bytes", "alloc_event"], "ascending": [False, True], "kind": "stable"}
-    alive = blocks[blocks["at_peak"]].sort_values(**order)
+    alive = blocks[blocks["at_peak"]].sort_values(["bytes", "alloc_event"], ascending=[False, True], kind="stable")
     fold_of = np.zeros(len(names), "i8")
     for number, fold in enumerate(folds):
         fold_of[list(fold.layers)] = number

@@ -78,7 +78,7 @@ class SheetColumn:
 
     def rows(self, numbers: Sequence[int]) -> SheetColumn:
         """The same column with only these rows."""
-        kept = {
+        kept: dict[str, Any] = {
             name: [values[at] for at in numbers]
             for name in ("cells", "values", "chips", "hovers", "whole")
             if (values := getattr(self, name))

@@ -10,6 +10,7 @@ import pytest
 import fakedist
 from fakedist.report.figures.look import STYLE_NAMES
 from fakedist.report.figures.memory_figures import highest_moves, layer_bars, least_between, named_bands, read_curve
+from fakedist.report.page import assets
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.rundir.records import EngineRecord
@@ -252,7 +253,7 @@ def test_the_timeline_of_a_snapshot_is_coloured_by_line(run: Run) -> None:
 
 
 def test_the_colours_of_charts_are_those_of_the_page() -> None:
-    style = (Path(page.__file__).parent / "templates" / "style.css").read_text()
+    style = (Path(assets.__file__).parent / "templates" / "style.css").read_text()
     light = style[: style.index(":root[data-theme")]
     in_style = dict(re.findall(r"--([\w-]+): ([^;]+);", light))
     for colour, name in STYLE_NAMES.items():
