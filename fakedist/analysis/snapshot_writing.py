@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,9 @@ from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.recording import Array, Recording
 from fakedist.analysis.replay import SMALL_BYTES, Segment
 from fakedist.analysis.segments import SMALL_SEGMENT_BYTES, segments_after
+from fakedist.rundir.directory import SNAPSHOT_NAME
 from fakedist.rundir.schema import ACTIONS
-from fakedist.rundir.snapshot import stack_frames, write_snapshot
+from fakedist.temporary import replacing
 
 Columns = Mapping[str, Array]
 #: One frame of a stack in torch's format: filename, line, name.
@@ -169,3 +170,14 @@ def _segment(segment: Segment, *, held: list[tuple[int, ...]], stacks: list[list
         "frames": [],
         "blocks": parts,
     }
+
+
+def write_snapshot(run_directory: Path, pieces: Iterable[bytes]) -> None:
+    """Write a pickled snapshot, in pieces, atomically."""
+    with replacing(run_directory / SNAPSHOT_NAME) as path, path.open("wb") as file:
+        file.writelines(pieces)
+
+
+def stack_frames(frames: Iterable[tuple[str, int, str]]) -> list[dict[str, object]]:
+    """Frames as torch writes them."""
+    return [{"filename": filename, "line": line, "name": name} for filename, line, name in frames]

@@ -305,16 +305,8 @@ def read_chrome_trace(path: Path, choice: StepChoice = StepChoice()) -> ProcessT
     Raises:
         ReportError: The file is not a trace, is damaged, or has no kernels of such a process.
     """
-    source, events = JsonEvents(path), _TraceEvents()
-    for event in source:
-        events.take(event)
+    source, events = _read(path)
     operations, calls, device = (table.arrays() for table in (events.operations, events.calls, events.activity))
-    if not len(device["start"]):
-        if source.cut_off_after >= 0:
-            raise source.is_cut_off(source.cut_off_after)
-        raise ReportError(
-            f"{path} has no kernels", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] traces them"
-        )
     operations["flops"] = np.array(events.flops, np.int64)
     texts, header = list(events.texts), source.header
     everything = Activity.of(device, texts)
@@ -362,6 +354,19 @@ def read_chrome_trace(path: Path, choice: StepChoice = StepChoice()) -> ProcessT
         calls=_cuda_calls(calls, texts, list(events.threads)),
         syncs=_of(events.syncs, "gpu", gpu),
     )
+
+
+def _read(path: Path) -> tuple[JsonEvents, _TraceEvents]:
+    source, events = JsonEvents(path), _TraceEvents()
+    for event in source:
+        events.take(event)
+    if not len(events.activity.columns["start"]):
+        if source.cut_off_after >= 0:
+            raise source.is_cut_off(source.cut_off_after)
+        raise ReportError(
+            f"{path} has no kernels", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] traces them"
+        )
+    return source, events
 
 
 def _of(table: _Table, key: str, number: int) -> dict[str, Ints]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from fakedist.analysis.snapshot_writing import write_snapshot
 from fakedist.errors import ReportError, RunDirectoryError
 from fakedist.results.opening import open_run
-from fakedist.rundir.snapshot import write_snapshot
 from fakedist.traces.foreign_files import kind_of, read_snapshot
 
 
