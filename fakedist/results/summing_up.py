@@ -146,7 +146,6 @@ def summarize(
     out_of_memory = _out_of_memory(recording, ending, tables, capacity)
     room = room_of(ending, out_of_memory, capacity, outside, None if times is None else times.summary)
     advice, remedy = _advised(tables, folds, room, _setup(recording, job), notes, steps=has_steps and not out_of_memory)
-    engine = engine_memory(recording, ending, outside)
     return Summary(
         world_size=None if job is None else job.world_size,
         rank=None if job is None else job.rank,
@@ -171,7 +170,7 @@ def summarize(
         kernels=None if times is None else times.source,
         time=None if times is None else times.summary,
         out_of_memory=out_of_memory,
-        advice=[*advice, *engine_advice(recording, engine, tables)],
+        advice=advice,
         remedy=remedy,
         invented_values=int(tables["invented"]["num_values"].sum()),
         reserved=reserved_moments(tables),
@@ -179,8 +178,6 @@ def summarize(
         router_load=None if recording.routers is None else recording.routers.facts,
         host_memory=_host_memory(recording, job, tables, notes),
         named_phases=rows_of(NamedPhase, tables["named_phases"].drop(columns=_ONLY_IN_TABLE)) if has_steps else [],
-        engine=engine,
-        engine_sleeps=engine_sleeps(recording),
         asleep_bytes=peak.reserved_bytes - held,
     )
 
