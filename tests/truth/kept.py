@@ -92,17 +92,20 @@ def _load(kept: Path) -> dict[str, dict[str, Any]]:
 
 def _write(path: Path, row: str, rank: int, made: pa.Table) -> None:
     """Replace the rows of a rank in a table's file. The other row groups are copied as they are."""
-    groups = {row: made}
+    groups, schema = {row: made}, made.schema
     if path.exists():
         file = pq.ParquetFile(path)
+        schema = pa.unify_schemas([file.schema_arrow, schema], promote_options="permissive")
         groups = {name: file.read_row_group(number) for number, name in enumerate(_rows_of(file))}
         others = groups.get(row, made.slice(0, 0))
         others = others.filter(pc.not_equal(others["rank"], rank))
-        groups[row] = pa.concat_tables([others, made], promote_options="default")
+        groups[row] = pa.concat_tables([others, made], promote_options="permissive")
     options: dict[str, Any] = {"compression": "zstd", "compression_level": 19, "write_statistics": ["row"]}
-    with pq.ParquetWriter(path.with_suffix(".new"), made.schema, **options) as writer:
+    with pq.ParquetWriter(path.with_suffix(".new"), schema, **options) as writer:
         for name in sorted(groups):
-            writer.write_table(groups[name].cast(made.schema), row_group_size=1 << 30)
+            # A column that a recording lacks is null there: recordings of other versions have other columns.
+            whole = pa.concat_tables([schema.empty_table(), groups[name]], promote_options="permissive")
+            writer.write_table(whole.cast(schema), row_group_size=1 << 30)
     path.with_suffix(".new").replace(path)
 
 
@@ -131,4 +134,6 @@ def _decoded(name: str, table: pd.DataFrame) -> pd.DataFrame:
         table["event"] = np.where(is_record, newest, np.where(of_event == 0, 0, newest + 1 - of_event)).astype(
             np.uint64
         )
+        if "allocator" in table:  # null in recordings of a version that did not have it
+            table["allocator"] = table["allocator"].fillna("")
     return table

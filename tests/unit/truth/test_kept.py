@@ -46,3 +46,14 @@ def test_ranks_of_several_rows_come_back_and_one_may_be_replaced(tmp_path: Path)
         for name, table in tables(event).items():
             expected = table.assign(dispatch_us=table["dispatch_us"].round(1)) if name == "launches" else table
             assert_frame_equal(found[name], expected)
+
+
+def test_a_column_that_earlier_recordings_lack_is_empty_there(tmp_path: Path) -> None:
+    kept.keep("old", 0, tables(1), kept.Rank(None, MADE), tmp_path)
+    newer = tables(2)
+    newer["launches"]["allocator"] = ["", "cudaMalloc 1 2097152", *[""] * 5]
+    kept.keep("new", 0, newer, kept.Rank(None, MADE), tmp_path)
+    assert set(kept.tables_of("old", tmp_path)[0]["launches"]["allocator"]) == {""}
+    assert (
+        kept.tables_of("new", tmp_path)[0]["launches"]["allocator"].tolist() == newer["launches"]["allocator"].tolist()
+    )
