@@ -200,14 +200,17 @@ def _outputs(tensors: Nested) -> list[torch.Tensor]:
     return [one for listed in tensors for one in _outputs(listed)]
 
 
-def _dispatched(operation: str, schema: FunctionSchema, name: str) -> Callable[..., Done]:
-    plain = getattr(RankGroup, name)
+def _as_it_is(group: RankGroup, name: str, tensors: Nested, arguments: Sequence[object]) -> Done:
+    """Call the group's method, looked up now: the host's clock is put around it for some steps (``around_calls``)."""
+    made: Done = getattr(RankGroup, name)(group, tensors, *arguments)
+    return made
 
-    @functools.wraps(plain)
+
+def _dispatched(operation: str, schema: FunctionSchema, name: str) -> Callable[..., Done]:
+    @functools.wraps(getattr(RankGroup, name))
     def method(self: DispatchedGroup, tensors: Nested, *args: object) -> Done:
         if not _is_followed(tensors):
-            called: Done = plain(self, tensors, *args)
-            return called
+            return _as_it_is(self, name, tensors, args)
         self.made = None
         getattr(torch.ops.c10d, operation)(*_arguments(schema, self, (tensors, *args)))
         made, self.made = self.made, None
@@ -218,19 +221,15 @@ def _dispatched(operation: str, schema: FunctionSchema, name: str) -> Callable[.
 
 def _unseen(name: str) -> Callable[..., Done]:
     """Run without the observers' modes; shapes alone move nothing."""
-    plain = getattr(RankGroup, name)
-
-    @functools.wraps(plain)
+    @functools.wraps(getattr(RankGroup, name))
     def method(self: DispatchedGroup, tensors: Nested, *args: object) -> Done:
         if not _is_followed(tensors):
-            called: Done = plain(self, tensors, *args)
-            return called
+            return _as_it_is(self, name, tensors, args)
         outputs = _outputs(tensors)
         if any(type(tensor) not in _PLAIN_TYPES for tensor in outputs):
             return done(outputs)
         with _disable_current_modes():
-            unseen: Done = plain(self, tensors, *args)
-        return unseen
+            return _as_it_is(self, name, tensors, args)
 
     return method
 

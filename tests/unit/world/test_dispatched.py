@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fakedist.torch_releases import installed
 from fakedist.world.dispatched import operations_of_groups
+from fakedist.world.process_group import around_calls
 
 Enter = Callable[..., Any]
 SIZE, RANK = 4, 1
@@ -114,6 +115,15 @@ def test_fake_tensors_move_nothing(enter_world: Enter, operation: str) -> None:
     with FakeTensorMode():
         CALLS[operation]()
     assert notes.calls == []
+
+
+@pytest.mark.parametrize("operation", sorted(CALLS))
+def test_the_host_clock_stands_still_in_the_call_and_in_the_wait_for_it(enter_world: Enter, operation: str) -> None:
+    enter_world(SIZE, RANK)
+    moves: list[int] = []
+    with around_calls(lambda: moves.append(1), lambda: moves.append(-1)):
+        CALLS[operation]()
+    assert moves.count(1) == moves.count(-1) > 1
 
 
 def test_an_asynchronous_call_is_over_in_a_mode_too(enter_world: Enter) -> None:
