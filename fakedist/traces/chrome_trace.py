@@ -382,7 +382,7 @@ def _hosts(events: _TraceEvents, calls: dict[str, Ints], device: dict[str, Ints]
     if not hosts:
         hosts = np.unique(np.frombuffer(events.operations.columns["process"], np.int64)).tolist() or [-1]
     launched, names = {}, list(events.processes)
-    gpus = [names[gpu][0] for gpu in np.unique(device["gpu"]).tolist()]  # type: ignore[index]
+    gpus = [names[gpu][0] for gpu in np.unique(device["gpu"]).tolist()]
     is_merged = any(not isinstance(number, int) or number > MOST_DEVICES for number in gpus)
     for gpu in np.unique(device["gpu"]).tolist():
         there = device["gpu"] == gpu
