@@ -474,6 +474,8 @@ class HostClock:
         if len(self._marks) < 2:
             return how or "the script ended before such a step did"
         keys, split = gpu.rows()
+        if self._last_optimizer is not None and len(self._marks) == 2:
+            keys = [*keys[:split], *[None] * (len(keys) - split)]  # no such step has what follows the optimizer's end
         if self._begins_with_forward:
             split = len(keys)
         marks, paces = self._marks[len(self._marks) > _SPARES_FIRST :], [Pace(*pace) for pace in gpu.paces()]

@@ -131,7 +131,7 @@ def test_an_error_in_a_bare_step_is_not_the_scripts(profile_once: ProfileOnce) -
 
 
 def test_memory_that_only_a_bare_step_lacks_is_not_the_ranks(profile_once: ProfileOnce) -> None:
-    run = profile_once(JOB.with_name("grows_when_bare.py"), "3", options=("--json", "--steps", "2"))
+    run = profile_once(JOB.with_name("grows_when_bare.py"), "2", options=("--json", "--steps", "2"))
     assert run.finished.code == 0
     assert json.loads((run.path / "run.json").read_text())["exit"]["outcome"] == "stopped"
     assert "OutOfMemoryError" in run.note("host_measured_as_recorded")

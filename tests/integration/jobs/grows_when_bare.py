@@ -7,8 +7,8 @@ import torch
 model = torch.nn.Linear(16, 16).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for step in range(8):
+    model(torch.randn(8, 16, device="cuda")).sum().backward()
     if step >= int(sys.argv[1]):
         torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
-    model(torch.randn(8, 16, device="cuda")).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
