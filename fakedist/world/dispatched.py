@@ -221,6 +221,7 @@ def _dispatched(operation: str, schema: FunctionSchema, name: str) -> Callable[.
 
 def _unseen(name: str) -> Callable[..., Done]:
     """Run without the observers' modes; shapes alone move nothing."""
+
     @functools.wraps(getattr(RankGroup, name))
     def method(self: DispatchedGroup, tensors: Nested, *args: object) -> Done:
         if not _is_followed(tensors):
