@@ -18,8 +18,9 @@ from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.recording import Array, Recording
 from fakedist.analysis.replay import SMALL_BYTES, Segment
 from fakedist.analysis.segments import SMALL_SEGMENT_BYTES, segments_after
+from fakedist.rundir.directory import SNAPSHOT_NAME
 from fakedist.rundir.schema import ACTIONS
-from fakedist.rundir.snapshot import stack_frames, write_snapshot
+from fakedist.temporary import replacing
 
 Columns = Mapping[str, Array]
 #: One frame of a stack in torch's format: filename, line, name.
@@ -117,12 +118,13 @@ _NO_EVENTS = {name: np.zeros(0, "i8") for name in _COLUMNS}
 
 def build_snapshot(run_directory: Path, recording: Recording, blocks: Blocks) -> None:
     """Write ``memory_snapshot.pickle``: every device's history, and the segments of the rank's device at the end."""
-    frames = stack_frames(recording.frames)
-    stacks: list[list[Frame]] = [[frames[frame] for frame in stack] for stack in recording.stacks]
+    frames: list[Frame] = [{"filename": file, "line": line, "name": name} for file, line, name in recording.frames]
+    stacks = [[frames[frame] for frame in stack] for stack in recording.stacks]
     last = max(recording.events, default=recording.device)
     histories = [recording.events.get(device, _NO_EVENTS) for device in range(last + 1)]
     columns = [{name: events[name] for name in _COLUMNS} for events in histories]
-    write_snapshot(run_directory, pickled(_segments(recording, blocks, stacks), columns, stacks))
+    with replacing(run_directory / SNAPSHOT_NAME) as path, path.open("wb") as file:
+        file.writelines(pickled(_segments(recording, blocks, stacks), columns, stacks))
 
 
 def _segments(recording: Recording, blocks: Blocks, stacks: list[list[Frame]]) -> list[dict[str, object]]:

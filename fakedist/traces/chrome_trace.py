@@ -310,11 +310,7 @@ def read_chrome_trace(path: Path, choice: StepChoice = StepChoice()) -> ProcessT
         events.take(event)
     operations, calls, device = (table.arrays() for table in (events.operations, events.calls, events.activity))
     if not len(device["start"]):
-        if source.cut_off_after >= 0:
-            raise source.is_cut_off(source.cut_off_after)
-        raise ReportError(
-            f"{path} has no kernels", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] traces them"
-        )
+        raise _without_kernels(source, path)
     operations["flops"] = np.array(events.flops, np.int64)
     texts, header = list(events.texts), source.header
     everything = Activity.of(device, texts)
@@ -362,6 +358,12 @@ def read_chrome_trace(path: Path, choice: StepChoice = StepChoice()) -> ProcessT
         calls=_cuda_calls(calls, texts, list(events.threads)),
         syncs=_of(events.syncs, "gpu", gpu),
     )
+
+
+def _without_kernels(source: JsonEvents, path: Path) -> ReportError:
+    if source.cut_off_after >= 0:
+        return source.is_cut_off(source.cut_off_after)
+    return ReportError(f"{path} has no kernels", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] traces them")
 
 
 def _of(table: _Table, key: str, number: int) -> dict[str, Ints]:
