@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -118,12 +118,13 @@ _NO_EVENTS = {name: np.zeros(0, "i8") for name in _COLUMNS}
 
 def build_snapshot(run_directory: Path, recording: Recording, blocks: Blocks) -> None:
     """Write ``memory_snapshot.pickle``: every device's history, and the segments of the rank's device at the end."""
-    frames = stack_frames(recording.frames)
-    stacks: list[list[Frame]] = [[frames[frame] for frame in stack] for stack in recording.stacks]
+    frames: list[Frame] = [{"filename": file, "line": line, "name": name} for file, line, name in recording.frames]
+    stacks = [[frames[frame] for frame in stack] for stack in recording.stacks]
     last = max(recording.events, default=recording.device)
     histories = [recording.events.get(device, _NO_EVENTS) for device in range(last + 1)]
     columns = [{name: events[name] for name in _COLUMNS} for events in histories]
-    write_snapshot(run_directory, pickled(_segments(recording, blocks, stacks), columns, stacks))
+    with replacing(run_directory / SNAPSHOT_NAME) as path, path.open("wb") as file:
+        file.writelines(pickled(_segments(recording, blocks, stacks), columns, stacks))
 
 
 def _segments(recording: Recording, blocks: Blocks, stacks: list[list[Frame]]) -> list[dict[str, object]]:
@@ -170,14 +171,3 @@ def _segment(segment: Segment, *, held: list[tuple[int, ...]], stacks: list[list
         "frames": [],
         "blocks": parts,
     }
-
-
-def write_snapshot(run_directory: Path, pieces: Iterable[bytes]) -> None:
-    """Write a pickled snapshot, in pieces, atomically."""
-    with replacing(run_directory / SNAPSHOT_NAME) as path, path.open("wb") as file:
-        file.writelines(pieces)
-
-
-def stack_frames(frames: Iterable[tuple[str, int, str]]) -> list[dict[str, object]]:
-    """Frames as torch writes them."""
-    return [{"filename": filename, "line": line, "name": name} for filename, line, name in frames]

@@ -86,7 +86,7 @@ def test_a_snapshot_has_the_memory_of_its_run_and_no_part_that_needs_steps(run: 
 
 
 def test_a_snapshot_is_shown_in_every_format(run: fakedist.Run, capsys: pytest.CaptureFixture[str]) -> None:
-    for form, wanted in (("text", "202.49 MiB"), ("markdown", "202.49 MiB allocated"), ("csv", "name,")):
+    for form, wanted in (("text", "202.49 MiB"), ("markdown", "allocated: 202.49 MiB"), ("csv", "name,")):
         assert main(["report", str(run.path / SNAPSHOT_NAME), "--format", form]) == 0
         assert wanted in capsys.readouterr().out
     assert main(["report", str(run.path / SNAPSHOT_NAME), "--json"]) == 0
