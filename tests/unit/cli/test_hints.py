@@ -49,7 +49,7 @@ _SIZE = ["profile", "--world-size", "8"]
         (["sweep", "--world-size=8", "--axis=tp=1,2", "--trials=0", "train.py"], "fakedist sweep --help"),
         (["report", "nothere"], "fakedist runs lists the runs here; fakedist profile makes one"),
         (["report", "trace.json.gz"], "profiler.export_chrome_trace(FILE) writes one"),
-        (["report", "report.html"], "fakedist report RUN needs the directory"),
+        (["report", "report.html"], "give what the page was made from"),
         (["report", "run/report.html"], "fakedist report run"),
         (["time", "run/trace.json.gz"], "fakedist report run"),
         (["report", "train.py"], "fakedist profile --world-size 8 --rank 0 train.py"),
@@ -64,8 +64,9 @@ def test_the_hint_can_be_typed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
-    for name in ("train.py", "trace.json.gz", "report.html", "step.nsys-rep"):
+    for name in ("train.py", "trace.json.gz", "step.nsys-rep"):
         (tmp_path / name).write_text("{}")
+    (tmp_path / "report.html").write_text("<!doctype html>")
     for name in ("ranks/rank0", "swept/runs/0af/rank4"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "run.json").write_text("{}")
