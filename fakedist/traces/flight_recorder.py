@@ -85,7 +85,11 @@ class _Entry:
 
 
 def dumps_among(paths: Sequence[Path]) -> list[Path]:
-    """The dumps that are given: files, or directories of files that end with a rank. Empty if any path is another."""
+    """The dumps that are given: files, or directories of files that end with a rank. Empty if none is a file.
+
+    Raises:
+        ReportError: One path is a file, and another is neither a file nor a directory of dumps.
+    """
     dumps: list[Path] = []
     for path in paths:
         if path.is_file():
@@ -94,6 +98,8 @@ def dumps_among(paths: Sequence[Path]) -> list[Path]:
         inside = sorted(path.iterdir()) if path.is_dir() else []
         found = [file for file in inside if file.is_file() and _rank_of(file) is not None]
         if not found or len(found) < len(inside):
+            if any(other.is_file() for other in paths):
+                raise ReportError(f"{path} is neither a dump nor a directory of dumps, and others are", DUMP_HINT)
             return []
         dumps += found
     return dumps

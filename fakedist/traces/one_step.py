@@ -90,7 +90,7 @@ def one_step(process: ProcessTrace, choice: StepChoice, called: Path) -> Trace:
     if not len(marked.start) and choice.step is not None:
         raise ReportError("no range of the file names a step", "omit --step: the whole file then counts as one step")
     if len(marked.start):
-        row = _chosen_row(marked, ranges, choice.step)
+        row = _chosen_row(marked, int(ranges.end.max()), process.launch, choice.step)
         begin, end, step = int(marked.start[row]), int(marked.end[row]), _number(marked, row)
     else:
         row, step = -1, 1
@@ -150,11 +150,14 @@ def _number(steps: Ranges, row: int) -> int:
     return steps.meanings[int(steps.meaning[row])].number
 
 
-def _chosen_row(steps: Ranges, ranges: Ranges, step: int | None) -> int:
+def _chosen_row(steps: Ranges, end: int, launch: Ints, step: int | None) -> int:
+    """The row of a step: of those with kernels, by default the last that is over before the file ends."""
     numbers = [_number(steps, row) for row in range(len(steps.start))]
     if step is None:
-        whole = np.flatnonzero(steps.end < int(ranges.end.max()))
-        return int(whole[-1]) if len(whole) else len(numbers) - 1
+        order = np.sort(launch)
+        has_kernels = np.searchsorted(order, steps.end, "right") > np.searchsorted(order, steps.start)
+        whole = np.flatnonzero(has_kernels & (steps.end < end))
+        return int([len(numbers) - 1, *np.flatnonzero(has_kernels), *whole][-1])
     if step not in numbers:
         there = ", ".join(map(str, sorted(set(numbers))[:12]))
         raise ReportError(f"the file has no step {step}", f"--step is one of {there}")
