@@ -168,7 +168,7 @@ def _changes(rows: pd.DataFrame) -> SheetColumn:
 def _moved(text: Callable[[float], str], before: float | None, now: float | None) -> str:
     """A figure that is the same, or "4.0 GiB -> 5.0 GiB (+25.0%)"."""
     shown = ["-" if value is None else text(value) for value in (before, now)]
-    if before is None or now is None or shown[0] == shown[1]:
-        return shown[1] if before == now or shown[0] == shown[1] else " -> ".join(shown)
-    relative = format_relative(now - before, before)
+    if shown[0] == shown[1]:
+        return shown[1]
+    relative = "" if before is None or now is None else format_relative(now - before, before)
     return f"{shown[0]} -> {shown[1]}" + (f" ({relative})" if relative else "")
