@@ -173,7 +173,11 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
             return ExitCode.USAGE
         context = error.ctx if isinstance(error, click.UsageError) else None
         command = context.command_path if context else "fakedist"
-        return print_error(error.format_message(), f"{command} --help", ExitCode.USAGE)
+        hint = f"{command} --help"
+        if isinstance(error, click.MissingParameter) and context:
+            arguments = [piece for piece in context.command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
+            hint = f"{' '.join([command, *arguments])}; {hint}"
+        return print_error(error.format_message(), hint, ExitCode.USAGE)
     except ScriptSyntaxError as error:
         say(str(error), err=True)
         return last_line(ExitCode.ERROR, "the script does not compile; nothing was run")

@@ -46,6 +46,8 @@ _SIZE = ["profile", "--world-size", "8"]
         (["compare", "swept", "run"], "such as swept/runs/0af/rank4"),
         (["nsys", "train.py"], "nsys profile --trace=cuda,nvtx -o REPORT python train.py"),
         ([*_SIZE, "--output"], "fakedist --help"),
+        (["explain"], "fakedist explain CODE; fakedist explain --help"),
+        (["match"], "fakedist match RUN...; fakedist match --help"),
         (["sweep", "--world-size=8", "--axis=tp=1,2", "--trials=0", "train.py"], "fakedist sweep --help"),
         (["report", "nothere"], "fakedist runs lists the runs here; fakedist profile makes one"),
         (["report", "trace.json.gz"], "profiler.export_chrome_trace(FILE) writes one"),
