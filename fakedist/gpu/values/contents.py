@@ -83,6 +83,7 @@ class StorageFacts:
         flags: One flag per byte, set where it holds a value, if it is not whole (``is_whole``).
         mean: Of all elements (:mod:`fakedist.gpu.values.means`).
         is_assumed: Whether the mean is made up: half of a mask that nothing is known about.
+        is_to_come: Whether a kernel that no operation accounts for is about to write what is known.
         spread: Their bounds and distribution (:mod:`fakedist.gpu.values.spreads`).
         is_positive: If nothing is negative, whether nothing is zero either.
         has_no_data: Whether it is on the host and holds nothing, although it is small enough to be computed.
@@ -100,7 +101,7 @@ class StorageFacts:
         self.flags: torch.Tensor | None = None
         self.tainted: TaintedBytes | None = None
         self.mean: float | None = None
-        self.is_assumed = False
+        self.is_assumed = self.is_to_come = False
         self.spread: object = None
         self.has_no_data = False
         self.recipe: object = None
@@ -212,10 +213,16 @@ class Storages:
     def take_losses(self) -> None:
         """Forget the facts about all storages that kernels wrote to since the last time."""
         self._num_taken = self._losses.value
+        written: list[StorageFacts] = []
         while address := self._next_loss():
             self.watch.lost(address)
             for key in tuple(self._at.get(address, ())):
-                self._remove(key)
+                if self._known[key].is_to_come:
+                    written.append(self._known[key])
+                else:
+                    self._remove(key)
+        for known in written:
+            known.is_to_come = False
 
     def tidy(self, known: StorageFacts) -> None:
         """Some facts were dropped. Drop the rest too if nothing is left."""

@@ -271,7 +271,7 @@ class ValueEngine:
     def _empty(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         result = operator.func(*args, **kwargs)
         if kwargs.get("dtype") is torch.bool and result.is_cuda and (mean := routed_fraction(result)) is not None:
-            self.host.means.know(result, mean)
+            self.host.means.know(result, mean, is_to_come=True)
             self._routing.fused.add(script_line())
         return result
 

@@ -181,10 +181,11 @@ class Means:
     def _sign(self, name: str, args: Arguments) -> bool | None:
         return _is_positive(name, args) if self._stays_non_negative(name, args) else None
 
-    def know(self, tensor: torch.Tensor, mean: float) -> None:
-        """Record that the mean of all elements will be ``mean``."""
+    def know(self, tensor: torch.Tensor, mean: float, *, is_to_come: bool = False) -> None:
+        """Record the mean of all elements: now, or once the next kernel has written them."""
         known = self._storages.make(tensor)
         known.mean, known.is_assumed = mean, False
+        known.is_to_come = is_to_come
 
     def know_non_negative(self, tensor: torch.Tensor) -> None:
         """Record that nothing in the tensor is negative."""
