@@ -123,6 +123,7 @@ class Recorder(StepListener):
         self.host_clock = HostClock(clocked, self._finish, why_not_bare, loading, runs_again=runs_again)
         self._lengths_s: list[float] = []  # of recorded steps
         self._root: nn.Module | None = None  # an uncalled module whose forward is about to run
+        self._begin = (-1, 0)  # of the latest step: its number, and the id of the module whose forward began it
         self._recorded_step = RecordedStep(
             tracer,
             self._training.goal.is_timed,
@@ -215,9 +216,9 @@ class Recorder(StepListener):
         if not clock.is_wanted or self._is_closed:
             return False
         self._position.step = steps.number
-        return clock.begins(
-            sum(self._lengths_s), max(self._lengths_s, default=0.0), self.ledger, self._root, steps.stop
-        )
+        # Another module may run first for once: layers that are captured, a validation.
+        root = self._root if self._root is not None and id(self._root) == self._begin[1] else None
+        return clock.begins(sum(self._lengths_s), max(self._lengths_s, default=0.0), self.ledger, root, steps.stop)
 
     def close(self, ending: Ending, line: str = "") -> None:
         """Write what is still in memory, and how the run ended, at ``file:line (function)``. Later calls do nothing."""
@@ -270,6 +271,8 @@ class Recorder(StepListener):
             self._root = None
             if self._is_closed:
                 return
+            if (number := self._training.steps.number) != self._begin[0]:
+                self._begin = (number, id(module))
             if self._names_again and torch.is_grad_enabled():
                 self._names_again = False
                 self._layers.name_first(module)

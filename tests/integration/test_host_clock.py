@@ -123,6 +123,17 @@ def test_a_script_that_ends_by_itself_runs_a_second_time_where_that_is_asked(
     assert intervals_overlap(run, clocked)
 
 
+def test_a_module_that_runs_once_before_the_bare_steps_begins_none(profile_once: ProfileOnce, tmp_path: Path) -> None:
+    """As the layers that are captured after the first steps."""
+    script = JOB.read_text().replace("loader = ", "once = nn.Linear(16, 1).cuda()\nloader = ", 1)
+    script = script.replace("    chosen = ", "    if step == 2:\n        once(x)\n    chosen = ", 1)
+    (job := tmp_path / "runs_once.py").write_text(script)
+    clock = read_recording(profile_once(job, "100", options=("--json", "--steps", "2")).path).host_clock
+    assert clock is not None
+    assert not clock.is_recorded
+    assert clock.num_repeats > 1
+
+
 def test_an_error_in_a_bare_step_is_not_the_scripts(profile_once: ProfileOnce) -> None:
     run = profile_once(RAISES, "3", options=("--json", "--steps", "2"))
     assert run.finished.code == 0
