@@ -128,7 +128,7 @@ def _bins(time_us: Floats, octaves: Floats) -> tuple[npt.NDArray[np.intp], npt.N
 _COMMON = 0.5
 #: How many times as wide the interval of a sum is as these errors say: fitted on half of the published steps that
 #: kernels limit (tests/truth/fits.py).
-KERNELS_WIDER = 1.1
+KERNELS_WIDER = 1.05
 
 
 def half_width(priced: pd.DataFrame, counts: Array, side: str) -> float:

@@ -105,7 +105,7 @@ class HostSpec:
         least: The host's time over the estimate where the host clock measured it: the least (90 % interval).
         most: The most.
         of_machine: The host is the machine that recorded the run, this many times as slow; 0 for any other.
-        calls_scale: CUDA's calls take this many times as long in a step, where each comes between others.
+        calls_scale: CUDA's calls but collectives take this many times as long in a step, each between others.
     """
 
     name: str
@@ -121,6 +121,11 @@ class HostSpec:
     def dispatch_us(self) -> float:
         """A forward of ``Linear`` without CUDA's own calls: Python, torch's dispatch and its autograd."""
         return self.linear_us - self.calls.launch_us - self.calls.product_us
+
+    @property
+    def calls_in_step(self) -> CallCosts:
+        """CUDA's calls in a step. A collective's time is that of torch's whole call, measured in a loop of them."""
+        return replace(scaled_calls(self.calls, self.calls_scale), collective_us=self.calls.collective_us)
 
 
 #: A host file's numbers, with the least and greatest sane value.
@@ -293,8 +298,7 @@ def host_model(
         return HostModel(costs, time, chosen)
     dispatch = spec.of_machine or (1.0 if machine_us is None else spec.dispatch_us / machine_us)
     own = HostCosts(queue_depth=depth)
-    calls = scaled_calls(spec.calls, spec.calls_scale)
-    costs = replace(scaled(own, slowness), dispatch=dispatch, calls=calls, range=widened(spec, clock))
+    costs = replace(scaled(own, slowness), dispatch=dispatch, calls=spec.calls_in_step, range=widened(spec, clock))
     time = HostTime("measured", spec.name, dispatch, *costs.range, machine_us, spec.dispatch_us, clock, depth)
     return HostModel(costs, time, chosen)
 

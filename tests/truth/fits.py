@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from fakedist.cost_model import placing
 from fakedist.cost_model.accuracy import KERNELS_WIDER
-from fakedist.cost_model.hosts import HOSTS, HostCosts, HostModel, HostSpec, default_host, scaled_calls, widened
+from fakedist.cost_model.hosts import HOSTS, CallCosts, HostCosts, HostModel, HostSpec, default_host, widened
 from fakedist.cost_model.job import job_times
 from fakedist.cost_model.timeline import Timeline
 from tests.accuracy.results import write_result
@@ -68,28 +68,27 @@ _TRIED: _Grid = (_TRIED_DISPATCH_US[:, None], _TRIED_LAUNCH_US[None, :])
 
 @dataclass(frozen=True)
 class Bound:
-    """A published step and the host's own time in it: its parts, each per microsecond of a number of the host model."""
+    """A published step and the host's own time in it: per microsecond of each number of a host model, and the rest."""
 
     name: str
     published_us: float
     dispatch: float
     launch: float
+    collectives_us: float
 
     def over(self, dispatch_us: float | Floats, launch_us: float | Floats) -> float | Floats:
         """The host's time over the published step."""
-        return (self.dispatch * dispatch_us + self.launch * launch_us) / self.published_us
+        return (self.dispatch * dispatch_us + self.launch * launch_us + self.collectives_us) / self.published_us
 
 
-#: Mixtral 8x7B on 64 H100 (NVIDIA/Megatron-LM @d98e8a64, 3.306 s), of which no launches are kept. Recorded at a score
-#: of 5.1 us and priced with a dispatch of 6.48 us and a launch of 2, its step took 4.48 s and the host of its busiest
-#: rank 4.24 s, so the host has the published step less 0.24 s. CUDA's calls are taken to be a tenth, as in Qwen3 30B's
-#: step.
-_MIXTRAL = Bound("mixtral-8x7b", 3.306e6 - 0.24e6, 0.9 * 4.24e6 / 6.48, 0.1 * 4.24e6 / 2.0)
+#: Mixtral 8x7B on 64 H100 (NVIDIA/Megatron-LM @d98e8a64, 3.306 s), of which no launches are kept: rank 48, of the last
+#: stage, of examples/megatron_gpt.py --preset mixtral-8x7b --tensor-model-parallel-size 2 --max-microbatches 0.
+_MIXTRAL = Bound("mixtral-8x7b", 3.306e6, 291_994, 53_664, 123_020)
 
 
 def with_numbers(host: HostModel, spec: HostSpec, numbers: HostNumbers) -> HostModel:
     """A host model with other numbers; CUDA's other calls change as a launch does."""
-    calls = scaled_calls(spec.calls, numbers.launch_us / spec.calls.launch_us)
+    calls = replace(spec, calls_scale=numbers.launch_us / spec.calls.launch_us).calls_in_step
     dispatch = numbers.dispatch_us / (host.time.machine_us or 1.0)
     return replace(host, costs=replace(host.costs, dispatch=dispatch, calls=calls))
 
@@ -115,8 +114,12 @@ def bound_of(row: Row, spec: HostSpec) -> Bound:
         nothing = np.zeros(len(timeline.what))
         costs = HostCosts(operation_us=0.0, dispatch=1.0 / (recording.host.time.machine_us or 1.0))
         dispatch = timeline.place(nothing, costs).end_us
-        calls = timeline.place(nothing, replace(costs, calls=spec.calls)).end_us - dispatch
-        parts.append(Bound(row.name, (row.published_s or 0.0) * 1e6, dispatch, calls / spec.calls.launch_us))
+        collectives = CallCosts(collective_us=spec.calls.collective_us)
+        collectives_us = timeline.place(nothing, replace(costs, calls=collectives)).end_us - dispatch
+        launch = (
+            timeline.place(nothing, replace(costs, calls=spec.calls)).end_us - dispatch - collectives_us
+        ) / spec.calls.launch_us
+        parts.append(Bound(row.name, (row.published_s or 0.0) * 1e6, dispatch, launch, collectives_us))
     return max(parts, key=lambda each: each.over(spec.dispatch_us, spec.calls.launch_us))
 
 
