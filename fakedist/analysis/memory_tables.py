@@ -247,7 +247,7 @@ def largest_blocks(recording: Recording, blocks: Blocks, lines: list[str]) -> pd
     """The table ``largest``: the largest blocks at the peak, largest first."""
     alive = blocks.frame[blocks.at_peak].sort_values(["bytes", "alloc_event"], ascending=[False, True]).head(LARGEST)
     parents = [row.parent for row in recording.layers] or [-1]
-    return described_blocks(alive, blocks.shares, layer_names(recording), parents, lines=lines)
+    return described_blocks(alive, blocks.shares, [row.name for row in recording.layers] or [""], parents, lines=lines)
 
 
 def described_blocks(
@@ -265,8 +265,3 @@ def described_blocks(
     table["line"] = [lines[stack] if stack >= 0 else "" for stack in chosen["stack"]]
     order = ["bytes", "category", "layer", "phase", "step", "operation", "line"]
     return table[order].reset_index(drop=True)
-
-
-def layer_names(recording: Recording) -> list[str]:
-    """Names of layers by number. Layer 0, outside of any module, has an empty name."""
-    return [row.name for row in recording.layers] or [""]

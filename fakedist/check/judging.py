@@ -145,7 +145,7 @@ def _blamed(finding: JudgedFigure, now: RankFigures, before: RankFigures | None)
 
 def _time_blame(figure: Figure, now: RankFigures, before: RankFigures | None) -> str:
     of = [
-        figures.times if figure.kind == "step_time" else _of_family(figures.times, figure.part)
+        figures.times if figure.kind == "step_time" else figures.times[figures.times["category"] == figure.part]
         for figures in (now, before or now)
     ]
     if before is not None and len(of[1]):
@@ -154,10 +154,6 @@ def _time_blame(figure: Figure, now: RankFigures, before: RankFigures | None) ->
             return cause.phrase(is_time=True)
     cause = find_cause(of[0].assign(name=of[0]["path"]), "us") if len(of[0]) else None
     return "" if cause is None else cause.phrase(is_time=True, is_change=False)
-
-
-def _of_family(times: pd.DataFrame, family: str) -> pd.DataFrame:
-    return times[times["category"] == family]
 
 
 def _cause(changes: pd.DataFrame, figure: Figure) -> Cause | None:

@@ -421,11 +421,6 @@ def dropped_notes(recording: Recording) -> list[Note]:
     return [*lost, *([run_note.recording_cut()] if recording.truncated else [])]
 
 
-def _left_note(recording: Recording) -> Note:
-    """The note for a rank that ended before doing any work. The cause may be a flag that only another rank knows."""
-    return run_note.left_during_init("" if recording.outcome is None else recording.outcome.line)
-
-
 def _not_sent_notes(recording: Recording, *, is_cause: bool) -> list[Note]:
     """The note on values that another rank should have sent. Those on the host count only if they may be a cause."""
     read = [record for record in recording.not_sent if record.is_read or is_cause]
@@ -495,7 +490,7 @@ def run_notes(
     """The notes of a run: its own, those on its times, and those that its recording calls for."""
     all_notes = [*recording.notes, *of_times, *differences(recording, blocks)]
     if left is not None and job is not None:
-        all_notes.append(_left_note(recording))
+        all_notes.append(run_note.left_during_init("" if recording.outcome is None else recording.outcome.line))
     is_before_forward = not any(scope.phase in ("forward", "generation") for scope in recording.scopes)
     if is_before_forward and len(blocks.frame) and not (blocks.frame["category"] == "parameter").any():
         all_notes.append(run_note.no_forward())

@@ -233,10 +233,6 @@ def _power(base: float, exponent: float) -> float:
     return float(base**exponent) if exponent < 0 else base**exponent
 
 
-def _ceil_div(number: int, divisor: int) -> int:
-    return -(-number // divisor)
-
-
 FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "min": min,
     "max": max,
@@ -245,7 +241,7 @@ FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "round": round,
     "gcd": math.gcd,
     "log2": math.log2,
-    "ceil_div": _ceil_div,
+    "ceil_div": lambda number, divisor: -(-number // divisor),
 }
 _OPERATORS: Mapping[type[ast.AST], Callable[..., object]] = {
     ast.Add: _add,

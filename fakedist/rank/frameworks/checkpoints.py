@@ -97,11 +97,8 @@ def parts_of_one(module: ModuleType) -> dict[str, object]:
                 metadata.state_dict_metadata[name] = _without_parts(value)
         return plans, metadata
 
-    def validate_one(global_plan: list[SavePlan], metadata: Metadata) -> object:
-        return validate(global_plan[:1], metadata)
-
     return {
-        "_validate_global_plan": validate_one,
+        "_validate_global_plan": lambda global_plan, metadata: validate(global_plan[:1], metadata),
         "DefaultSavePlanner.create_global_plan": create_global_plan,
     }
 

@@ -90,7 +90,7 @@ class MemoryCurve:
 def read_curve(run: Run) -> MemoryCurve:
     """Read a run's memory."""
     blocks = run.table("blocks", BLOCK_COLUMNS)
-    lines = job_lines(run, run.manifest.cwd)
+    lines = [short_line(line, run.manifest.cwd) for line in run.table("stacks")["line"].astype(str)]
     table = run.table("events", ["allocated_bytes", "reserved_bytes", "time_us"])
     num = len(table)
     made, freed = blocks["alloc_event"].to_numpy(), blocks["free_event"].to_numpy()
@@ -112,11 +112,6 @@ def read_curve(run: Run) -> MemoryCurve:
         reserved=table["reserved_bytes"].to_numpy("i8"),
         time_us=table["time_us"].to_numpy("i8"),
     )
-
-
-def job_lines(run: Run, cwd: str) -> list[str]:
-    """For each stack, the innermost line outside of torch, relative to the working directory."""
-    return [short_line(line, cwd) for line in run.table("stacks")["line"].astype(str)]
 
 
 def by_category(blocks: pd.DataFrame) -> Colouring:
@@ -141,7 +136,7 @@ def highest_moves(allocated: Array, num_points: int) -> Array:
     """The move with the most memory of each of ``num_points`` stretches, and the first and last move."""
     if len(allocated) <= num_points:
         return np.arange(len(allocated))
-    first = _edges(len(allocated), num_points)[:-1]
+    first = np.linspace(0, len(allocated), num_points + 1).astype("i8")[:-1]
     most = np.maximum.reduceat(allocated, first)
     reached = np.flatnonzero(allocated == np.repeat(most, np.diff(first, append=len(allocated))))
     highest = reached[np.searchsorted(reached, first)]
@@ -170,10 +165,6 @@ def most_reserved(curve: MemoryCurve, chosen: Array) -> Array:
     if not len(chosen):
         return curve.reserved[:0]
     return np.maximum.reduceat(curve.reserved, np.concatenate([[0], curve.events[chosen[1:]]]))
-
-
-def _edges(num: int, parts: int) -> Array:
-    return np.linspace(0, num, parts + 1).astype("i8")
 
 
 #: Points of a curve. Of the moves between two points, the one with the most memory is drawn, so the peak is exact.
