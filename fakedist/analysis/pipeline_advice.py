@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from fakedist.analysis.axes import find_pipeline
 from fakedist.analysis.evidence import (
     Change,
     Evidence,
@@ -22,6 +21,7 @@ from fakedist.analysis.evidence import (
     stacks,
 )
 from fakedist.analysis.recording import Array
+from fakedist.analysis.topology import find_pipeline
 from fakedist.errors import JobError
 from fakedist.rank_list import parse_rank_list
 

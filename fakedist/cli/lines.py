@@ -6,8 +6,17 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.output import JSON, TEXT, RunPath, all_rows_option, chosen_output, file_option, format_options
-from fakedist.cli.say import reading, run_or_last
+from fakedist.cli.output import (
+    JSON,
+    TEXT,
+    RunPath,
+    all_rows_option,
+    chosen_output,
+    file_option,
+    format_options,
+    reading,
+    run_or_last,
+)
 
 
 @click.command()

@@ -20,9 +20,13 @@ from fakedist.cli.output import (
     chosen_output,
     format_options,
     length_options,
+    print_report,
+    remark,
     run_directory_options,
+    say,
+    say_ending,
+    say_first_failure,
 )
-from fakedist.cli.say import print_report, remark, say, say_ending, say_first_failure
 from fakedist.options import Job
 from fakedist.options.expert_loads import EVEN
 from fakedist.rundir.directory import remove_if_empty, remove_run

@@ -30,8 +30,8 @@ from fakedist.cli.output import (
     chosen_output,
     file_option,
     format_options,
+    reading,
 )
-from fakedist.cli.say import reading
 from fakedist.options.option import OptionGroup
 
 #: What ``--format csv`` shows unless ``--table`` names another table.

@@ -21,10 +21,9 @@ from fakedist.cost_model.host_times import (
     late_launches,
     layers_host_us,
 )
-from fakedist.cost_model.limits import find_limits
 from fakedist.cost_model.model_flops import COUNTED, ModelFlops, flops_of_kernels, flops_of_launches
 from fakedist.cost_model.overlap import union, union_us
-from fakedist.cost_model.step import PricedStep
+from fakedist.cost_model.step import PricedStep, find_limits
 from fakedist.cost_model.timeline import IDLE, ON_GPU, ON_HOST
 from fakedist.rundir.families import kernel_family
 from fakedist.rundir.launch_records import RangeRow

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.analysis.routed_launches import EXCHANGES, busiest_tokens, groups_of_stage
+from fakedist.analysis.routed_blocks import EXCHANGES, busiest_tokens, groups_of_stage
 from fakedist.errors import JobError
 from fakedist.options.expert_loads import EVEN
 from fakedist.router_load import RouterLoad, RouterPass

@@ -20,7 +20,7 @@ from fakedist.cost_model.busiest_rank import ExpertsLoad, recorded_load
 from fakedist.cost_model.collectives.communication import Communication, communication_of
 from fakedist.cost_model.collectives.fabric import Fabric, default_fabric, find_fabric
 from fakedist.cost_model.hosts import HostModel, host_model
-from fakedist.cost_model.kernels.calibrated_prices import calibrated_prices_of
+from fakedist.cost_model.kernels.calibration_table import calibrated_prices_of
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.nccl.settings import TIME_VARIABLES, Nccl, read_settings
 from fakedist.cost_model.step import (

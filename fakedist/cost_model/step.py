@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fakedist.analysis.topology import read_groups
 from fakedist.cost_model.accuracy import variances
 from fakedist.cost_model.busiest_rank import ExpertsLoad, own_work
 from fakedist.cost_model.collectives.communication import Communication
-from fakedist.cost_model.hosts import HostCosts
+from fakedist.cost_model.hosts import HostCosts, scaled
 from fakedist.cost_model.placing import StepInterval, StepLaunches
 from fakedist.cost_model.timeline import ON_GPU, Array, CriticalPath, Placed, find_critical_path
 from fakedist.rundir import time_notes
 from fakedist.rundir.notes import Note
-from fakedist.rundir.step_time import Calibration
+from fakedist.rundir.step_time import Calibration, StepLimit
 from fakedist.rundir.table_rows import TABLES
 
 _COLUMNS = (
@@ -320,3 +322,66 @@ class MeasuredPrices:
     def notes(self) -> list[Note]:
         """None: the tool's own notes say where the times come from."""
         return []
+
+
+#: Groups that have a limit of their own, those that take most, and rows of ``launches`` that they all place: the
+#: largest steps have the first group's alone.
+_MOST_GROUPS = 4
+_MOST_ROWS = 2_000_000
+#: What takes less than this share of the step limits nothing.
+_LEAST = 1e-3
+
+
+_Kind = Literal["kernels", "collectives", "nics"]
+
+
+class _Part(NamedTuple):
+    """Rows of ``launches``, and the 90 % interval of their time over the estimate."""
+
+    kind: _Kind
+    group: str
+    num_nodes: int
+    rows: npt.NDArray[np.bool_]
+    low: float
+    high: float
+
+
+def find_limits(step: PricedStep, tables: Mapping[str, pd.DataFrame]) -> list[StepLimit]:
+    """The limits of a priced step, the longest first; ``tables`` has its ``work``, ``calls`` and ``groups``."""
+    prices, communication = step.price_list.work, step.communication
+    own = StepLaunches(step.launches, tables["work"], prices, communication)
+    # Without a host: what a tool measured of it is in the launches, the rest follows the host's costs.
+    on_gpu = StepLaunches(step.launches.assign(host_us=0.0), tables["work"], prices, communication)
+    no_host, nothing = scaled(step.host, 0.0), np.zeros(len(step.launches), bool)
+    host_us = [own.place(scaled(step.host, factor), nothing).placed.end_us for factor in (1.0, *step.host.range)]
+    limits = [StepLimit("host", "", 0, *host_us)]
+    for part in _parts(step, tables, own.kernels_us):
+        us = on_gpu.place(no_host, part.rows).placed.end_us
+        limits.append(StepLimit(part.kind, part.group, part.num_nodes, us, us * part.low, us * part.high))
+    return sorted((row for row in limits if row.step_us > _LEAST * step.step_us), key=lambda row: -row.step_us)
+
+
+def _parts(step: PricedStep, tables: Mapping[str, pd.DataFrame], kernels_us: float) -> Iterator[_Part]:
+    is_call = (step.launches["what"].astype(str) == "collective").to_numpy(bool)
+    low, high = (bound / kernels_us if kernels_us and np.isfinite(bound) else 1.0 for bound in step.kernel_bounds_us)
+    yield _Part("kernels", "", 0, ~is_call, low, high)
+    if step.communication is None:
+        return
+    labels = np.array([group.label for group in read_groups(tables["groups"])], object)
+    made_on = tables["calls"].set_index("sequence")["group"]
+    calls = step.communication.calls.dropna(subset="time_us")
+    calls = calls.assign(label=labels[made_on.reindex(calls.index).to_numpy("i8")])
+    over_nodes = calls[calls["num_nodes"] > 1]
+    of_nics = over_nodes.groupby("label")["time_us"].sum()
+    by_group = sorted(calls.groupby("label", sort=False), key=lambda item: -item[1]["time_us"].sum())
+    most = max(min(_MOST_ROWS // len(step.launches), _MOST_GROUPS), 1)
+    parts: list[tuple[_Kind, str, pd.DataFrame]]
+    parts = [("collectives", str(label), own) for label, own in by_group[:most]]
+    if (of_nics > _LEAST * step.step_us).sum() > 1:
+        parts.append(("nics", "", over_nodes))
+    for kind, label, own in parts:
+        if whole := float(own["time_us"].sum()):
+            rows = is_call & step.launches["call"].isin(own.index).to_numpy(bool)
+            num_nodes = int(own["num_nodes"].max()) if label else 0
+            low, high = (float(own[name].sum()) / whole for name in ("low_us", "high_us"))
+            yield _Part(kind, label, num_nodes, rows, low, high)

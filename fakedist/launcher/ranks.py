@@ -24,11 +24,11 @@ from fakedist.rundir.directory import (
     default_name,
     in_use,
     is_in_use,
+    load_manifest,
     remove_if_empty,
     remove_run,
 )
 from fakedist.rundir.journal import read_journal
-from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.tape import ANY_RANK, TAPE_RECORDS, Awaited, Tape, find_tapes
 from fakedist.temporary import scratch_directory

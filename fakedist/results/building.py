@@ -15,9 +15,8 @@ from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_p
 from fakedist.analysis.host_blocks import host_tables
 from fakedist.analysis.layer_table import Fold, fold_layers, layer_table
 from fakedist.analysis.memory_tables import Peak, find_peak
-from fakedist.analysis.recording import Recording, read_recording, recorded_so_far
-from fakedist.analysis.root_order import trained_first
-from fakedist.analysis.routed_launches import routed_table
+from fakedist.analysis.recording import JournalReading, Recording, read_recording, recorded_so_far, trained_first
+from fakedist.analysis.routed_blocks import routed_table
 from fakedist.analysis.segments import segment_table
 from fakedist.analysis.snapshot_writing import build_snapshot
 from fakedist.analysis.stack_lines import stack_lines
@@ -34,10 +33,11 @@ from fakedist.cost_model.estimated import (
     where_from,
 )
 from fakedist.cost_model.gains import find_gains
-from fakedist.cost_model.job.step_tokens import rank_throughput
+from fakedist.cost_model.job.job_times import rank_throughput
 from fakedist.cost_model.launches import launch_tables
 from fakedist.cost_model.step_axis import write_trace
 from fakedist.options import Job
+from fakedist.results.run import Run, RunTables
 from fakedist.results.summing_up import (
     dropped_notes,
     estimate_or_note,
@@ -47,11 +47,22 @@ from fakedist.results.summing_up import (
     summarize,
 )
 from fakedist.rundir.collector import no_collector
-from fakedist.rundir.manifest import Manifest, load_manifest, write_manifest
+from fakedist.rundir.directory import (
+    JOURNAL_NAME,
+    Manifest,
+    import_manifest,
+    imported_manifest,
+    load_manifest,
+    write_manifest,
+)
+from fakedist.rundir.journal import JournalWriter
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.sources import ROUTED
 from fakedist.rundir.tables import check_tables, new_tables, write_table
+from fakedist.traces.one_step import StepChoice
+from fakedist.traces.trace_files import read_step
+from fakedist.traces.traced_step import ImportedStep
 
 
 @dataclass(frozen=True)
@@ -275,3 +286,43 @@ def _invented(recording: Recording) -> pd.DataFrame:
     ]
     sums = table_of("invented", rows).groupby(["operation", "line"], as_index=False)[["num_calls", "num_values"]].sum()
     return sums.sort_values("num_values", ascending=False, kind="stable").reset_index(drop=True)
+
+
+def open_imported(path: Path, choice: StepChoice = StepChoice(), exported: Path | None = None) -> Run:  # noqa: B008
+    """Open a file of a real GPU as a run, of which only the tables are known that its tool traced.
+
+    Args:
+        exported: Of a report of nsys, its SQLite export.
+
+    Raises:
+        ReportError: It is not a trace, or lacks what was chosen.
+    """
+    step = read_step(exported or path, path, choice)
+    reading = JournalReading()
+    for record in step.records:
+        reading.take(record)
+    reading.join()
+    computed = compute_recording(reading.recording, None, ())
+    manifest = imported_manifest(path, step.tool)
+    summary = summarize(
+        computed.recording,
+        None,
+        computed.tables,
+        computed.folds,
+        ending=manifest.exit,
+        left=None,
+        peak=computed.peak,
+        times=computed.times,
+        notes=computed.notes,
+    )
+    return Run(path.resolve(), manifest, summary, RunTables(None, computed.tables))
+
+
+def write_run(step: ImportedStep, run_directory: Path) -> None:
+    """Write a step as a run, into a new run directory."""
+    import_manifest(run_directory, step.file, step.tool)
+    journal = JournalWriter(run_directory / JOURNAL_NAME)
+    for record in step.records:
+        journal.append(record)
+    journal.close()
+    build_tables(run_directory)

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Unpack
 
 import pandas as pd
 
-from fakedist.analysis.axes import Pipeline, find_pipeline
+from fakedist.analysis.topology import Pipeline, find_pipeline
 from fakedist.cost_model.breakdown import PEAK_DTYPE
 from fakedist.cost_model.hosts import HostModel
-from fakedist.cost_model.job.job_times import JobRank, JobTimes, job_times
-from fakedist.cost_model.job.step_tokens import tokens_text
+from fakedist.cost_model.job.job_times import JobRank, JobTimes, job_times, tokens_text
 from fakedist.errors import FakedistError, JobError, RunDirectoryError
 from fakedist.findings.finding_all import find_job_faults
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
-from fakedist.options.pricing import Pricing, PricingOptions
+from fakedist.options.definition import Pricing, PricingOptions
 from fakedist.results.opening import open_run_directory
 from fakedist.results.rank_kinds import JobKinds, find_job_kinds, rank_program
 from fakedist.results.repricing import experts_of, host_of, models_of, tables_to_price
@@ -123,7 +122,7 @@ def time_job(
         gpu: A known GPU model, such as "b200", or a GPU file; None for the runs' own.
         tokens_per_step: Of all ranks; None to find them in the runs.
         micro_batches: Those beyond the recorded ones repeat a steady one. None for those that were recorded.
-        options: See :class:`fakedist.options.pricing.Pricing`.
+        options: See :class:`fakedist.options.definition.Pricing`.
 
     Raises:
         JobError: The runs are not of one job, or of one rank; there is no such GPU, fabric or what-if; or the recorded

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from fakedist.errors import RunDirectoryError
-from fakedist.results.imported import open_imported
+from fakedist.results.building import open_imported
 from fakedist.results.run import Run, RunTables
 from fakedist.rundir.directory import (
     JOURNAL_NAME,
@@ -16,9 +16,10 @@ from fakedist.rundir.directory import (
     PAGE_NAME,
     TAPE_NAME,
     TRACE_NAME,
+    Manifest,
     is_in_use,
+    load_manifest,
 )
-from fakedist.rundir.manifest import Manifest, load_manifest
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.traces.foreign_files import kind_of

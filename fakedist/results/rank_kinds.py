@@ -9,12 +9,10 @@ from pathlib import Path
 import pandas as pd
 
 from fakedist.analysis.alike_ranks import AlikeRanks, CopiedCalls, JobGroup, JobGroups, channels_of, find_kinds
-from fakedist.analysis.axes import find_pipeline
 from fakedist.analysis.call_order import RankCall, RankCalls
 from fakedist.analysis.recording import read_recording
-from fakedist.analysis.routed_blocks import Counts
-from fakedist.analysis.routed_launches import groups_of_stage, passes_of, received_tokens
-from fakedist.analysis.topology import ranks_of
+from fakedist.analysis.routed_blocks import Counts, groups_of_stage, passes_of, received_tokens
+from fakedist.analysis.topology import find_pipeline, ranks_of
 from fakedist.errors import JobError
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run

@@ -9,22 +9,22 @@ from dataclasses import replace
 import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers
-from fakedist.analysis.routed_launches import EXCHANGES
+from fakedist.analysis.routed_blocks import EXCHANGES
 from fakedist.cost_model.busiest_rank import ExpertsLoad, at_pace, recorded_load
 from fakedist.cost_model.estimated import Models, NetworkChoice, StepTimes, estimate_times, network_of, prices_of
 from fakedist.cost_model.gains import find_gains
 from fakedist.cost_model.hosts import HostModel, host_model
-from fakedist.cost_model.job.step_tokens import rank_throughput
+from fakedist.cost_model.job.job_times import rank_throughput
 from fakedist.cost_model.nccl.settings import Nccl
 from fakedist.cost_model.step import MeasuredPrices
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
-from fakedist.options.pricing import Pricing
+from fakedist.options.definition import Pricing
 from fakedist.router_load import RouterLoad, RouterPass
+from fakedist.rundir.directory import Manifest
 from fakedist.rundir.environment import check_variable
-from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.step_time import TimeGain
 from fakedist.rundir.summary import Summary
 from fakedist.rundir.table_rows import TABLES

@@ -20,12 +20,12 @@ from fakedist.errors import JobError, RunDirectoryError
 from fakedist.findings.case import Case
 from fakedist.findings.finding_all import Tried, find_faults
 from fakedist.findings.ignoring import is_ignored
-from fakedist.options.pricing import Pricing, PricingOptions
+from fakedist.options.definition import Pricing, PricingOptions
 from fakedist.results.repricing import find_gains_again, models_of, price_again
 from fakedist.results.summing_up import estimate_or_note
 from fakedist.results.verdict import limit_text, step_text, step_word, verdict
+from fakedist.rundir.directory import Manifest
 from fakedist.rundir.finding import Finding
-from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.notes import Note
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import MOMENTS
@@ -384,7 +384,7 @@ class Run:
         Args:
             gpu: A known GPU model, such as "b200", or a GPU file; None for the run's own.
             gains: Also price each change that may shorten the step: ``summary.time.gains``.
-            options: See :class:`fakedist.options.pricing.Pricing`.
+            options: See :class:`fakedist.options.definition.Pricing`.
 
         Raises:
             SetupError: The calibration table cannot be read, or is of another GPU.

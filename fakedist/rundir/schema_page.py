@@ -15,8 +15,8 @@ from pathlib import Path
 
 from fakedist.docstrings import docstring_of
 from fakedist.options.option import options_of
+from fakedist.rundir.directory import Manifest
 from fakedist.rundir.finding import Finding
-from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.schema import SCHEMA_VERSION, attributes
 from fakedist.rundir.summary import Summary
 from fakedist.rundir.table_rows import TABLES

@@ -33,12 +33,11 @@ from fakedist.report.content.wording import MFU_BASIS, command_line
 from fakedist.report.render.terminal import print_heading, print_remark
 from fakedist.rundir.plain import to_plain
 from fakedist.sweep.command import PointRun, PricedFor
-from fakedist.sweep.opened import Sweep
 from fakedist.sweep.plan import RankChoice, SweepPlan
 from fakedist.sweep.point_rows import Row, Status, StepEstimate
 from fakedist.sweep.ranking import AxisEffect, answer, counts_text, memory_text, rate_in, short_label, speed_text
 from fakedist.sweep.space import text_of
-from fakedist.sweep.sweep_directory import PAGE_NAME, TABLE_NAME, reports_of
+from fakedist.sweep.sweep_directory import PAGE_NAME, TABLE_NAME, Sweep, reports_of
 from fakedist.units import format_bytes, format_us
 from fakedist.visible import MOST_OF_A_TEXT, visible
 

@@ -39,10 +39,18 @@ from fakedist.cost_model.kernels.gpus import (
     measured_spec,
     product_roof,
 )
-from fakedist.cost_model.kernels.measurements import Floats, Integers, load_measured
+from fakedist.cost_model.kernels.measurements import (
+    Assumptions,
+    Estimates,
+    Flags,
+    Floats,
+    Integers,
+    WorkArrays,
+    load_measured,
+    which_limits,
+)
 from fakedist.cost_model.kernels.moving import ELEMENTWISE, WIDE_ROW, MovingTimes, measured_moves
 from fakedist.cost_model.kernels.products import START_US, GroupedTimes, ProductRoof, ProductSizes, ProductTimes
-from fakedist.cost_model.kernels.work_arrays import Assumptions, Estimates, Flags, WorkArrays, which_limits
 from fakedist.gpu.models.spec import GpuSpec
 
 #: Assumptions, with their sources.

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fakedist.cli.output import JSON, TEXT, RunPath, chosen_output, output_option
-from fakedist.cli.say import reading, remark, say
+from fakedist.cli.output import JSON, TEXT, RunPath, chosen_output, output_option, reading, remark, say
 from fakedist.rundir.notes import counted
 
 if TYPE_CHECKING:

@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fakedist.cli.output import CSV, JSON, MARKDOWN, TEXT, Output, RunPath, chosen_output, file_option, format_options
-from fakedist.cli.say import reading
+from fakedist.cli.output import (
+    CSV,
+    JSON,
+    MARKDOWN,
+    TEXT,
+    Output,
+    RunPath,
+    chosen_output,
+    file_option,
+    format_options,
+    reading,
+)
 from fakedist.options.expert_loads import parse_router_load
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fakedist.results.compare.layer_matching import OUTSIDE
 from fakedist.results.run import Run
-from fakedist.rundir.manifest import Manifest
+from fakedist.rundir.directory import Manifest
 from fakedist.rundir.outcome import BEYOND_CAPACITY, Ending, Outcome
 from fakedist.rundir.summary import Summary
 from fakedist.units import format_bytes, format_change, format_us, format_us_change
