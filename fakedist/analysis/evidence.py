@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.layer_table import Fold
+from fakedist.analysis.memory_tables import Fold
 from fakedist.analysis.recording import Array
 
 BLOCK_BYTES = 512  # kMinBlockSize of the caching allocator: sizes are multiples of it

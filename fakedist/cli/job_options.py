@@ -20,7 +20,7 @@ from fakedist.errors import JobError
 from fakedist.launcher.checked_script import find_source
 from fakedist.options import Door, Job, JobProgram, make_jobs, options_among, world_from_environment
 from fakedist.options.definition import MICRO_BATCHES, OPTIONS, PRICING_OPTIONS, TOKENS_PER_STEP, PricingOptions
-from fakedist.options.option import Option
+from fakedist.options.kinds import Option
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 

@@ -32,7 +32,7 @@ from fakedist.cli.output import (
     format_options,
     reading,
 )
-from fakedist.options.option import OptionGroup
+from fakedist.options.kinds import OptionGroup
 
 #: What ``--format csv`` shows unless ``--table`` names another table.
 _DEFAULT_TABLE = "layer_times"

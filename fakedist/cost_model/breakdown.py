@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.analysis.layer_table import Fold, fold_sums, with_children
+from fakedist.analysis.memory_tables import Fold, fold_sums, with_children
 from fakedist.analysis.recording import Array
 from fakedist.analysis.topology import read_groups
 from fakedist.analysis.typed_tables import rows_of, table_of

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fakedist.analysis.layer_table import Fold
+from fakedist.analysis.memory_tables import Fold
 from fakedist.analysis.recording import Recording
 from fakedist.cost_model.accuracy import closest
 from fakedist.cost_model.allocator_times import allocator_time

@@ -24,8 +24,7 @@ from fakedist.cost_model.estimated import (
     prices_of,
 )
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
-from fakedist.cost_model.placing import StepLaunches
-from fakedist.cost_model.step import PriceList
+from fakedist.cost_model.step import PriceList, StepLaunches
 from fakedist.cost_model.what_if import (
     changed_fabric,
     changed_launches,

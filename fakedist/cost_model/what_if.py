@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.analysis.layer_table import fold_layers
+from fakedist.analysis.memory_tables import fold_layers
 from fakedist.cost_model.allocator_times import waits_of_allocator
 from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.collectives.fabric import Fabric

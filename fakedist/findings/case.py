@@ -11,7 +11,7 @@ import pandas as pd
 from fakedist.analysis.advice import MIN_BYTES
 from fakedist.analysis.call_order import RankCalls
 from fakedist.analysis.evidence import Change, Evidence, Saving, matches, owners, stacks
-from fakedist.analysis.layer_table import fold_layers
+from fakedist.analysis.memory_tables import fold_layers
 from fakedist.analysis.recording import Array
 from fakedist.analysis.typed_tables import table_of
 from fakedist.rundir.step_time import StepTime

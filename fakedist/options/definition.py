@@ -12,8 +12,7 @@ from fakedist.errors import JobError
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.options import kinds
 from fakedist.options.expert_loads import EVEN
-from fakedist.options.kinds import RefusedError
-from fakedist.options.option import Door, Option, OptionGroup, declared, named, options_of
+from fakedist.options.kinds import Door, Option, OptionGroup, RefusedError, declared, named, options_of
 from fakedist.rank_list import MAX_RANKS
 from fakedist.units import UNLIMITED_BYTES, format_bytes
 

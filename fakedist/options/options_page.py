@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from fakedist.options.definition import MICRO_BATCHES, OPTIONS, PRICING_OPTIONS, TOKENS_PER_STEP
-from fakedist.options.option import Door, Option, OptionGroup
+from fakedist.options.kinds import Door, Option, OptionGroup
 
 _INTRODUCTION = """# Options of a job
 

@@ -13,12 +13,10 @@ from fakedist import extras
 from fakedist.analysis import memory_tables
 from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_places
 from fakedist.analysis.host_blocks import host_tables
-from fakedist.analysis.layer_table import Fold, fold_layers, layer_table
-from fakedist.analysis.memory_tables import Peak, find_peak
+from fakedist.analysis.memory_tables import Fold, Peak, find_peak, fold_layers, layer_table
 from fakedist.analysis.recording import JournalReading, Recording, read_recording, recorded_so_far, trained_first
 from fakedist.analysis.routed_blocks import routed_table
-from fakedist.analysis.segments import segment_table
-from fakedist.analysis.snapshot_writing import build_snapshot
+from fakedist.analysis.segments import build_snapshot, segment_table
 from fakedist.analysis.stack_lines import stack_lines
 from fakedist.analysis.topology import call_table, collective_table, group_table, other_group_table, term_table
 from fakedist.analysis.typed_tables import table_of

@@ -94,8 +94,7 @@ def open_snapshot(path: Path, device: int | None = None) -> Run:
         RunDirectoryError: It is not a snapshot, or tries to run code.
     """
     from fakedist.analysis.blocks import build_blocks, event_places
-    from fakedist.analysis.layer_table import fold_layers
-    from fakedist.analysis.memory_tables import find_peak
+    from fakedist.analysis.memory_tables import find_peak, fold_layers
     from fakedist.results.building import make_tables
     from fakedist.results.summing_up import summarize
     from fakedist.rundir.collector import no_collector

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from fakedist.analysis.layer_table import fold_layers
+from fakedist.analysis.memory_tables import fold_layers
 from fakedist.analysis.routed_blocks import EXCHANGES
 from fakedist.cost_model.busiest_rank import ExpertsLoad, at_pace, recorded_load
 from fakedist.cost_model.estimated import Models, NetworkChoice, StepTimes, estimate_times, network_of, prices_of

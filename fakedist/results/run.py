@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.layer_table import Fold, fold_layers, fold_table, unfolded
+from fakedist.analysis.memory_tables import Fold, fold_layers, fold_table, unfolded
 from fakedist.cost_model.breakdown import fold_times
 from fakedist.cost_model.host_times import host_waits, late_launches
 from fakedist.errors import JobError, RunDirectoryError

@@ -15,8 +15,7 @@ from fakedist.analysis.advice import find_advice
 from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.evidence import Room, Setup
 from fakedist.analysis.host_blocks import host_memory
-from fakedist.analysis.layer_table import Fold, fold_table
-from fakedist.analysis.memory_tables import Peak, described_blocks, differences
+from fakedist.analysis.memory_tables import Fold, Peak, described_blocks, differences, fold_table
 from fakedist.analysis.recording import Recording
 from fakedist.analysis.typed_tables import rows_of
 from fakedist.cost_model.estimated import StepTimes, recorded_gpu

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fakedist.docstrings import docstring_of
-from fakedist.options.option import options_of
+from fakedist.options.kinds import options_of
 from fakedist.rundir.directory import Manifest
 from fakedist.rundir.finding import Finding
 from fakedist.rundir.schema import SCHEMA_VERSION, attributes

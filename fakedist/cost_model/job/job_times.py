@@ -28,8 +28,7 @@ from fakedist.cost_model.job.stages import (
 )
 from fakedist.cost_model.model_flops import ModelFlops, flops_of_launches
 from fakedist.cost_model.overlap import union, union_us
-from fakedist.cost_model.placing import StepLaunches, interval_of
-from fakedist.cost_model.step import Prices, StepPrices
+from fakedist.cost_model.step import Prices, StepLaunches, StepPrices, interval_of
 from fakedist.cost_model.what_if import changed_launches
 from fakedist.errors import JobError
 from fakedist.rundir.notes import counted

@@ -25,7 +25,7 @@ from fakedist.results.run import Run
 Ints = npt.NDArray[np.int64]
 #: Draws so many lengths with a generator.
 Lengths = Callable[[np.random.Generator, int], Ints]
-#: Plays steps of a program: :func:`fakedist.extras.play.playing.play_steps`, of one that was written, and settings.
+#: Plays steps of a program: :func:`fakedist.extras.play.player.play_steps`, of one that was written, and settings.
 PlaySteps = Callable[[Iterable[Ints], str], Iterator[tuple[dict[str, int], Ints]]]
 #: The counts of a program that follows none.
 NO_COUNTS = np.zeros(1, np.int64)

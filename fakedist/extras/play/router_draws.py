@@ -276,7 +276,7 @@ class Played:
         return wilson(int((~self.draws["fits"]).sum()), len(self.draws))
 
 
-#: Plays rows of counts: :func:`fakedist.extras.play.playing.play`, of a program.
+#: Plays rows of counts: :func:`fakedist.extras.play.player.play`, of a program.
 PlayCounts = Callable[[Iterable[Ints]], Iterator[dict[str, int]]]
 
 

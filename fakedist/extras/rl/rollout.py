@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fakedist.errors import JobError
 from fakedist.options import kinds
-from fakedist.options.option import Option, OptionGroup, declared, options_of
+from fakedist.options.kinds import Option, OptionGroup, declared, options_of
 
 _MOST = 1 << 20
 _ENGINE = Option(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.layer_table import Fold, fold_layers, fold_table, owner_names, unfolded
+from fakedist.analysis.memory_tables import Fold, fold_layers, fold_table, owner_names, unfolded
 from fakedist.analysis.stack_lines import IN_TORCH, NO_STACK, forward_line, in_engine, script_lines
 from fakedist.cost_model.breakdown import fold_times
 from fakedist.report.content.report_blocks import (

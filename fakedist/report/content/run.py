@@ -13,7 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fakedist.analysis.layer_table import unfolded
+from fakedist.analysis.memory_tables import unfolded
 from fakedist.report.content import memory, time
 from fakedist.report.content.host_memory import host_memory_blocks, short_figures
 from fakedist.report.content.report_blocks import (

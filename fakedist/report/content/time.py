@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
+from fakedist.analysis.memory_tables import fold_layers, fold_table, unfolded
 from fakedist.analysis.typed_tables import rows_of
 from fakedist.cost_model.breakdown import PEAK_DTYPE, fold_times
 from fakedist.cost_model.gains import launch_bound

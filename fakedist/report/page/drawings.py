@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.analysis.layer_table import Fold, fold_layers, with_children
+from fakedist.analysis.memory_tables import Fold, fold_layers, with_children
 from fakedist.analysis.recording import Array
 from fakedist.cost_model.breakdown import name_rows
 from fakedist.cost_model.host_times import thread_titles

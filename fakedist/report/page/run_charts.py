@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from fakedist.analysis.advice import RULES, advice_of
 from fakedist.analysis.evidence import Change, Evidence, Room, Saving, Setup
-from fakedist.analysis.layer_table import Fold, fold_layers
+from fakedist.analysis.memory_tables import Fold, fold_layers
 from fakedist.analysis.recording import Array
 from fakedist.analysis.topology import ranks_of, read_groups
 from fakedist.cost_model.breakdown import kind_family_us

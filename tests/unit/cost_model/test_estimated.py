@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.analysis.layer_table import fold_layers
+from fakedist.analysis.memory_tables import fold_layers
 from fakedist.cost_model.accuracy import closest
 from fakedist.cost_model.estimated import Models, NetworkChoice, StepTimes, estimate_times, network_of
 from fakedist.cost_model.gains import find_gains

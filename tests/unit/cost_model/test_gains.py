@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.analysis.layer_table import fold_layers
+from fakedist.analysis.memory_tables import fold_layers
 from fakedist.cost_model.estimated import Models, estimate_times, network_of
 from fakedist.cost_model.gains import find_gains, launch_bound
 from fakedist.cost_model.kernels.kernel_times import KernelTimes

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.analysis.layer_table import fold_layers
+from fakedist.analysis.memory_tables import fold_layers
 from fakedist.cost_model.breakdown import (
     break_down,
     by_name,
