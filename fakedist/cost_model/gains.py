@@ -36,7 +36,7 @@ from fakedist.errors import JobError
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
-from fakedist.rundir.step_time import HostWait, LayerTime, StepTime, TimeGain
+from fakedist.rundir.step_time import HostWait, LayerTime, StepBreakdown, TimeGain
 from fakedist.units import format_us
 
 #: GPUs in one NVLink domain of a rack.
@@ -78,7 +78,7 @@ class _Change:
 
 
 def find_gains(
-    tables: Mapping[str, pd.DataFrame], models: Models, job: Job | None, time: StepTime, prices: PriceList
+    tables: Mapping[str, pd.DataFrame], models: Models, job: Job | None, time: StepBreakdown, prices: PriceList
 ) -> list[TimeGain]:
     """The step with each change that applies and with the best two, the shortest first.
 
@@ -121,7 +121,7 @@ def _by_step(gain: TimeGain) -> float:
     return gain.step_us
 
 
-def _pairs(singles: Mapping[_Change, TimeGain], time: StepTime) -> list[tuple[_Change, _Change]]:
+def _pairs(singles: Mapping[_Change, TimeGain], time: StepBreakdown) -> list[tuple[_Change, _Change]]:
     """Every two of the three changes of different levers that shorten the step most."""
     best: dict[str, _Change] = {}
     for change, gain in sorted(singles.items(), key=lambda item: item[1].step_us):
@@ -175,7 +175,7 @@ class _ChangedStep:
         return TimeGain(" and ".join(titles), " ".join(options), step.placed.end_us, why)
 
 
-def _changes(time: StepTime, models: Models, tables: Mapping[str, pd.DataFrame]) -> Iterator[_Change]:
+def _changes(time: StepBreakdown, models: Models, tables: Mapping[str, pd.DataFrame]) -> Iterator[_Change]:
     """The changes that may matter: of links that calls use, of a host that is waited for, of the GPU."""
     between, within = (
         [row for row in time.by_group if row.group_size > 1 and (row.num_nodes > 1) is over] for over in (True, False)
@@ -205,7 +205,7 @@ def _changes(time: StepTime, models: Models, tables: Mapping[str, pd.DataFrame])
         yield _Change("no overlap: everything one after another", "--what-if", "no-overlap", "")
 
 
-def _host_changes(time: StepTime, tables: Mapping[str, pd.DataFrame]) -> Iterator[_Change]:
+def _host_changes(time: StepBreakdown, tables: Mapping[str, pd.DataFrame]) -> Iterator[_Change]:
     """Advice on a late host, each piece with what it follows from."""
     for wait in [wait for wait in time.host_waits if wait.idle_us and wait.line][:_MOST_LINES]:
         line = wait.line.partition(" (")[0].rpartition("/")[2]

@@ -22,7 +22,6 @@ from fakedist.analysis.topology import call_table, collective_table, group_table
 from fakedist.analysis.typed_tables import table_of
 from fakedist.cost_model.busiest_rank import ExpertsLoad, at_pace
 from fakedist.cost_model.estimated import (
-    Models,
     StepTimes,
     estimate_times,
     recorded_gpu,
@@ -33,6 +32,7 @@ from fakedist.cost_model.estimated import (
 from fakedist.cost_model.gains import find_gains
 from fakedist.cost_model.job.job_times import rank_throughput
 from fakedist.cost_model.launches import launch_tables
+from fakedist.cost_model.step import PriceList
 from fakedist.cost_model.step_axis import write_trace
 from fakedist.options import Job
 from fakedist.results.run import Run, RunTables
@@ -57,6 +57,7 @@ from fakedist.rundir.journal import JournalWriter
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.sources import ROUTED
+from fakedist.rundir.step_time import StepBreakdown, StepTime
 from fakedist.rundir.tables import check_tables, new_tables, write_table
 from fakedist.traces.one_step import StepChoice
 from fakedist.traces.trace_files import read_step
@@ -112,39 +113,36 @@ def _step_times(
 ) -> tuple[StepTimes, list[Note]]:
     """The times of the timed step, with notes on them. A step that cannot be priced keeps what a tool measured."""
     notes: list[Note] = []
+    source = recording.kernel_source
 
     def estimate() -> StepTimes | None:
         models, on_models = recorded_models(recording, tables["launches"], job)
         notes.extend(on_models)
         if models is None:
             return None
-        times, clock = estimate_times(tables, folds, models, traced=recording.kernel_source), recording.host_clock
-        if clock is not None and times.summary is not None:
-            scale = models.host.costs.dispatch
-            loading_us, collector_us = clock.loading_us * scale, clock.collector_us * scale
-            times = replace(times, summary=replace(times.summary, loading_us=loading_us, collector_us=collector_us))
-        return _with_outlook(times, tables, models, job, notes)
+
+        def whole(breakdown: StepBreakdown, prices: PriceList) -> StepTime:
+            scale, clock = models.host.costs.dispatch, recording.host_clock
+            pauses = {} if clock is None else {"loading_us": clock.loading_us, "collector_us": clock.collector_us}
+            pauses = {name: us * scale for name, us in pauses.items()}
+            if job is None:
+                return StepTime(**vars(breakdown), **pauses)
+            done = estimate_or_note(
+                "tokens per second", lambda: rank_throughput(tables, breakdown, job.rank, job.world_size), notes
+            )
+            tokens, samples = done or (None, None)
+            gains = None
+            if source is None:
+                what = "what would shorten the step"
+                gains = estimate_or_note(what, lambda: find_gains(tables, models, job, breakdown, prices), notes)
+            return StepTime(
+                **vars(breakdown), **pauses, throughput=tokens, sample_throughput=samples, gains=gains or []
+            )
+
+        return estimate_times(tables, folds, models, traced=source, whole=whole)
 
     times = estimate_or_note("the step's time", estimate, notes)
     return times or recorded_times(recording, tables, folds), notes
-
-
-def _with_outlook(
-    times: StepTimes, tables: dict[str, pd.DataFrame], models: Models, job: Job | None, notes: list[Note]
-) -> StepTimes:
-    """The times with the job's tokens per second, and with what would shorten the step if its kernels are estimated."""
-    summary, source, prices = times.summary, times.source, times.prices
-    if summary is None or source is None or job is None:
-        return times
-    done = estimate_or_note(
-        "tokens per second", lambda: rank_throughput(tables, summary, job.rank, job.world_size), notes
-    )
-    tokens, samples = done or (None, None)
-    gains = None
-    if source.tool == "model" and prices is not None:
-        what = "what would shorten the step"
-        gains = estimate_or_note(what, lambda: find_gains(tables, models, job, summary, prices), notes)
-    return replace(times, summary=replace(summary, throughput=tokens, sample_throughput=samples, gains=gains or []))
 
 
 def build_tables(

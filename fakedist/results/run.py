@@ -21,7 +21,7 @@ from fakedist.findings.case import Case
 from fakedist.findings.finding_all import Tried, find_faults
 from fakedist.findings.ignoring import is_ignored
 from fakedist.options.definition import Pricing, PricingOptions
-from fakedist.results.repricing import find_gains_again, models_of, price_again
+from fakedist.results.repricing import models_of, price_again
 from fakedist.results.summing_up import estimate_or_note
 from fakedist.results.verdict import limit_text, step_text, step_word, verdict
 from fakedist.rundir.directory import Manifest
@@ -394,15 +394,12 @@ class Run:
                 measured and another GPU is wanted.
         """
         models = models_of(Pricing(gpu, **options), self.manifest, self.summary)
-        times = price_again(self.manifest, self.summary, self.table, models)
+        times = price_again(self.manifest, self.summary, self.table, models, gains=gains)
         unpriced = [
             replace(piece, price_us=None, price_high_us=None, step_share=None, step_share_high=None)  # another GPU's
             for piece in self.summary.advice
         ]
         summary = replace(self.summary, kernels=times.source, time=times.summary, advice=unpriced, remedy=None)
-        if gains and times.summary is not None:
-            shorter = find_gains_again(self.manifest, summary, self.table, models, times)
-            summary = replace(summary, time=replace(times.summary, gains=shorter))
         return Run(self.path, self.manifest, summary, self._tables.with_tables(times.tables), device=self.device)
 
     def keeping_tables(self) -> Run:

@@ -32,7 +32,7 @@ from fakedist.cost_model.step import Prices, StepLaunches, StepPrices, interval_
 from fakedist.cost_model.what_if import changed_launches
 from fakedist.errors import JobError
 from fakedist.rundir.notes import counted
-from fakedist.rundir.step_time import RankThroughput, SampleThroughput, StepTime
+from fakedist.rundir.step_time import RankThroughput, SampleThroughput, StepBreakdown
 
 #: Shares of the FLOPs of products with weights: what makes a number of rows worth a look (a head, a table of labels
 #: make less), what makes two numbers of rows two parts of a model, and what makes one the model's.
@@ -187,7 +187,7 @@ def tokens_text(tokens: StepTokens, rank: int, replicas: Replicas) -> str:
 
 
 def rank_throughput(
-    tables: Mapping[str, pd.DataFrame], time: StepTime, rank: int, world_size: int
+    tables: Mapping[str, pd.DataFrame], time: StepBreakdown, rank: int, world_size: int
 ) -> tuple[RankThroughput | None, SampleThroughput | None]:
     """The tokens and the samples per second of a job whose ranks are all as fast as this one.
 
