@@ -113,8 +113,7 @@ def lifting(step: GpuStep) -> tuple[str, str]:
         return next((("--gpu", spec.name) for spec in faster_gpus(step.gpu)), ("", ""))
     if kind == "host" and _other_host(step):
         return "--host", REFERENCE
-    option, _, value = lifting_option(step.time.limits[0]).partition(" ") if kind else ("", "", "")
-    return option, value
+    return lifting_option(step.time.limits[0]) if kind else ("", "")
 
 
 def _other_host(step: GpuStep) -> str:

@@ -40,7 +40,7 @@ from fakedist.report.content.wording import (
     FINDINGS_TITLE,
     advice_block,
     advice_line,
-    collector_text,
+    collector_gain,
     command_line,
     finding_text,
     gives_alone,
@@ -64,6 +64,7 @@ from fakedist.results.verdict import (
     has_room,
     limit_text,
     limits_text,
+    line_in_file,
     refusal_stack,
     relative_time,
     short_line,
@@ -215,8 +216,7 @@ def _answers(run: Run) -> list[Block]:
     elif advice := top_advice(summary, run.manifest.cwd):
         rows.append(Fact("what would help", advice, key="advice"))
     if limit := step_verdict(summary):
-        name, _, text = limit.partition(": ")
-        rows.insert(0 if has_room(summary) else len(rows), Fact(name, text, key="limit"))
+        rows.insert(0 if has_room(summary) else len(rows), Fact(*limit, key="limit"))
     return [Facts(rows, kind="answers")] if rows else []
 
 
@@ -247,7 +247,7 @@ def _findings(run: Run, *, is_alone: bool) -> list[Block]:
             finding.text,
             finding.code,
             "" if finding.is_certain else unsure,
-            line=short_line(finding.line, run.manifest.cwd).partition(" (")[0],
+            line=line_in_file(finding.line, run.manifest.cwd),
             remarks=[": ".join(filter(None, (finding.change, gives_text(finding))))],
         )
         for finding in run.findings
@@ -533,8 +533,8 @@ def _gain_lines(summary: Summary, findings: Sequence[Finding]) -> list[str]:
         and f"; {gain.title}: " not in limit
         and gain.title not in named
     ]
-    if text := collector_text(step):
-        pieces.append((step.step_us - step.collector_us, text.partition("; ")[0]))
+    if text := collector_gain(step):
+        pieces.append((step.step_us - step.collector_us, text))
     return [text for _, text in sorted(pieces)[:_NUM_GAINS]]
 
 

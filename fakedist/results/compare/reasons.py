@@ -104,8 +104,7 @@ def _incomplete(summary: Summary) -> str:
 def _ending(ending: Ending) -> str:
     if ending.outcome in (Outcome.FINISHED, Outcome.STOPPED):
         return "finished"  # a run is stopped after --steps
-    message = ending.message.split(". ")[0]
-    return ending.outcome.replace("_", " ") + (f" ({message})" if message else "")
+    return ending.in_words
 
 
 def _text(value: object) -> str:
