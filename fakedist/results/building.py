@@ -13,6 +13,7 @@ from fakedist import extras
 from fakedist.analysis import memory_tables
 from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_places
 from fakedist.analysis.host_blocks import host_tables
+from fakedist.analysis.launches import launch_tables
 from fakedist.analysis.memory_tables import Fold, Peak, find_peak, fold_layers, layer_table
 from fakedist.analysis.recording import JournalReading, Recording, read_recording, recorded_so_far, trained_first
 from fakedist.analysis.routed_blocks import routed_table
@@ -31,7 +32,6 @@ from fakedist.cost_model.estimated import (
 )
 from fakedist.cost_model.gains import find_gains
 from fakedist.cost_model.job.job_times import rank_throughput
-from fakedist.cost_model.launches import launch_tables
 from fakedist.cost_model.step import PriceList
 from fakedist.cost_model.step_axis import write_trace
 from fakedist.options import Job

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from fakedist.analysis.launches import kernel_table, recorded_ranges
 from fakedist.analysis.memory_tables import fold_layers
 from fakedist.cost_model.breakdown import (
     break_down,
@@ -20,7 +21,6 @@ from fakedist.cost_model.breakdown import (
     timed,
 )
 from fakedist.cost_model.estimated import StepTimes
-from fakedist.cost_model.launches import kernel_table, recorded_ranges
 from fakedist.cost_model.step_axis import range_events
 from fakedist.rundir.encoding import columns_of
 from fakedist.rundir.launch_records import RangeRow
