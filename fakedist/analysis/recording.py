@@ -156,6 +156,7 @@ class Recording:
         made_by: Operations of backwards in order (``op``), and the one that made the node that ran each (``forward``).
         unanswered: Number of calls of each CUDA function that was refused.
         truncated: The journal ends in the middle of a record.
+        unknown: The kinds of records that were left out, because nothing reads them.
     """
 
     gpu: GpuRecord | None = None
@@ -226,6 +227,7 @@ class Recording:
     unanswered: dict[str, int] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     truncated: bool = False
+    unknown: list[str] = field(default_factory=list)
 
     @property
     def device(self) -> int:
@@ -314,6 +316,7 @@ class JournalReading:
                 is_empty = False
                 self.take(record)
             self.recording.truncated |= reader.truncated
+            self.recording.unknown += reader.unknown
         elif path.name == JOURNAL_NAME:
             raise damaged(path, "is missing")
         if is_empty and path.name == JOURNAL_NAME and not may_be_empty:

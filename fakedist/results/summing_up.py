@@ -417,7 +417,8 @@ _ALLOC = ACTIONS.index("alloc")
 def dropped_notes(recording: Recording) -> list[Note]:
     """Notes on records that the recording may lack."""
     lost = [run_note.no_last_record()] if recording.outcome is None else []
-    return [*lost, *([run_note.recording_cut()] if recording.truncated else [])]
+    lost += [run_note.recording_cut()] if recording.truncated else []
+    return lost + ([run_note.records_unknown(recording.unknown)] if recording.unknown else [])
 
 
 def _not_sent_notes(recording: Recording, *, is_cause: bool) -> list[Note]:

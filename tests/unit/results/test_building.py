@@ -103,6 +103,17 @@ def test_a_journal_cut_off_anywhere_gives_what_it_has(tmp_path: Path) -> None:
     assert manifest["dropped"][-1] == {"code": "recording_cut", "text": cut}
 
 
+def test_records_of_an_unknown_kind_are_left_out_and_named(tmp_path: Path) -> None:
+    run = one_step().write(new_run(tmp_path))
+    write_plain(tmp_path / "other", {"kind": "surprise", "rows": [1, 2]})
+    with (run / JOURNAL_NAME).open("ab") as journal:
+        journal.write((tmp_path / "other").read_bytes()[len(MAGIC) :])
+    manifest = built(run)
+    assert manifest["summary"]["peak_allocated_bytes"] > 0
+    text = "the recording has records that this fakedist does not know, which are left out: surprise"
+    assert {"code": "records_unknown", "text": text} in manifest["dropped"]
+
+
 @pytest.mark.parametrize(
     ("journal", "cause"),
     [
