@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -122,21 +123,22 @@ def _step_times(
             return None
 
         def whole(breakdown: StepBreakdown, prices: PriceList) -> StepTime:
-            scale, clock = models.host.costs.dispatch, recording.host_clock
-            pauses = {} if clock is None else {"loading_us": clock.loading_us, "collector_us": clock.collector_us}
-            pauses = {name: us * scale for name, us in pauses.items()}
-            if job is None:
-                return StepTime(**vars(breakdown), **pauses)
-            done = estimate_or_note(
-                "tokens per second", lambda: rank_throughput(tables, breakdown, job.rank, job.world_size), notes
-            )
-            tokens, samples = done or (None, None)
-            gains = None
-            if source is None:
+            clock, scale = recording.host_clock, models.host.costs.dispatch
+            tokens, samples, gains = None, None, None
+            if job is not None:
+                what = "tokens per second"
+                speed = partial(rank_throughput, tables, breakdown, job.rank, job.world_size)
+                tokens, samples = estimate_or_note(what, speed, notes) or (None, None)
+            if job is not None and source is None:
                 what = "what would shorten the step"
-                gains = estimate_or_note(what, lambda: find_gains(tables, models, job, breakdown, prices), notes)
+                gains = estimate_or_note(what, partial(find_gains, tables, models, job, breakdown, prices), notes)
             return StepTime(
-                **vars(breakdown), **pauses, throughput=tokens, sample_throughput=samples, gains=gains or []
+                **vars(breakdown),
+                loading_us=0.0 if clock is None else clock.loading_us * scale,
+                collector_us=0.0 if clock is None else clock.collector_us * scale,
+                throughput=tokens,
+                sample_throughput=samples,
+                gains=gains or [],
             )
 
         return estimate_times(tables, folds, models, traced=source, whole=whole)

@@ -201,7 +201,6 @@ def _outputs(tensors: Nested) -> list[torch.Tensor]:
 
 
 def _as_it_is(group: RankGroup, name: str, tensors: Nested, arguments: Sequence[object]) -> Done:
-    """Call the group's method, looked up now: the host's clock is put around it for some steps (``around_calls``)."""
     made: Done = getattr(RankGroup, name)(group, tensors, *arguments)
     return made
 

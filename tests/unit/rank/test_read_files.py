@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.rank.main import _SPAWNING, listed_sources
+from fakedist.rank.read_files import _SPAWNING, listed_sources
 from fakedist.rundir.sources import RunSources, read_sources
 
 
