@@ -19,8 +19,9 @@ from fakedist.cli.output import BEFORE_SCRIPT, Output, command_as_typed, own_fla
 from fakedist.errors import JobError
 from fakedist.launcher.checked_script import find_source
 from fakedist.options import Door, Job, JobProgram, make_jobs, options_among, world_from_environment
-from fakedist.options.definition import MICRO_BATCHES, OPTIONS, PRICING_OPTIONS, TOKENS_PER_STEP, PricingOptions
+from fakedist.options.definition import OPTIONS
 from fakedist.options.kinds import Option
+from fakedist.options.pricing import MICRO_BATCHES, PRICING_OPTIONS, TOKENS_PER_STEP, PricingOptions
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from fakedist.options.definition import MICRO_BATCHES, OPTIONS, PRICING_OPTIONS, TOKENS_PER_STEP
+from fakedist.options.definition import OPTIONS
 from fakedist.options.kinds import Door, Option, OptionGroup
+from fakedist.options.pricing import MICRO_BATCHES, PRICING_OPTIONS, TOKENS_PER_STEP
 
 _INTRODUCTION = """# Options of a job
 

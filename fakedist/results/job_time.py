@@ -20,7 +20,7 @@ from fakedist.errors import FakedistError, JobError, RunDirectoryError
 from fakedist.findings.finding_all import find_job_faults
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
-from fakedist.options.definition import Pricing, PricingOptions
+from fakedist.options.pricing import Pricing, PricingOptions
 from fakedist.results.opening import open_run_directory
 from fakedist.results.rank_kinds import JobKinds, find_job_kinds, rank_program
 from fakedist.results.repricing import experts_of, host_of, models_of, tables_to_price

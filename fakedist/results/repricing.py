@@ -21,7 +21,7 @@ from fakedist.errors import JobError, RunDirectoryError
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
-from fakedist.options.definition import Pricing
+from fakedist.options.pricing import Pricing
 from fakedist.router_load import RouterLoad, RouterPass
 from fakedist.rundir.directory import Manifest
 from fakedist.rundir.environment import check_variable

@@ -20,7 +20,7 @@ from fakedist.errors import JobError, RunDirectoryError
 from fakedist.findings.case import Case
 from fakedist.findings.finding_all import Tried, find_faults
 from fakedist.findings.ignoring import is_ignored
-from fakedist.options.definition import Pricing, PricingOptions
+from fakedist.options.pricing import Pricing, PricingOptions
 from fakedist.results.repricing import models_of, price_again
 from fakedist.results.summing_up import estimate_or_note
 from fakedist.results.verdict import limit_text, step_text, step_word, verdict

@@ -27,8 +27,8 @@ from fakedist.errors import FakedistError, SweepError, did_you_mean
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.models.spec import GPU_FILE_ENDING
 from fakedist.options import Door, Job, JobProgram, make_jobs, profile_command
-from fakedist.options.definition import pricing_option
 from fakedist.options.making import option_named
+from fakedist.options.pricing import pricing_option
 from fakedist.rundir.plain import from_plain
 from fakedist.section import Section
 from fakedist.sweep.space import Axis, Point, Scalar, Space, text_of

@@ -19,7 +19,7 @@ from fakedist.cost_model.busiest_rank import ExpertsLoad
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.extras.play.allocation_program import AllocationProgram, program_of
 from fakedist.options import Job
-from fakedist.options.definition import Pricing
+from fakedist.options.pricing import Pricing
 from fakedist.results.opening import open_run_directory
 from fakedist.results.repricing import ReadTable, models_of, price_again
 from fakedist.results.run import Run

@@ -37,7 +37,7 @@ from fakedist.extras.rl.model_config import ModelShapes, model_shapes, read_mode
 from fakedist.extras.rl.rollout import Rollout
 from fakedist.extras.rl.schedule import EngineLimits, engine_steps
 from fakedist.gpu.models.spec import GpuSpec
-from fakedist.options.definition import Pricing, PricingOptions
+from fakedist.options.pricing import Pricing, PricingOptions
 from fakedist.results.repricing import models_of
 from fakedist.results.run import Run
 from fakedist.rundir.launch_records import WorkRow

@@ -24,8 +24,9 @@ from fakedist.results.compare.allocation_streams import StreamDifference
 from fakedist.results.compare.common_axis import Stretch, on_axis
 from fakedist.results.compare.reasons import changed_text
 from fakedist.results.compare.side_by_side import COLUMNS, ChangeTable
-from fakedist.results.comparison import Compared, Comparison, SnapshotComparison, StepComparison
+from fakedist.results.comparison import Comparison, StepComparison
 from fakedist.results.run import Run
+from fakedist.results.snapshot_comparison import Compared, SnapshotComparison
 from fakedist.results.verdict import step_text, verdict
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import FAMILIES, KINDS, MOMENTS

@@ -9,7 +9,7 @@ import pytest
 
 from fakedist.cli.job_options import pricing_of, pricing_options
 from fakedist.errors import JobError
-from fakedist.options.definition import PRICING_OPTIONS, Pricing, PricingOptions
+from fakedist.options.pricing import PRICING_OPTIONS, Pricing, PricingOptions
 
 #: Written by hand: a command line, and the field of ``Pricing`` that it sets.
 TYPED = {

@@ -11,7 +11,7 @@ import pytest
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.models.spec import GpuSpec
-from fakedist.options.definition import Pricing
+from fakedist.options.pricing import Pricing
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.results.repricing import check_measured, gpu_of, is_traced, times_of
