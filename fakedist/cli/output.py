@@ -21,7 +21,15 @@ import click
 from fakedist.errors import TRACEBACK, ExitCode, FakedistError, RunDirectoryError, described
 from fakedist.options import Job, options_among, profile_command
 from fakedist.options.definition import OPTIONS
-from fakedist.rundir.directory import HOME, MANIFEST_NAME, keep_named, last_run, last_written, rank_directories
+from fakedist.rundir.directory import (
+    HOME,
+    MANIFEST_NAME,
+    TAPE_NAME,
+    keep_named,
+    last_run,
+    last_written,
+    rank_directories,
+)
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.visible import MOST_OF_A_TEXT, shortened, visible, visible_lines
 
@@ -510,7 +518,6 @@ def say_first_failure(runs: Sequence[RankRun], job: Job) -> int:
 
 def _say_what_may_have_failed_it(ending: Ending, job: Job, run_directory: Path) -> None:
     """Name the guesses that a failed script had gone on with, what it did not find, and what to type."""
-    from fakedist.rundir.directory import TAPE_NAME
     from fakedist.rundir.tape import Tape
 
     if not ending.failed or not (run_directory / TAPE_NAME).exists():

@@ -30,7 +30,18 @@ from fakedist.launcher.progress import Listener, ProgressLine
 from fakedist.options import Job
 from fakedist.rank.preloading import restarted_rank
 from fakedist.rank.reporter import PIPE_VARIABLE
-from fakedist.rundir.directory import JOURNAL_NAME, KERNELS_NAME, MANIFEST_NAME, SMI_NAME, clear, new_manifest
+from fakedist.rundir.directory import (
+    JOURNAL_NAME,
+    KERNELS_NAME,
+    MANIFEST_NAME,
+    PAGE_NAME,
+    SMI_NAME,
+    clear,
+    create_run_directory,
+    default_name,
+    new_manifest,
+    write_manifest,
+)
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.environment import check_variable, refusal
 from fakedist.rundir.journal import JournalWriter, read_journal
@@ -443,8 +454,6 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
     Raises:
         FakedistError: The run directory cannot be written, or the child could not be set up.
     """
-    from fakedist.rundir.directory import create_run_directory, default_name, new_manifest, write_manifest
-
     with create_run_directory(output or default_name(job), force) as run_directory:
         try:
             manifest = new_manifest(run_directory, job)
@@ -474,6 +483,5 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
 def _write_page(run_directory: Path) -> None:
     from fakedist.report.render.html import write_page  # plotly takes 0.3 s to import
     from fakedist.results.opening import open_run_directory
-    from fakedist.rundir.directory import PAGE_NAME
 
     write_page(open_run_directory(run_directory), run_directory / PAGE_NAME)
