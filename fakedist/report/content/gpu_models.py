@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from fakedist.cost_model.breakdown import PEAK_DTYPE
 from fakedist.cost_model.collectives.fabric import FABRICS
@@ -11,7 +12,7 @@ from fakedist.cost_model.gains import faster_gpus
 from fakedist.cost_model.hosts import HOSTS, REFERENCE
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
-from fakedist.report.content.report_blocks import EMPTY_RANK, KEY, Sheet, SheetColumn
+from fakedist.report.content.report_blocks import EMPTY_RANK, KEY, Report, Sheet, SheetColumn
 from fakedist.report.content.wording import MFU_BASIS, clock_text, rate_of
 from fakedist.results.verdict import lifting_option, limit_names, limit_text, relative_time, step_text, tied_limits
 from fakedist.rundir.plain import to_plain
@@ -120,6 +121,12 @@ def _other_host(step: GpuStep) -> str:
     """The name of a step's host; empty if it is the reference, or not known."""
     name = "" if step.source.host is None else step.source.host.model
     return "" if name == REFERENCE else name
+
+
+def gpus_report(path: Path, own: GpuStep, rows: Sequence[GpuStep]) -> Report:
+    """A run's step on several GPUs and fabrics."""
+    data = {"run_directory": str(path), "priced": priced_objects(own, rows)}
+    return Report("time", [priced_sheet(own, rows)], lambda: data)
 
 
 def priced_sheet(own: GpuStep, rows: Sequence[GpuStep]) -> Sheet:
