@@ -17,7 +17,7 @@ from pathlib import Path
 from fakedist.bounded import UnreadableError, read_toml
 from fakedist.errors import CheckError, JobError, did_you_mean
 from fakedist.findings import finding_all  # noqa: F401 - registers the rules
-from fakedist.findings.ignoring import path_of
+from fakedist.findings.finding_all import path_of
 from fakedist.findings.registry import RULES
 from fakedist.options import Door, Job, JobProgram, make_jobs
 from fakedist.options.definition import OPTIONS

@@ -18,8 +18,7 @@ from fakedist.cost_model.breakdown import fold_times
 from fakedist.cost_model.host_times import host_waits, late_launches
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.findings.case import Case
-from fakedist.findings.finding_all import Tried, find_faults
-from fakedist.findings.ignoring import is_ignored
+from fakedist.findings.finding_all import Tried, find_faults, is_ignored
 from fakedist.options.pricing import Pricing, PricingOptions
 from fakedist.results.repricing import models_of, price_again
 from fakedist.results.summing_up import estimate_or_note
