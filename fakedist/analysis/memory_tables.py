@@ -395,7 +395,8 @@ def _numbered_names(names: Sequence[str]) -> list[str]:
 
 def span_table(positions: pd.DataFrame) -> pd.DataFrame:
     """The table ``spans``: one row per run of consecutive events in one phase of a step."""
-    step, phase = positions["step"].to_numpy(), pd.factorize(positions["phase"])[0]
+    step = positions["step"].to_numpy()
+    phase = pd.factorize(positions["phase"])[0]
     begins = np.ones(len(positions), bool)
     begins[1:] = (step[1:] != step[:-1]) | (phase[1:] != phase[:-1])
     table = positions[begins].reset_index(drop=True)

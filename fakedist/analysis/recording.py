@@ -346,7 +346,8 @@ class JournalReading:
 
     def take(self, record: Record) -> None:
         """Take a record."""
-        recording, kind = self.recording, type(record)
+        recording = self.recording
+        kind = type(record)
         if isinstance(record, EventsRecord | NodesRecord | HostBlocksRecord):
             recording.frames += record.frames
             recording.stacks += record.stacks

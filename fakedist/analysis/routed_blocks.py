@@ -73,9 +73,11 @@ class Counts:
         """
         calls, ranks, experts = sent.shape
         mine = sent.reshape(calls, ranks, ranks, experts // ranks)
-        gets, sends = mine[:, :, position], mine[:, position].sum(2)
+        gets = mine[:, :, position]
+        sends = mine[:, position].sum(2)
         by_expert = gets.sum(1)
-        total, most = by_expert.sum(1, keepdims=True), sent.max(axis=(1, 2))[:, None]
+        total = by_expert.sum(1, keepdims=True)
+        most = sent.max(axis=(1, 2))[:, None]
         padded = [(-(-by_expert // step) * step).sum(1, keepdims=True) for step in _PADDINGS]
         every = (total, by_expert, gets.sum(2), sends, *padded, gets.reshape(calls, -1), most)
         every += tuple(-(-count // step) * step for count in (total, most) for step in _PADDINGS)
@@ -99,7 +101,8 @@ def _forward_ops(recording: Recording, op: Ints) -> Ints:
     What a backward computes again without its router (an activation, Megatron-core's ``moe_act``) belongs to the node
     that ran last, and the nodes that it makes to the same.
     """
-    made, rows = recording.made_by, np.array([row.op for row in recording.router_passes])
+    made = recording.made_by
+    rows = np.array([row.op for row in recording.router_passes])
     in_backward, again = (
         np.isin(recording.op_scope, np.flatnonzero(is_one))
         for is_one in (
@@ -127,7 +130,9 @@ def fitted_sizes(frame: pd.DataFrame, call: Ints, mine: Ints, layer: Ints, *, bo
     Without ``bounds``, those that vary otherwise keep their own sizes.
     """
     size = frame["requested_bytes"].to_numpy("i8")
-    base, per, follows = size.copy(), np.zeros(len(size), "i8"), np.full(len(size), -1)
+    base = size.copy()
+    per = np.zeros(len(size), "i8")
+    follows = np.full(len(size), -1)
     fits: dict[tuple[str, str], set[tuple[int, int, int]]] = defaultdict(set)
     unexplained, constant = [], []
     kind = list(zip(frame["operation"].astype(str), frame["phase"].astype(str), strict=True))
@@ -227,20 +232,27 @@ def routed_table(
 
     With even loads, nothing shows which kernels follow tokens but grouped products and what exchanges them.
     """
-    passes, facts = passes_of(recording), None if recording.routers is None else recording.routers.facts
+    passes = passes_of(recording)
+    facts = None if recording.routers is None else recording.routers.facts
     launches, work, calls = (tables[name] for name in ("launches", "work", "calls"))
     if facts is None or job is None or not passes or not len(launches):
         return table_of("routed")
-    call, of_work = calls_of(recording, launches, passes), launches["work"].to_numpy("i8")
+    call = calls_of(recording, launches, passes)
+    of_work = launches["work"].to_numpy("i8")
     groups, k = (np.append(work[name].to_numpy("i8"), 0)[of_work] for name in ("groups", "k"))
     even = np.array([of.tokens * of.top_k for of in passes])
-    received, rows, sums, ops = even, np.zeros(len(call), bool), np.zeros(len(call), bool), np.zeros(0, "i8")
+    received = even
+    rows = np.zeros(len(call), bool)
+    sums = np.zeros(len(call), bool)
+    ops = np.zeros(0, "i8")
     is_alike = len({of.num_experts for of in passes}) == 1
-    own, load = tuple(facts.ranks) if is_alike else (), RouterLoad(facts.load, job.seed)
+    own = tuple(facts.ranks) if is_alike else ()
+    load = RouterLoad(facts.load, job.seed)
     if own:
         counts = Counts(passes, own)
         mine = counts.of_rank(counts.sent(load), own.index(job.rank))
-        received, by_expert = mine[:, 0], mine[:, 1 : 1 + passes[0].num_experts // len(own)]
+        received = mine[:, 0]
+        by_expert = mine[:, 1 : 1 + passes[0].num_experts // len(own)]
         frame = blocks.frame
         fits = fitted_sizes(frame, calls_of(recording, frame, passes), mine, layers_of(passes), bounds=False)
         ops = frame["op"].to_numpy()[fits.follows >= 0]
@@ -266,7 +278,8 @@ def _is_exchange(calls: pd.DataFrame, groups: pd.DataFrame, own: tuple[int, ...]
     members = [set(parse_rank_list(str(text))) if text else set() for text in groups["ranks"]]
     is_own = np.array([not own or ranks <= set(own) or set(own) <= ranks for ranks in members], bool)
     # No router sends all of it to one of several other ranks: ring attention passes its keys on.
-    part, number = calls["largest_part_bytes"], calls["group"].to_numpy("i8")
+    part = calls["largest_part_bytes"]
+    number = calls["group"].to_numpy("i8")
     passes_on = (part > 0) & (part == calls["exchanged_bytes"]) & (groups["size"].to_numpy("i8")[number] > 2)
     is_exchange = calls["operation"].astype(str).str.startswith(EXCHANGES) & ~passes_on
     found: npt.NDArray[np.bool_] = is_exchange.to_numpy(bool) & is_own[number]

@@ -182,7 +182,8 @@ class Topology:
 
 def find_topology(read: Read) -> Topology:
     """The topology of a run, whose tables ``read(name, columns)`` returns."""
-    steps, groups = read("steps", ("step",)), read_groups(read("groups", None))
+    steps = read("steps", ("step",))
+    groups = read_groups(read("groups", None))
     step = int(steps["step"].max()) if len(steps) else 0
     calls = read("calls", None).astype({"operation": str, "phase": str})
     calls = calls[calls["step"] == step].reset_index(drop=True)

@@ -134,7 +134,8 @@ class RankFigures:
 
     def value(self, figure: Figure) -> float | None:
         """The value of a figure. None if it is not known."""
-        record, time = self.record, self.record.time
+        record = self.record
+        time = self.record.time
         match figure.kind:
             case "peak_allocated":
                 return float(record.peak_allocated_bytes)
@@ -169,7 +170,8 @@ def measure(run: Run, figures: set[Figure], where: str) -> RankFigures:
     Raises:
         CheckError: A layer pattern or a group matches nothing in this run.
     """
-    summary, layers = run.summary, run.table("layers")
+    summary = run.summary
+    layers = run.table("layers")
     parts = pattern_parts(layers)
     groups = _groups(summary.collectives)
     limits: dict[str, int] = {}
@@ -319,7 +321,8 @@ class JudgedFigure:
         """The exceeded limit and the layers to blame, in one line."""
         parts = []
         if self.is_over_budget and self.budget is not None:
-            gap, side = abs(self.value - self.budget), "under" if self.figure.kind == "headroom" else "over"
+            gap = abs(self.value - self.budget)
+            side = "under" if self.figure.kind == "headroom" else "over"
             was = f" (baseline {self.amount(self.baseline)})" if self.baseline is not None else ""
             parts.append(f"{self.amount(gap)} {side} its budget of {self.amount(self.budget)}{was}")
         if self.is_over_baseline and self.baseline is not None:

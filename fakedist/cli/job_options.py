@@ -336,7 +336,8 @@ def _refuse_world_after_script(program: JobProgram) -> None:
 
 def _refuse_launcher(arguments: Sequence[str]) -> None:
     """Raise JobError if the program is torchrun or python; the hint is the command without it."""
-    name, rest = Path(arguments[0]).name, list(arguments[1:])
+    name = Path(arguments[0]).name
+    rest = list(arguments[1:])
     if not _LAUNCHER.fullmatch(name):
         return
     while rest and name != "torchrun" and rest[0].startswith("-") and rest[0] != "-m":

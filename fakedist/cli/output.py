@@ -253,7 +253,8 @@ def run_or_last(run: Path | None, *, is_single: bool = False) -> Path:
 def _last_of_any_kind() -> Path:
     from fakedist.sweep.sweep_directory import ABOUT_NAME, JOURNAL_NAME
 
-    run, sweep = last_written(Path(), MANIFEST_NAME), last_written(Path(), ABOUT_NAME, JOURNAL_NAME)
+    run = last_written(Path(), MANIFEST_NAME)
+    sweep = last_written(Path(), ABOUT_NAME, JOURNAL_NAME)
     if sweep is not None and (run is None or sweep.stat().st_mtime_ns > run.stat().st_mtime_ns):
         return sweep.parent
     last = last_run(Path())
@@ -494,7 +495,8 @@ def fault_hint(run_directory: Path) -> str:
 def _as_module(job: Job) -> str:
     """The command that runs the job's script as a module, and the directory to run it from."""
     path = Path(job.target).absolute()
-    names, folder = [path.stem], path.parent
+    names = [path.stem]
+    folder = path.parent
     while (folder / "__init__.py").exists():
         names.insert(0, folder.name)
         folder = folder.parent

@@ -66,7 +66,8 @@ def timed(kernels: pd.DataFrame) -> pd.DataFrame:
     family = indices(kernels["family"], FAMILIES)
     duration = kernels["duration_us"].to_numpy("f8")
     is_known = np.isfinite(duration)
-    is_compute, call = family != FAMILIES.index("communication"), kernels["call"]
+    is_compute = family != FAMILIES.index("communication")
+    call = kernels["call"]
     counted = np.isin(family, [FAMILIES.index(name) for name in COUNTED])
     return kernels.assign(
         kind=indices(kind, KINDS),
@@ -259,7 +260,8 @@ def layer_time_table(kernels: pd.DataFrame, layers: pd.DataFrame, gap_us: Array,
 
     ``host_us`` is the host's own time by layer.
     """
-    num, layer = len(layers), kernels["layer"].to_numpy("i8")
+    num = len(layers)
+    layer = kernels["layer"].to_numpy("i8")
     compute = kernels["is_compute"].to_numpy(bool)
     known_us = kernels["known_us"].to_numpy()
 
@@ -424,7 +426,8 @@ def measured_group_times(kernels: pd.DataFrame) -> list[GroupTime]:
     made = []
     for label, part in rows.groupby("label"):
         exposed, whole = float(part["exposed_us"].sum()), float(part["known_us"].sum())
-        hidden, moved = max(whole - exposed, 0.0), float(np.nan_to_num(part["moved_bytes"].to_numpy("f8")).sum())
+        hidden = max(whole - exposed, 0.0)
+        moved = float(np.nan_to_num(part["moved_bytes"].to_numpy("f8")).sum())
         made.append(GroupTime("", 0, 0, str(label), len(part), 0, moved, whole, hidden, exposed))
     return sorted(made, key=lambda row: (-row.exposed_us, -row.time_us, row.operation))
 
@@ -454,7 +457,8 @@ def exposed_calls_us(calls: pd.DataFrame, compute: pd.DataFrame) -> Array:
 def exposed_parts(kernels: pd.DataFrame) -> pd.DataFrame:
     """Disjoint waits for calls while nothing computes: columns row (of ``kernels``), start_us, end_us, by time."""
     rows = np.flatnonzero((kernels["is_call"] & kernels["is_known"]).to_numpy(bool))
-    calls, compute = kernels.iloc[rows], kernels[kernels["is_compute"]]
+    calls = kernels.iloc[rows]
+    compute = kernels[kernels["is_compute"]]
     start, kernel = calls["start_us"].to_numpy("f8"), compute["start_us"].to_numpy("f8")
     busy = union(kernel, kernel + compute["known_us"].to_numpy("f8"))
     parts = list(_exposed(start, start + calls["known_us"].to_numpy("f8"), *busy))
@@ -498,7 +502,8 @@ def traced_path(kernels: pd.DataFrame, source: KernelSource, folds: list[Fold]) 
     if not len(rows):
         return []
     numbers = {layer: number for number, fold in enumerate(folds) for layer in fold.layers}
-    has_layers, is_call = bool((kernels["layer"] > 0).any()), rows["is_call"]
+    has_layers = bool((kernels["layer"] > 0).any())
+    is_call = rows["is_call"]
     operation = _call_labels(rows).where(is_call, "" if has_layers else rows["operation"].astype(str))
     fold_number = rows["layer"].map(numbers).where(~is_call & has_layers, -1)
     parts = []
@@ -528,7 +533,8 @@ def path_parts(step: PricedStep, tables: Mapping[str, pd.DataFrame], folds: list
 
 def _of_layers(kind: PathKind, layer: Array, us: Array, chosen: Array, folds: list[Fold]) -> list[PathPart]:
     num = max(max(fold.layers) for fold in folds) + 1
-    sums, counts = np.bincount(layer[chosen], us[chosen], num), np.bincount(layer[chosen], minlength=num)
+    sums = np.bincount(layer[chosen], us[chosen], num)
+    counts = np.bincount(layer[chosen], minlength=num)
     parts = []
     for fold in folds:
         rows = list(fold.layers)
@@ -722,7 +728,8 @@ def _with_placed(
     folds: list[Fold],
 ) -> StepBreakdown:
     """The breakdown with the parts of a step that was placed in time; ``tables`` has its ``host``, too."""
-    host, placed = tables["host"], {**tables, "launches": step.launches}
+    host = tables["host"]
+    placed = {**tables, "launches": step.launches}
     return with_causes(
         by_group=group_times(kernels, tables, step.communication),
         critical_path=path_parts(step, tables, folds),

@@ -129,7 +129,9 @@ class Models:
 
 def recorded_models(recording: Recording, launches: pd.DataFrame, job: Job | None) -> tuple[Models | None, list[Note]]:
     """The models (None: nothing to price) and notes on them. Of traced kernels, only the collectives are priced."""
-    gpu, source, host = recorded_gpu(recording), recording.kernel_source, recording.host
+    gpu = recorded_gpu(recording)
+    source = recording.kernel_source
+    host = recording.host
     if gpu is None or (source is None and not len(launches)) or (source and not (host and host.has_events)):
         return None, []
     loaded = recording.nccl
@@ -211,7 +213,8 @@ def price_tables(tables: Mapping[str, pd.DataFrame], models: Models) -> PricedSt
         RunDirectoryError: The tables are damaged.
         JobError: The step lacks the groups of a what-if.
     """
-    launches, network = tables["launches"], models.network
+    launches = tables["launches"]
+    network = models.network
     communication = calls = communication_for(tables, models.gpu, network)
     for what_if in network.what_ifs:
         launches, communication = changed_launches(what_if, launches, communication, tables)

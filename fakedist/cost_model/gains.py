@@ -153,7 +153,9 @@ class _ChangedStep:
 
     def priced(self, changes: Sequence[_Change]) -> TimeGain:
         """The step with all of some changes; JobError if it lacks what one is about."""
-        models, prices, why = self._models, self._prices.work, ""
+        models = self._models
+        prices = self._prices.work
+        why = ""
         for change in (each for each in changes if each.option == "--gpu"):
             models, prices = self._on_gpu(change.value)
             why = _why_not_faster(models)
@@ -292,7 +294,8 @@ def _why_not_faster(models: Models) -> str:
 
 def _with(models: Models, changes: Sequence[str]) -> JobNetwork:
     """The network with changes, of which the step's launches may have a part."""
-    what_ifs, fabric = tuple(map(read_what_if, changes)), models.network.fabric
+    what_ifs = tuple(map(read_what_if, changes))
+    fabric = models.network.fabric
     for what_if in what_ifs:
         fabric = changed_fabric(what_if, fabric, models.gpu.nvlink_bandwidth)
         if what_if.gpus_per_node is not None:

@@ -93,7 +93,8 @@ class StepLaunches:
 
         With ``kept``, flags of the rows of ``launches``, only those take time on the GPU.
         """
-        durations, rows = np.nan_to_num(self._alone_us), np.flatnonzero(self.timeline.has_work)
+        durations = np.nan_to_num(self._alone_us)
+        rows = np.flatnonzero(self.timeline.has_work)
         durations = durations if kept is None else np.where(kept, durations, 0.0)
         last: list[Placed] = []
 
@@ -130,7 +131,8 @@ class StepLaunches:
         collectives.
         """
         durations = np.nan_to_num(step.time_us)
-        whole, bounds = self.kernels_us, of_kernels()
+        whole = self.kernels_us
+        bounds = of_kernels()
         if not whole or any(math.isnan(bound) for bound in bounds):
             return None
         sides = []
@@ -408,7 +410,8 @@ def _notes(
 ) -> list[Note]:
     notes = [time_notes.collectives_take_no_time()]
     if communication is not None:
-        fabric, num_unknown = communication.fabric, int(communication.calls["time_us"].isna().sum())
+        fabric = communication.fabric
+        num_unknown = int(communication.calls["time_us"].isna().sum())
         notes = [time_notes.collectives_estimated(fabric.name, fabric.source, num_unknown)]
         if num_uneven := int(communication.calls["is_uneven"].sum()):
             notes.append(time_notes.uneven_splits(num_uneven))
@@ -513,11 +516,13 @@ class _Part(NamedTuple):
 
 def find_limits(step: PricedStep, tables: Mapping[str, pd.DataFrame]) -> list[StepLimit]:
     """The limits of a priced step, the longest first; ``tables`` has its ``work``, ``calls`` and ``groups``."""
-    prices, communication = step.price_list.work, step.communication
+    prices = step.price_list.work
+    communication = step.communication
     own = StepLaunches(step.launches, tables["work"], prices, communication)
     # Without a host: what a tool measured of it is in the launches, the rest follows the host's costs.
     on_gpu = StepLaunches(step.launches.assign(host_us=0.0), tables["work"], prices, communication)
-    no_host, nothing = scaled(step.host, 0.0), np.zeros(len(step.launches), bool)
+    no_host = scaled(step.host, 0.0)
+    nothing = np.zeros(len(step.launches), bool)
     host_us = [own.place(scaled(step.host, factor), nothing).placed.end_us for factor in (1.0, *step.host.range)]
     limits = [StepLimit("host", "", 0, *host_us)]
     for part in _parts(step, tables, own.kernels_us):

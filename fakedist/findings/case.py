@@ -113,7 +113,8 @@ class Case:
         """
         if not (self.has("kernels") and self.has("launches") and self.has("work")):
             return pd.DataFrame()
-        work, kernels = self.table("work"), self.table("kernels").query("launch >= 0")
+        work = self.table("work")
+        kernels = self.table("kernels").query("launch >= 0")
         row = self.table("launches")["work"].to_numpy()[kernels["launch"].to_numpy()]
         columns = ["kind", "dtype", "batch", "m", "n", "k", "groups", "a_bytes", "attention"]
         done = pd.DataFrame(work.iloc[row][columns].reset_index(drop=True))

@@ -38,7 +38,8 @@ def is_ignored(finding: Finding) -> bool:
         text = read_bytes(Path(match["file"]), _MOST_BYTES).decode(errors="replace")
     except (OSError, UnreadableError):
         return False
-    lines, number = text.splitlines(), int(match["number"])
+    lines = text.splitlines()
+    number = int(match["number"])
     return any(
         _names(comment["codes"], finding.code)
         for line in {number, *(_statement(text, number) if _COMMENT.search(text) else ())}

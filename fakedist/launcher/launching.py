@@ -68,7 +68,8 @@ def time_in_second_run(job: Job, run_directory: Path, ending: Ending, run: RunJo
         ending: How the first run ended.
         run: Runs the job.
     """
-    first, num_steps = None, 0
+    first = None
+    num_steps = 0
     for record in read_journal(run_directory / JOURNAL_NAME):
         if isinstance(record, LaunchKeysRecord):
             first = record

@@ -87,7 +87,8 @@ def compute_tables(run_directory: Path, *, may_be_empty: bool = True) -> Compute
 
     Nothing is written, and the rank's process need not have ended. Arguments and errors are :func:`build_tables`'s.
     """
-    job, so_far = load_manifest(run_directory).job, recorded_so_far(run_directory)
+    job = load_manifest(run_directory).job
+    so_far = recorded_so_far(run_directory)
     return compute_recording(read_recording(run_directory, may_be_empty=may_be_empty), job, so_far)
 
 
@@ -123,7 +124,8 @@ def _step_times(
             return None
 
         def whole(breakdown: StepBreakdown, prices: PriceList) -> StepTime:
-            clock, scale = recording.host_clock, models.host.costs.dispatch
+            clock = recording.host_clock
+            scale = models.host.costs.dispatch
             tokens, samples, gains = None, None, None
             if job is not None:
                 what = "tokens per second"

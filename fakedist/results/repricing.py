@@ -97,7 +97,8 @@ def price_again(
 
     def whole(breakdown: StepBreakdown, prices: PriceList) -> StepTime:
         tokens, samples = rank_throughput(tables, breakdown, job.rank, job.world_size)
-        scale, before = 0.0, summary.time
+        scale = 0.0
+        before = summary.time
         if summary.timed and (recorded := summary.timed[1].host) is not None:
             speed = math.prod(what_if.host for what_if in models.network.what_ifs)
             scale = models.host.time.scale / recorded.scale / speed

@@ -34,7 +34,8 @@ class Verdict:
 
 def verdict(summary: Summary, cwd: str) -> Verdict | None:
     """The verdict on whether the rank fits the GPU; None if it never used one."""
-    reserved, capacity = summary.peak_reserved_bytes - summary.asleep_bytes, summary.capacity_bytes
+    reserved = summary.peak_reserved_bytes - summary.asleep_bytes
+    capacity = summary.capacity_bytes
     if summary.out_of_memory is not None:
         return Verdict(False, "does not fit", f": {need_text(summary)}; {_refusal(summary.out_of_memory, cwd)}")
     if capacity and reserved > capacity:
@@ -92,7 +93,8 @@ def refusal_stack(summary: Summary, cwd: str) -> list[str]:
 
 def _beside_outside(summary: Summary) -> Verdict:
     """The verdict on reserved memory together with what PyTorch does not see, and the rest of the GPU."""
-    held, outside = summary.peak_reserved_bytes - summary.asleep_bytes, summary.estimated_outside
+    held = summary.peak_reserved_bytes - summary.asleep_bytes
+    outside = summary.estimated_outside
     left = summary.capacity_bytes - held
     low, high, name = (outside.low_bytes, outside.high_bytes, _outside_name(outside)) if outside else (0, 0, "")
     source = "measured" if outside and high == outside.taken_bytes else "estimated"

@@ -434,7 +434,8 @@ def load_manifest(run_directory: Path) -> Manifest:
         hint = "fakedist runs lists the runs here; fakedist profile makes one"
         of_sweep = sorted(path.parent for path in run_directory.glob(f"runs/*/*/{MANIFEST_NAME}"))
         if several := rank_directories(run_directory) or of_sweep:
-            problem, hint = "holds several runs, and one is needed here", f"such as {several[0]}"
+            problem = "holds several runs, and one is needed here"
+            hint = f"such as {several[0]}"
         raise RunDirectoryError(f"{run_directory} {problem}", hint) from None
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", DAMAGED) from error

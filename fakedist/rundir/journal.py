@@ -141,7 +141,9 @@ class JournalReader:
 
 def _has_record(data: bytes) -> bool:
     """Return whether a whole record begins anywhere in the bytes after a broken one."""
-    view, at, num_checked = memoryview(data), data.find(_PICKLE), 0
+    view = memoryview(data)
+    at = data.find(_PICKLE)
+    num_checked = 0
     while at >= 0 and num_checked <= _MOST_CHECKS * len(data):
         if at >= _HEAD.size:
             length, crc = _HEAD.unpack_from(data, at - _HEAD.size)

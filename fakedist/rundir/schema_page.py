@@ -84,7 +84,8 @@ def _dataclasses_in(hint: object) -> Iterator[type]:
 
 
 def _rows(kind: type) -> Iterator[str]:
-    meanings, hints = meanings_of(kind), typing.get_type_hints(kind)
+    meanings = meanings_of(kind)
+    hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         yield f"| `{field.name}` | {_type_text(hints[field.name])} | {_as_json(meanings[field.name])} |"
 

@@ -292,7 +292,8 @@ class PointRun:
 
     def command(self, directory: Path) -> str:
         """The command that runs rank 0 and prices its step as the point's is, with its files in a directory."""
-        job, priced = self.placed(directory), self.pricing
+        job = self.placed(directory)
+        priced = self.pricing
         return profile_command(
             dataclasses.replace(
                 job,

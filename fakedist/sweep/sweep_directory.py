@@ -105,7 +105,8 @@ def read_known(path: Path) -> JournalContent:
 
 def _read(path: Path) -> tuple[JournalContent, int]:
     """The content of a journal, and the offset at which its last whole line ends."""
-    known, end = JournalContent(), 0
+    known = JournalContent()
+    end = 0
     try:
         with open_file(path) as file:
             for number, line in enumerate(iter(lambda: file.readline(_MOST_OF_A_LINE), b""), 1):
@@ -335,7 +336,8 @@ def open_sweep(path: str | os.PathLike[str]) -> Sweep:
         SweepError: It is not the directory of a sweep, or is damaged.
     """
     directory = Path(path)
-    about, journal = read_about(directory), directory / JOURNAL_NAME
+    about = read_about(directory)
+    journal = directory / JOURNAL_NAME
     known = read_known(journal).rows
     texts = {name: {text_of(value) for value in values} for name, values in about.axes.items()}
     if about.points is None:  # a sampler's earlier sweep, of other axes, left rows too

@@ -247,7 +247,8 @@ class SweepRunner:
                 return
 
     def _admit(self, run: PointRun) -> None:
-        key, row_id = key_of(run, self.ground), self.id_of(run)
+        key = key_of(run, self.ground)
+        row_id = self.id_of(run)
         self._ids.add(row_id)
         one = self._runs.get(key)
         if one is None:

@@ -92,7 +92,8 @@ def _found(lookups: pd.DataFrame, products: pd.DataFrame, others: float) -> Step
             return StepTokens(0, 0, "parts of the model read sequences of different lengths")
         return _of_rows(products, number)
     own = products[products["rows"] == most]
-    runs, per_run = int(own["runs"].min()), most / own["runs"].min()
+    runs = int(own["runs"].min())
+    per_run = most / own["runs"].min()
     is_same = (lookups["rows"] == per_run * lookups["runs"]) & (lookups["runs"] != runs)
     if is_same.any():
         return StepTokens(0, 0, "the embedding and the products after it do not run equally often")
@@ -168,7 +169,8 @@ def forward_of(launches: pd.DataFrame) -> pd.DataFrame:
 
 def samples_of(tables: Mapping[str, pd.DataFrame]) -> StepSamples:
     """The samples of the timed step, of ``launches``, as ``steps`` knows them; of the last step that has any, else."""
-    launches, steps = tables["launches"], tables.get("steps")
+    launches = tables["launches"]
+    steps = tables.get("steps")
     if steps is None or "samples" not in steps or not len(launches):
         return StepSamples()
     known = steps[steps["samples"] > 0]
@@ -235,7 +237,8 @@ class CountedFlops:
 def flops_of(launches: pd.DataFrame, work: pd.DataFrame) -> CountedFlops:
     """Count the FLOPs of a step."""
     counts = np.bincount(forward_of(launches)["work"].to_numpy("i8"), minlength=len(work))
-    family, flops = work["family"].astype(str).to_numpy(), own_work(work, "flops")
+    family = work["family"].astype(str).to_numpy()
+    flops = own_work(work, "flops")
     is_attention = (family == "attention") & (work["attention"].astype(str) == "forward").to_numpy(bool)
     is_product = family == "gemm"
     width, value_width = work["width"].to_numpy("f8"), work["value_width"].to_numpy("f8")
@@ -334,7 +337,8 @@ def lanes_of(rows: RankRows, own_us: float, step_us: float) -> pd.DataFrame:
     lanes = []
     for number, name in enumerate(LANES):
         own = rows.lane == number
-        starts, ends = np.where(rows.is_call, rows.works_from_us, rows.start_us)[own], rows.end_us[own]
+        starts = np.where(rows.is_call, rows.works_from_us, rows.start_us)[own]
+        ends = rows.end_us[own]
         if name == "bubble":
             own = rows.is_call
             starts = np.append(rows.start_us[own], own_us)
@@ -485,7 +489,8 @@ def _changed(
     launches: pd.DataFrame, tables: Mapping[str, pd.DataFrame], job: _Job
 ) -> tuple[pd.DataFrame, Communication, JobError | None]:
     """The launches and the communication of a rank with the job's what-ifs, and why this rank is as before."""
-    changed, communication = launches, communication_for(tables, job.models.gpu, job.models.network)
+    changed = launches
+    communication = communication_for(tables, job.models.gpu, job.models.network)
     lacks = None
     for what_if in job.models.network.what_ifs:
         try:

@@ -299,7 +299,8 @@ class KernelTimes:
         is_grouped = has_size & (rows.numbers("groups") > 0)
         is_attention = rows.texts("attention") != ""
         over_link = rows.flags("over_host_link")
-        computes, is_known = flops > 0, ~np.isnan(flops)
+        computes = flops > 0
+        is_known = ~np.isnan(flops)
         every: list[tuple[Flags, _Rule]] = [
             (is_call, lambda some: Estimates.unknown(len(some))),
             (over_link & ~np.isnan(moved), self._memory.over_host_link),
@@ -311,7 +312,8 @@ class KernelTimes:
             (computes, self._arithmetic),
             (is_known & ~np.isnan(moved), self._memory.price),
         ]
-        taken, chosen = np.zeros(len(rows), bool), []
+        taken = np.zeros(len(rows), bool)
+        chosen = []
         for own, rule in every:
             chosen.append((own & ~taken, rule))
             taken |= own
@@ -355,7 +357,8 @@ class KernelTimes:
 
         It is that of a product of all its bytes, or its bytes several times; without known bytes, the longest kernel's.
         """
-        moved, peak = work["moved_bytes"].to_numpy("f8"), self._gpu.peak("bf16") or np.inf
+        moved = work["moved_bytes"].to_numpy("f8")
+        peak = self._gpu.peak("bf16") or np.inf
         elements = moved / _PRODUCT_ELEMENT_BYTES / 3
         product_us = 2 * elements**1.5 / (peak * _LEAST_ACHIEVED) * 1e6
         bytes_us = self._memory.start_us + _MOST_PASSES * moved / self._gpu.memory_bandwidth * 1e6

@@ -193,7 +193,8 @@ class _Supervision:
                 self._leave("cancelled")
 
     def _check_limits(self) -> None:
-        order, now = self._order, time.monotonic()
+        order = self._order
+        now = time.monotonic()
         rss_bytes = self._tree.rss_bytes()
         self._peak_bytes = max(self._peak_bytes, rss_bytes)
         if order.memory_limit_bytes is not None and rss_bytes > order.memory_limit_bytes:

@@ -308,7 +308,8 @@ def _connected(address: str, stack: ExitStack) -> Any:
 def _as_before() -> Iterator[None]:
     """Undo Ray's SIGTERM handler and its ``breakpoint()``."""
     in_main_thread = threading.current_thread() is threading.main_thread()
-    handler, hook = signal.getsignal(signal.SIGTERM), os.environ.get("PYTHONBREAKPOINT")
+    handler = signal.getsignal(signal.SIGTERM)
+    hook = os.environ.get("PYTHONBREAKPOINT")
     try:
         yield
     finally:

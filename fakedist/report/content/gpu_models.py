@@ -179,7 +179,8 @@ def _changes_by(own: GpuStep, row: GpuStep) -> str:
 
 def _limited_by(row: GpuStep) -> str:
     """A limit, and the option that lifts it: "the host: grace launches at 1.8 x; --host dgx-h100: 1.27 s"."""
-    limits, name = tied_limits(row.time), _other_host(row)
+    limits = tied_limits(row.time)
+    name = _other_host(row)
     words = limit_names(limits) if limits else ""
     slowness = _slowness(row)
     if name and slowness:

@@ -88,7 +88,8 @@ def _job(manifests: list[Manifest]) -> str:
     jobs = [manifest.job for manifest in manifests if manifest.job is not None]
     if not jobs:
         return next((Path(manifest.imported.report).name for manifest in manifests if manifest.imported), "-")
-    first, ranks = jobs[0], [job.rank for job in jobs]
+    first = jobs[0]
+    ranks = [job.rank for job in jobs]
     which = f"rank{'s' * (len(ranks) > 1)} {format_rank_list(ranks)} of {first.world_size:,}"
     return f"{' '.join([Path(first.target).name, *first.arguments])}, {which}"
 

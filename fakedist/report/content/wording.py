@@ -59,7 +59,8 @@ def command_line(command: list[str]) -> str:
 
 def ending(summary: Summary, cwd: str) -> str:
     """The run's end, and the number of its steps."""
-    exit_, num_steps = summary.exit, len(summary.steps)
+    exit_ = summary.exit
+    num_steps = len(summary.steps)
     if exit_.ended_by_itself and not num_steps:
         left = summary.left_during_init
         read = ""
@@ -88,7 +89,8 @@ def _gravity(code: str) -> int:
 
 
 def _within(text: str, cwd: str) -> str:
-    text, root = _PACKAGES_WITHIN.sub("", text), cwd.rstrip("/")
+    text = _PACKAGES_WITHIN.sub("", text)
+    root = cwd.rstrip("/")
     return text.replace(f" {root}/", " ") if root else text
 
 
@@ -173,9 +175,11 @@ def _price(advice: Advice | Remedy, *, is_short: bool = False) -> str:
         return ""
     if not high:
         return "the step takes no longer"
-    shares, times = f"{advice.step_share_high:.0%}", format_us(high)
+    shares = f"{advice.step_share_high:.0%}"
+    times = format_us(high)
     if f"{advice.step_share:.0%}" != shares:
-        shares, times = f"{advice.step_share:.0%} to {shares}", f"{format_us(low) if low else '0'} to {times}"
+        shares = f"{advice.step_share:.0%} to {shares}"
+        times = f"{format_us(low) if low else '0'} to {times}"
     return f"the step +{shares}" + ("" if is_short else f" (estimated {times} of {advice.spent_on})")
 
 
@@ -225,7 +229,9 @@ def run_facts(run: Run) -> list[tuple[str, str]]:
 
     A snapshot has its file, its device and the length of its history. An imported run has its report.
     """
-    summary, manifest, page = run.summary, run.manifest, run.path / PAGE_NAME
+    summary = run.summary
+    manifest = run.manifest
+    page = run.path / PAGE_NAME
     where = [("run", str(run.path)), *([("page", str(page))] if page.exists() else [])]
     if run.is_snapshot:
         return [("file", str(run.path)), ("device", run.device), ("history", f"{run.num_rows('events'):,} events")]
@@ -247,7 +253,8 @@ def _device(summary: Summary) -> str:
 
 def short_facts(run: Run) -> list[tuple[str, str]]:
     """The facts of a run that its verdict does not repeat: its job, its rank and device, how it ended and its page."""
-    summary, facts = run.summary, dict(run_facts(run))
+    summary = run.summary
+    facts = dict(run_facts(run))
     if "rank" in facts:
         del facts["device"]
         facts["rank"] += f", {_device(summary)}"
@@ -333,7 +340,8 @@ def time_figures(time: StepTime, source: KernelSource) -> list[Fact]:
         Fact("kernels", f"{time.num_kernels:,}", f"{format_us(time.kernel_us)} in total, without communication")
     )
     if (fraction := time.model_flops_utilisation) is not None and time.peaks is not None and time.flops:
-        peak, done = format_flops(time.peaks.flops[PEAK_DTYPE]), format_flops(time.model_flops)
+        peak = format_flops(time.peaks.flops[PEAK_DTYPE])
+        done = format_flops(time.model_flops)
         basis = f"{done} of the model in the time it computes, of {peak}/s ({PEAK_DTYPE}, dense){_lacking(time)}"
         rows.append(Fact("utilisation", f"{fraction:.1%}", basis))
     return [*rows, *throughput_figures(time)]

@@ -58,7 +58,9 @@ class Pack:
 
     def text(self) -> str:
         """The whole block as base64 text."""
-        index, body, at = {}, [], 0
+        index = {}
+        body = []
+        at = 0
         for name, array in self.numbers.items():
             index[name] = [array.dtype.str.lstrip("<|"), at, len(array)]
             data = array.tobytes()
@@ -195,7 +197,8 @@ def add_times(pack: Pack, run: Run, curve: MemoryCurve) -> None:
         return
     busiest = kernels.groupby("stream")["duration_us"].sum().idxmax()
     kernels = kernels[kernels["stream"] == busiest].sort_values(["op", "start_us"], kind="stable")
-    op, start = run.table("events", ["op"])["op"].to_numpy()[curve.events], kernels["start_us"].to_numpy("f8")
+    op = run.table("events", ["op"])["op"].to_numpy()[curve.events]
+    start = kernels["start_us"].to_numpy("f8")
     inside = np.flatnonzero((op >= kernels["op"].iloc[0]) & (op <= kernels["op"].iloc[-1]))
     if len(inside) < 2:
         return
@@ -391,7 +394,8 @@ def add_stacks(pack: Pack, run: Run, curve: MemoryCurve) -> bool:
     parents = [parent for parent, _ in nodes]
     if left_out:
         leaf = np.where(leaf < 0, len(nodes) + 1, leaf)
-        parents, frame = [*parents, 0], np.append(frame, len(texts))
+        parents = [*parents, 0]
+        frame = np.append(frame, len(texts))
         texts.append(f"({counted(len(left_out), 'stack')} with the fewest bytes: left out of this page)")
         library.append(False)
     pack.add("node_parent", parents)
