@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -642,9 +642,6 @@ def break_down(
     }
     if step is None or not len(kernels):
         return {**made, "layer_times": made["layer_times"].iloc[:0], "host": host.iloc[:0]}, None
-    compute = ready[ready["is_compute"]]
-    known_us, flops = compute["known_us"].to_numpy(), np.nan_to_num(compute["flops"].to_numpy("f8"))
-    kind, bound = compute["kind"].to_numpy(), compute["bound"].astype(str).to_numpy()
     models = _model_flops(step, kernels, tables)
     peak = peaks.flops.get(PEAK_DTYPE) if peaks else None
     low_us, high_us = step.step_low_us, step.step_high_us
@@ -652,8 +649,7 @@ def break_down(
         low_us = (busy.step_us if low_us is None else low_us) - busy.launch_gap_us
         high_us = busy.step_us if high_us is None else high_us
     with_causes = partial(
-        StepBreakdown,
-        generation_us=generation_us(ready),
+        _counted(ready),
         step_us=busy.step_us,
         step_low_us=low_us,
         step_high_us=high_us,
@@ -661,20 +657,10 @@ def break_down(
         communication_us=busy.communication_us,
         launch_gap_us=busy.launch_gap_us,
         wait_us=busy.wait_us,
-        num_kernels=len(compute),
-        num_unknown_kernels=int((~compute["is_known"]).sum()),
-        kernel_us=float(known_us.sum()),
-        by_kind={name: float(known_us[kind == at].sum()) for at, name in enumerate(KINDS)},
-        by_bound={name: float(known_us[bound == name].sum()) for name in BOUNDS if name and (bound == name).any()},
-        num_calls=int(ready["is_call"].sum()),
-        num_unknown_calls=int((ready["is_call"] & ~ready["is_known"]).sum()),
-        flops=float(flops.sum()),
         model_flops=models.flops,
         num_lacking_flops=models.num_lacking,
-        moved_bytes=float(np.nan_to_num(compute["moved_bytes"].to_numpy("f8")).sum()),
         peaks=peaks,
         model_flops_utilisation=_utilisation(models, busy.busy_us, peak),
-        by_family=_families(ready),
         top_kernels=rows_of(KernelTime, made["kernel_names"].query("family != 'communication'").head(NUM_TOP)),
         layers=layer_times(made["layer_times"], layers, folds),
         ranges=by_range(made["ranges"]),
@@ -685,8 +671,30 @@ def break_down(
     return made, _with_traced(with_causes, ready, step, folds)
 
 
+def _counted(kernels: pd.DataFrame) -> partial[StepBreakdown]:
+    """A breakdown with the sums over a step's kernels and calls, which lacks the rest."""
+    compute = kernels[kernels["is_compute"]]
+    known_us = compute["known_us"].to_numpy()
+    kind = compute["kind"].to_numpy()
+    bound = compute["bound"].astype(str).to_numpy()
+    return partial(
+        StepBreakdown,
+        generation_us=generation_us(kernels),
+        num_kernels=len(compute),
+        num_unknown_kernels=int((~compute["is_known"]).sum()),
+        kernel_us=float(known_us.sum()),
+        by_kind={name: float(known_us[kind == at].sum()) for at, name in enumerate(KINDS)},
+        by_bound={name: float(known_us[bound == name].sum()) for name in BOUNDS if name and (bound == name).any()},
+        num_calls=int(kernels["is_call"].sum()),
+        num_unknown_calls=int((kernels["is_call"] & ~kernels["is_known"]).sum()),
+        flops=float(np.nan_to_num(compute["flops"].to_numpy("f8")).sum()),
+        moved_bytes=float(np.nan_to_num(compute["moved_bytes"].to_numpy("f8")).sum()),
+        by_family=_families(kernels),
+    )
+
+
 def _with_traced(
-    with_causes: Callable[..., StepBreakdown], kernels: pd.DataFrame, source: KernelSource, folds: list[Fold]
+    with_causes: partial[StepBreakdown], kernels: pd.DataFrame, source: KernelSource, folds: list[Fold]
 ) -> StepBreakdown:
     """The breakdown with what only a tool that traced the kernels tells."""
     compute = kernels[kernels["is_compute"]]
@@ -721,7 +729,7 @@ def _are_real(names: pd.Series) -> bool:
 
 
 def _with_placed(
-    with_causes: Callable[..., StepBreakdown],
+    with_causes: partial[StepBreakdown],
     kernels: pd.DataFrame,
     step: PricedStep,
     tables: Mapping[str, pd.DataFrame],
