@@ -649,7 +649,7 @@ def break_down(
         low_us = (busy.step_us if low_us is None else low_us) - busy.launch_gap_us
         high_us = busy.step_us if high_us is None else high_us
     with_causes = partial(
-        _counted(ready),
+        _with_sums(ready),
         step_us=busy.step_us,
         step_low_us=low_us,
         step_high_us=high_us,
@@ -671,7 +671,7 @@ def break_down(
     return made, _with_traced(with_causes, ready, step, folds)
 
 
-def _counted(kernels: pd.DataFrame) -> partial[StepBreakdown]:
+def _with_sums(kernels: pd.DataFrame) -> partial[StepBreakdown]:
     """A breakdown with the sums over a step's kernels and calls, which lacks the rest."""
     compute = kernels[kernels["is_compute"]]
     known_us = compute["known_us"].to_numpy()
