@@ -20,8 +20,8 @@ import pandas as pd
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from fakedist.analysis.launches import launch_table, work_table  # noqa: E402
 from fakedist.cost_model.kernels.kernel_times import KernelTimes  # noqa: E402
-from fakedist.cost_model.launches import launch_table, work_table  # noqa: E402
 from fakedist.cost_model.step import price_step  # noqa: E402
 from fakedist.gpu.models.catalogue import find_gpu  # noqa: E402
 from fakedist.rundir.encoding import Columns  # noqa: E402

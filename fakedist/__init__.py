@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fakedist.results.job_time import JobTime, time_job
     from fakedist.results.opening import open_run as open  # noqa: A004
     from fakedist.results.run import Run
-    from fakedist.sweep.opened import Sweep, open_sweep
+    from fakedist.sweep.sweep_directory import Sweep, open_sweep
 
 __all__ = [
     "CheckError",
@@ -68,8 +68,8 @@ _LOADED_LATER = {
     "JobTime": ("fakedist.results.job_time", "JobTime"),
     "time_job": ("fakedist.results.job_time", "time_job"),
     "open": ("fakedist.results.opening", "open_run"),
-    "Sweep": ("fakedist.sweep.opened", "Sweep"),
-    "open_sweep": ("fakedist.sweep.opened", "open_sweep"),
+    "Sweep": ("fakedist.sweep.sweep_directory", "Sweep"),
+    "open_sweep": ("fakedist.sweep.sweep_directory", "open_sweep"),
 }
 
 

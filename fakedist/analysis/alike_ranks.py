@@ -136,7 +136,8 @@ class _Search:
 
     def divide(self, ranks: Sequence[int], stage: int | None, where: Mapping[str, str]) -> None:
         """Find the kinds of ranks that can be alike."""
-        first, missing = ranks[0], {ranks[0], ranks[-1]} - self._programs.keys()
+        first = ranks[0]
+        missing = {ranks[0], ranks[-1]} - self._programs.keys()
         ran = tuple(rank for rank in ranks if rank in self._programs)
         if not missing:
             if all(self._agree(first, rank) for rank in ran):

@@ -467,7 +467,8 @@ class _Play:
     # ---- what is left
 
     def _waiting(self) -> list[Waiting]:
-        stuck, is_required = [], False
+        stuck = []
+        is_required = False
         for rank in self._ranks.values():
             left = [unit for queue in rank.queues.values() for unit in queue]
             if begun := [unit for unit in left if unit.has_begun]:

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.layer_table import Fold
+from fakedist.analysis.memory_tables import Fold
 from fakedist.analysis.recording import Array
 
 BLOCK_BYTES = 512  # kMinBlockSize of the caching allocator: sizes are multiples of it
@@ -121,7 +121,8 @@ class Evidence:
         self.steps, self.shares = tables["steps"], tables["shares"]
         self.files = tables["frames"]["filename"]
         self.grows = matches(tables["events"]["action"], lambda name: name == "segment_map").any()
-        asleep, num_events = tables["asleep"], len(tables["events"])
+        asleep = tables["asleep"]
+        num_events = len(tables["events"])
         first, end, sleeps = (asleep[name].to_numpy() for name in ("first_event", "end_event", "block"))
         asleep_bytes = _curve(first, end, self.blocks["bytes"].to_numpy()[sleeps], num_events)
         self.allocated = tables["events"]["allocated_bytes"].to_numpy() - asleep_bytes
@@ -163,9 +164,11 @@ class Evidence:
 
     def _saved(self, savings: Sequence[Saving]) -> int:
         """Bytes by which the peak falls: shares of whole lifetimes multiply, then the first drop counts."""
-        num_events, size = len(self.allocated), self.blocks["bytes"].to_numpy()
+        num_events = len(self.allocated)
+        size = self.blocks["bytes"].to_numpy()
         made, freed = (self.blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
-        left, later = np.ones(len(size)), []
+        left = np.ones(len(size))
+        later = []
         for saving in savings:
             first = made if saving.starts is None else saving.starts
             end = freed if saving.ends is None else saving.ends
@@ -173,7 +176,8 @@ class Evidence:
             is_whole = (bytes_ > 0) & (first <= made) & (end >= freed)
             left[is_whole] *= 1 - bytes_[is_whole] / np.maximum(size[is_whole], 1)
             later.append((first, end, np.where(is_whole | (first >= end), 0, bytes_)))
-        change, is_gone = np.zeros(num_events), np.zeros(len(size), bool)
+        change = np.zeros(num_events)
+        is_gone = np.zeros(len(size), bool)
         rows = [(made, freed, size * (1 - left))]
         for first, end, bytes_ in later:
             rows.append((first, end, np.where(is_gone, 0, bytes_ * left)))
@@ -323,7 +327,8 @@ class Evidence:
         calls = self.last_calls
         groups = set()
         for group, own in calls.groupby("group"):
-            number, names = int(str(group)), own["operation"]
+            number = int(str(group))
+            names = own["operation"]
             is_forward = own["phase"] == "forward"
             computes = names.str.startswith(("all_reduce", "reduce_scatter", "all_to_all"))
             if self.group_size(number) > 1 and (is_forward & computes).any():
@@ -391,7 +396,8 @@ class Passes:
         Args:
             bytes_: Of each block.
         """
-        sizes, is_last = bytes_[self.last], self.next == np.arange(len(self.owner))
+        sizes = bytes_[self.last]
+        is_last = self.next == np.arange(len(self.owner))
         return np.asarray(~is_last | np.isin(sizes, sizes[~is_last]) | is_last.all())
 
     @property
@@ -448,7 +454,8 @@ def recomputed(evidence: Evidence, passes: Passes, chosen: Array, *, keeps_outpu
 
     Between a layer's forward and backward (its first free), only its last block, the output, stays.
     """
-    blocks, num_events = evidence.blocks, len(evidence.allocated)
+    blocks = evidence.blocks
+    num_events = len(evidence.allocated)
     gone = np.zeros(len(blocks))
     starts, ends = (blocks[name].to_numpy().copy() for name in ("alloc_event", "free_event"))
     is_chosen = chosen[passes.pass_of]
@@ -516,7 +523,8 @@ def recompute_price(evidence: Evidence, passes: Passes, layers: Array, without: 
 
 def kept_gradients(evidence: Evidence) -> tuple[Array, Array]:
     """Gradients that outlive their step's backward, and the first event of that step's forward."""
-    blocks, spans = evidence.blocks, evidence.spans.astype({"phase": str})
+    blocks = evidence.blocks
+    spans = evidence.spans.astype({"phase": str})
     made, freed = (blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
     gradients = np.flatnonzero(evidence.category("gradient") & evidence.phase("backward"))
     begins = spans[spans["phase"] == "forward"].groupby("step")["first_event"].min()

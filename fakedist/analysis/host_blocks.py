@@ -63,7 +63,8 @@ class _Replay:
     def __post_init__(self) -> None:
         self._levels, self._place = _Levels(), -1
         self._alive: dict[tuple[int, int], _Block] = {}
-        changes, looks = self.recording.host_blocks, list(self.recording.host_looks)
+        changes = self.recording.host_blocks
+        looks = list(self.recording.host_looks)
         columns = (changes[name].tolist() for name in ("time_us", "change", "address", "size", "stack"))
         for time_us, change, address, size, stack in zip(*columns, strict=True):
             while looks and looks[0].time_us <= time_us:
@@ -113,7 +114,8 @@ class _Replay:
             levels.pinned = look.pinned_bytes
         self._note(look.time_us, look.place)
         where = self._where(look.place)
-        known, files = self.most[where], [row for row in look.mappings if not _is_shared(row.path)]
+        known = self.most[where]
+        files = [row for row in look.mappings if not _is_shared(row.path)]
         other = look.malloc_bytes - levels.pageable
         self.most[where] = replace(
             known,
@@ -217,7 +219,8 @@ def host_memory(recording: Recording, job: Job | None, lines: Sequence[str]) -> 
 
 def node_memory(ranks: Mapping[int, Sequence[HostPhase]], job: Job) -> NodeMemory:
     """A node's need, by the phases of the ranks of it that ran; the others are taken as copies of the last."""
-    last, others = max(ranks), job.local_world_size - len(ranks)
+    last = max(ranks)
+    others = job.local_world_size - len(ranks)
     levels = {rank: {(row.step, row.phase): row for row in rows} for rank, rows in ranks.items()}
     training = {
         rank: max((row.peak_bytes for row in rows if row.phase in _TRAINING), default=0) for rank, rows in ranks.items()

@@ -23,7 +23,7 @@ from fakedist.analysis.evidence import (
     recompute_price,
     recomputed,
 )
-from fakedist.analysis.layer_table import Fold
+from fakedist.analysis.memory_tables import Fold
 from fakedist.analysis.recording import Array
 
 _CORE, _ENGINE = re.compile(r"/megatron/(?:core|training)/"), re.compile(r"/transformer_engine/")

@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from fakedist.analysis.axes import find_pipeline
 from fakedist.analysis.evidence import (
     Change,
     Evidence,
@@ -22,6 +21,7 @@ from fakedist.analysis.evidence import (
     stacks,
 )
 from fakedist.analysis.recording import Array
+from fakedist.analysis.topology import find_pipeline
 from fakedist.errors import JobError
 from fakedist.rank_list import parse_rank_list
 
@@ -126,7 +126,8 @@ def alternate(evidence: Evidence) -> Iterator[Change]:
     width, blocks = flow.least_in_flight, evidence.blocks
     made, freed, bytes_ = (blocks[name].to_numpy() for name in ("alloc_event", "free_event", "bytes"))
     gone, held, more = (np.zeros(len(blocks)) for _ in range(3))
-    late, passed_on = np.zeros(len(blocks), bool), evidence.category("communication")
+    late = np.zeros(len(blocks), bool)
+    passed_on = evidence.category("communication")
     starts, ends = made.copy(), made.copy()
     kept, _ = kept_gradients(evidence)
     for step in np.unique(flow.passes.step).tolist():

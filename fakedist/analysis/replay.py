@@ -164,7 +164,8 @@ def _divisions(text: str) -> tuple[int, ...]:
     """``parseRoundUpPower2Divisions`` in c10/core/AllocatorConfig.cpp: one number, or [256:1,512:2,>:4] in MiB."""
     if text.isdecimal():
         return (_division(text),) * _NUM_INTERVALS
-    divisions, last = [0] * _NUM_INTERVALS, -1
+    divisions = [0] * _NUM_INTERVALS
+    last = -1
     for boundary, number in re.findall(r"(\d+|>):(\d+)", text):
         if boundary == ">":
             divisions[max(last, 0) + 1 :] = [_division(number)] * (_NUM_INTERVALS - 1 - max(last, 0))
@@ -242,11 +243,9 @@ def replay(
     num_events = len(history.action)
     made = history.at(_ALLOC)
     requested, completed = _ends(history)
-    rounded, max_split, expands = (
-        np.zeros(len(made), np.int64),
-        np.zeros(num_events, np.int64),
-        np.zeros(num_events, bool),
-    )
+    rounded = np.zeros(len(made), np.int64)
+    max_split = np.zeros(num_events, np.int64)
+    expands = np.zeros(num_events, bool)
     for first, now in [(0, settings), *changes]:
         max_split[first:], expands[first:] = now.max_split_bytes, now.expandable
         rounded[made >= first] = rounded_bytes(history.size[made[made >= first]], now)
@@ -375,7 +374,8 @@ def _given(moves: Iterator[tuple[int, int, int, int, bool, int]]) -> dict[int, i
             block_bytes = bytes_
             held.pop(at, None)
             if (taken := free.take(at)) is not None:
-                remaining, segment = taken[0] - block_bytes, taken[1]
+                remaining = taken[0] - block_bytes
+                segment = taken[1]
                 if is_asked and (remaining <= SMALL_BYTES or block_bytes >= max_split):
                     bytes_of[event] = block_bytes = taken[0]
                 elif remaining > 0:

@@ -39,7 +39,8 @@ _FEWEST = 3
 
 def shard_replicas(evidence: Evidence) -> Iterator[Change]:
     """State that every rank of a group duplicates, because the group all-reduces its gradients."""
-    group, megatron = evidence.replicas, Megatron.of(evidence)
+    group = evidence.replicas
+    megatron = Megatron.of(evidence)
     if evidence.files.astype(str).str.contains(_MEGATRON_FSDP).any():
         yield from _shard_more(evidence, megatron)
         if group is not None and _is_sharded(evidence, group):
@@ -107,17 +108,20 @@ def _shard_optimizer(
     evidence: Evidence, group: ReplicaGroup, megatron: Megatron | None, reduced_us: float
 ) -> Iterator[Change]:
     state = evidence.category("optimizer_state")
-    held, parameters = evidence.at_peak(state), evidence.at_peak(evidence.category("parameter"))
+    held = evidence.at_peak(state)
+    parameters = evidence.at_peak(evidence.category("parameter"))
     if not held or held < parameters / 2:  # less than half: already sharded
         return
     share = 1 - 1 / group.size
     gone = np.where(state, evidence.blocks["bytes"] * share, 0)
     most = np.where(_works_on_state(evidence), evidence.blocks["bytes"] * share, gone)
     if megatron is not None:
-        how, least = megatron.optimizer_flags(), Saving(gone)
+        how = megatron.optimizer_flags()
+        least = Saving(gone)
         title = f"shard the optimizer over {group.label}: {how}"
     else:
-        how, title = "ZeroRedundancyOptimizer", f"shard the optimizer over {group.label} (ZeRO-1)"
+        how = "ZeroRedundancyOptimizer"
+        title = f"shard the optimizer over {group.label} (ZeRO-1)"
         least = Saving(np.where(_largest_states(evidence, state), 0, gone))
     yield Change(
         "shard-optimizer",
@@ -155,7 +159,8 @@ def _fully_shard(evidence: Evidence, group: ReplicaGroup, reduced_us: float) -> 
     Exact are the parts of a group's size. Which layers are whole at once is known only by bounds: none, or three and
     all that is outside of repeated layers.
     """
-    blocks, share = evidence.blocks, 1 - 1 / group.size
+    blocks = evidence.blocks
+    share = 1 - 1 / group.size
     bytes_, layer = blocks["bytes"].to_numpy(), blocks["layer"].to_numpy()
     parameter, gradient, state = (evidence.category(name) for name in ("parameter", "gradient", "optimizer_state"))
     is_bucket = evidence.category(_COMMUNICATION) & _outlives_a_backward(evidence)
@@ -194,7 +199,8 @@ def _shard_more(evidence: Evidence, megatron: Megatron | None) -> Iterator[Chang
     Buffers of the size that a gather results in are whole. Which units are whole at once is known by bounds: none, or
     what is outside of repeated layers, three units, and those gathered ahead. Buckets of gradients alike.
     """
-    calls, bytes_ = evidence.last_calls, evidence.blocks["bytes"].to_numpy()
+    calls = evidence.last_calls
+    bytes_ = evidence.blocks["bytes"].to_numpy()
     gathers = calls[calls["operation"].str.startswith("all_gather") & (calls["phase"] == "forward")]
     scatters = calls[calls["operation"].str.startswith("reduce_scatter") & (calls["phase"] == "backward")]
     sizes = {evidence.group_size(int(group)) for group in (*gathers["group"], *scatters["group"])}
@@ -218,7 +224,8 @@ def _shard_more(evidence: Evidence, megatron: Megatron | None) -> Iterator[Chang
     )
     gathers_us = evidence.calls_us(gathers["sequence"]) / passes * 2 * micro_batches
     scatters_us = evidence.calls_us(scatters["sequence"]) * micro_batches
-    in_flight, at_work = _buckets_in_flight(evidence, scatters), _units_at_work(evidence, weights, item_bytes)
+    in_flight = _buckets_in_flight(evidence, scatters)
+    at_work = _units_at_work(evidence, weights, item_bytes)
     names = [("optim_grads", gradients, "gradients")] if gradients.any() else []
     names.append(("optim_grads_params", gradients | weights, "gradients and parameters" if names else "parameters"))
     for strategy, sharded, what in names:
@@ -264,7 +271,8 @@ def _units_at_work(evidence: Evidence, weights: Array, item_bytes: int) -> int:
     parts = evidence.shares[evidence.shares["block"].isin(held.index)]
     held = pd.concat([held.drop(parts["block"].unique()), parts[["layer", "bytes"]]])
     bytes_, layer = held["bytes"].to_numpy(), held["layer"].to_numpy()
-    outside, unit = np.ones(len(bytes_), bool), 0
+    outside = np.ones(len(bytes_), bool)
+    unit = 0
     for fold in stacks(evidence):
         owner = owners(evidence.layers, fold.layers)[layer]
         outside &= owner < 0
@@ -320,9 +328,11 @@ def _resharded(evidence: Evidence, passes: Passes, found: Array, owner: Array) -
     gathered as soon as backward begins. Each block that is gathered again may get up to 1 MiB more, as the caching
     allocator leaves smaller rests whole.
     """
-    blocks, num_events = evidence.blocks, len(evidence.allocated)
+    blocks = evidence.blocks
+    num_events = len(evidence.allocated)
     made, freed, layer = (blocks[name].to_numpy() for name in ("alloc_event", "free_event", "layer"))
-    gone, kept = np.zeros(len(blocks)), np.zeros(len(blocks), bool)
+    gone = np.zeros(len(blocks))
+    kept = np.zeros(len(blocks), bool)
     starts, ends = made.copy(), freed.copy()
     late, early = made.copy(), freed.copy()
     is_backward = evidence.spans["phase"].astype(str) == "backward"
@@ -376,10 +386,13 @@ def drop_gradients(evidence: Evidence) -> Iterator[Change]:
     At least, new ones take as much from the first block on that their layer makes in backward. At most, a new one
     takes the place of the one that is added now, and freed.
     """
-    blocks, spans = evidence.blocks, evidence.spans.astype({"phase": str})
+    blocks = evidence.blocks
+    spans = evidence.spans.astype({"phase": str})
     made, freed, layer, bytes_ = (blocks[name].to_numpy() for name in ("alloc_event", "free_event", "layer", "bytes"))
-    gradient, in_backward = np.flatnonzero(evidence.category("gradient")), evidence.phase("backward")
-    gone, kept = np.zeros(len(blocks)), 0
+    gradient = np.flatnonzero(evidence.category("gradient"))
+    in_backward = evidence.phase("backward")
+    gone = np.zeros(len(blocks))
+    kept = 0
     starts, least, most = made.copy(), freed.copy(), freed.copy()
     for step in sorted(set(spans["step"]) - {0, 1}):
         of_step = spans[spans["step"] == step]

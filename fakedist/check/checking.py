@@ -10,17 +10,18 @@ from pathlib import Path
 from fakedist.bounded import MOST_JSON_BYTES, UnreadableError, read_bytes
 from fakedist.check.baselines import (
     Baseline,
+    RankDifference,
     baseline_path,
     baseline_text,
+    difference,
+    former_runs,
     read_baseline,
     settings_of,
     stale_settings,
     write_baselines,
 )
 from fakedist.check.config import CheckConfig, CheckJob
-from fakedist.check.differences import RankDifference, difference, former_runs
-from fakedist.check.judging import JudgedFigure, judge
-from fakedist.check.measured import RankFigures, measure
+from fakedist.check.judging import JudgedFigure, RankFigures, judge, measure
 from fakedist.check.running import RankToRun, run_ranks, see_that_it_can_run
 from fakedist.errors import CheckError, ExitCode, FakedistError, JobError, ScriptError
 from fakedist.launcher.executors.local import LocalExecutor

@@ -117,7 +117,8 @@ def _profiled(item: pytest.Item, make: Callable[[], Run]) -> Run:
     from fakedist.errors import FakedistError, ScriptError
 
     try:
-        run, message = make(), ""
+        run = make()
+        message = ""
     except ScriptError as error:
         item.add_report_section("call", "output of the rank", error.output)
         message = error.message
@@ -171,7 +172,8 @@ def _read_limits(mark: pytest.Mark) -> dict[str, tuple[str, int]]:
     from fakedist.errors import JobError
     from fakedist.units import parse_bytes
 
-    limits, message = {}, ""
+    limits = {}
+    message = ""
     for name in _LIMITS:
         if (text := mark.kwargs.get(name)) is not None:
             try:

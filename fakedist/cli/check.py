@@ -11,8 +11,19 @@ from typing import TYPE_CHECKING, ClassVar
 import click
 
 from fakedist.cli.job_options import GroupedCommand, executor_options
-from fakedist.cli.output import HTML, JSON, MARKDOWN, TEXT, chosen_output, file_option, format_options, removed_option
-from fakedist.cli.say import last_line, remark, say
+from fakedist.cli.output import (
+    HTML,
+    JSON,
+    MARKDOWN,
+    TEXT,
+    chosen_output,
+    file_option,
+    format_options,
+    last_line,
+    remark,
+    removed_option,
+    say,
+)
 from fakedist.errors import ExitCode, ScriptError
 from fakedist.temporary import scratch_directory
 from fakedist.visible import visible_lines

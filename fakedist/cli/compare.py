@@ -16,8 +16,8 @@ from fakedist.cli.output import (
     chosen_output,
     file_option,
     format_options,
+    reading,
 )
-from fakedist.cli.say import reading
 from fakedist.errors import JobError
 from fakedist.rundir.notes import counted
 

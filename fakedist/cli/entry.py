@@ -24,10 +24,10 @@ from fakedist.cli.explain import explain
 from fakedist.cli.lines import lines
 from fakedist.cli.match import match
 from fakedist.cli.nsys import nsys
+from fakedist.cli.output import MORE_MEMORY, TOO_LITTLE_MEMORY, last_line, print_error, say
 from fakedist.cli.profile import profile
 from fakedist.cli.report import report
 from fakedist.cli.run_list import runs
-from fakedist.cli.say import MORE_MEMORY, TOO_LITTLE_MEMORY, last_line, print_error, say
 from fakedist.cli.sweep import sweep
 from fakedist.cli.time import time
 from fakedist.cli.view import view

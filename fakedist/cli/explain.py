@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from fakedist.cli.say import say
+from fakedist.cli.output import say
 
 
 @click.command()

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from fakedist.cli.entry import exit_code_of
+from fakedist.cli.output import remark, say_ending
 from fakedist.cli.profile import STDERR, run_one
-from fakedist.cli.say import remark, say_ending
 from fakedist.launcher.fork_servers import RankDoor
 from fakedist.launcher.launching import Streams, check
 from fakedist.launcher.process_tree import nothing_left

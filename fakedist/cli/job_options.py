@@ -15,13 +15,12 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import click
 
-from fakedist.cli.output import Output
-from fakedist.cli.say import BEFORE_SCRIPT, command_as_typed, own_flags, remark
+from fakedist.cli.output import BEFORE_SCRIPT, Output, command_as_typed, own_flags, remark
 from fakedist.errors import JobError
 from fakedist.launcher.checked_script import find_source
 from fakedist.options import Door, Job, JobProgram, make_jobs, options_among, world_from_environment
 from fakedist.options.definition import OPTIONS
-from fakedist.options.option import Option
+from fakedist.options.kinds import Option
 from fakedist.options.pricing import MICRO_BATCHES, PRICING_OPTIONS, TOKENS_PER_STEP, PricingOptions
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
@@ -337,7 +336,8 @@ def _refuse_world_after_script(program: JobProgram) -> None:
 
 def _refuse_launcher(arguments: Sequence[str]) -> None:
     """Raise JobError if the program is torchrun or python; the hint is the command without it."""
-    name, rest = Path(arguments[0]).name, list(arguments[1:])
+    name = Path(arguments[0]).name
+    rest = list(arguments[1:])
     if not _LAUNCHER.fullmatch(name):
         return
     while rest and name != "torchrun" and rest[0].startswith("-") and rest[0] != "-m":

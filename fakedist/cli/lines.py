@@ -6,8 +6,17 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.output import JSON, TEXT, RunPath, all_rows_option, chosen_output, file_option, format_options
-from fakedist.cli.say import reading, run_or_last
+from fakedist.cli.output import (
+    JSON,
+    TEXT,
+    RunPath,
+    all_rows_option,
+    chosen_output,
+    file_option,
+    format_options,
+    reading,
+    run_or_last,
+)
 
 
 @click.command()
@@ -25,7 +34,8 @@ def lines(run: Path | None, *, file: Path | None, form: str | None, as_json: boo
     from fakedist.report.content.lines import lines_report
     from fakedist.results.opening import open_run
 
-    output, run = chosen_output(form, as_json, file), run_or_last(run, is_single=True)
+    output = chosen_output(form, as_json, file)
+    run = run_or_last(run, is_single=True)
     with reading(run):
         output.write(lines_report(open_run(run), all_rows=all_rows))
     return 0

@@ -6,8 +6,18 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.output import HTML, JSON, MARKDOWN, TEXT, RunPath, chosen_output, file_option, format_options
-from fakedist.cli.say import last_line, reading
+from fakedist.cli.output import (
+    HTML,
+    JSON,
+    MARKDOWN,
+    TEXT,
+    RunPath,
+    chosen_output,
+    file_option,
+    format_options,
+    last_line,
+    reading,
+)
 from fakedist.errors import ExitCode
 
 

@@ -14,9 +14,10 @@ from fakedist.cli.output import (
     chosen_output,
     format_options,
     length_options,
+    print_report,
+    reading,
     run_directory_options,
 )
-from fakedist.cli.say import print_report, reading
 from fakedist.errors import ReportError
 from fakedist.temporary import scratch_directory
 
@@ -53,7 +54,7 @@ def nsys(
     ranges mark steps, phases and layers (docs/nsys.md). This needs neither torch nor a GPU.
     """
     from fakedist.launcher.nsight import export_sqlite
-    from fakedist.results.imported import write_run
+    from fakedist.results.building import write_run
     from fakedist.rundir.directory import create_run_directory, new_unnamed
     from fakedist.traces.nsys_report import read_report
     from fakedist.traces.one_step import StepChoice

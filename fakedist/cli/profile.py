@@ -20,12 +20,16 @@ from fakedist.cli.output import (
     chosen_output,
     format_options,
     length_options,
+    print_report,
+    remark,
     run_directory_options,
+    say,
+    say_ending,
+    say_first_failure,
 )
-from fakedist.cli.say import print_report, remark, say, say_ending, say_first_failure
 from fakedist.options import Job
 from fakedist.options.expert_loads import EVEN
-from fakedist.rundir.directory import remove_if_empty, remove_run
+from fakedist.rundir.directory import PAGE_NAME, default_name, remove_if_empty, remove_run
 
 if TYPE_CHECKING:
     from fakedist.launcher.launching import Streams
@@ -174,7 +178,6 @@ def _several(
     cold: bool,
 ) -> int:
     from fakedist.launcher.ranks import profile_ranks
-    from fakedist.rundir.directory import default_name
 
     job, ranks = asked[0], [job.rank for job in asked]
     directory = directory or default_name(job, ranks)
@@ -233,7 +236,6 @@ def _write_page(report: Report, directory: Path) -> None:
     from fakedist.errors import FakedistError
     from fakedist.report.render.html import report_page
     from fakedist.report.writing import may_hold_page, replace_text
-    from fakedist.rundir.directory import PAGE_NAME
 
     path = directory / PAGE_NAME
     if not may_hold_page(path):
@@ -252,7 +254,6 @@ def _whole_job(
 ) -> int:
     """Run a rank of each stage or kind."""
     from fakedist.launcher.ranks import profile_ranks
-    from fakedist.rundir.directory import default_name
 
     directory = directory or default_name(job, which=word)
     more = _other_stages if word == _STAGES else _distinct_ranks()

@@ -9,6 +9,7 @@ import click
 
 from fakedist.cli.output import (
     CSV,
+    DEFAULT_TABLE,
     HTML,
     JSON,
     MARKDOWN,
@@ -18,9 +19,12 @@ from fakedist.cli.output import (
     chosen_output,
     file_option,
     format_options,
+    is_sweep,
     length_options,
+    print_report,
+    reading,
+    run_or_last,
 )
-from fakedist.cli.say import DEFAULT_TABLE, is_sweep, print_report, reading, run_or_last
 from fakedist.rundir.directory import rank_directories
 from fakedist.temporary import scratch_directory
 
@@ -81,7 +85,7 @@ def _opened_file(path: Path, chosen: tuple[int | None, int | None, int | None]) 
     if not is_report and not any(part is not None for part in chosen):
         return path
     from fakedist.launcher.nsight import export_sqlite
-    from fakedist.results.imported import open_imported
+    from fakedist.results.building import open_imported
     from fakedist.results.opening import open_snapshot
     from fakedist.traces.foreign_files import kind_of
     from fakedist.traces.one_step import StepChoice

@@ -25,7 +25,7 @@ def runs(*, is_pruning: bool, is_sure: bool, file: Path | None, form: str | None
         raise click.UsageError("--yes is for --prune: fakedist runs --prune --yes")
     from fakedist.report.content.run_list import list_report, list_runs, newest_first
     from fakedist.rundir.directory import prune
-    from fakedist.sweep.opened import list_sweeps
+    from fakedist.sweep.sweep_directory import list_sweeps
 
     output = chosen_output(form, as_json, file)
     found = newest_first([*list_runs(), *list_sweeps()])

@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING, ClassVar
 import click
 
 from fakedist.cli.job_options import ScriptCommand, count_options, executor_options, job_options, program_of
-from fakedist.cli.output import JSON, TEXT, Output, chosen_output, format_options, output_option, removed_option
+from fakedist.cli.output import (
+    JSON,
+    TEXT,
+    Output,
+    chosen_output,
+    format_options,
+    last_line,
+    output_option,
+    remark,
+    removed_option,
+)
 from fakedist.cli.profile import say_ignored
-from fakedist.cli.say import last_line, remark
 from fakedist.errors import ExitCode
 from fakedist.options import world_from_environment
 from fakedist.options.definition import NOT_SWEPT, OPTIONS
@@ -24,9 +33,9 @@ from fakedist.units import format_us, parse_bytes
 if TYPE_CHECKING:
     from fakedist.launcher.executors.task import Executor
     from fakedist.sweep.command import Texts
-    from fakedist.sweep.opened import Sweep
     from fakedist.sweep.plan import CommandLineSettings, SweepPlan
     from fakedist.sweep.point_rows import Row
+    from fakedist.sweep.sweep_directory import Sweep
 
 
 class SweepProgress:
@@ -207,7 +216,7 @@ def _is_sweep(path: Path) -> bool:
 
 
 def _show(directory: Path, output: Output) -> int:
-    from fakedist.sweep.opened import open_sweep
+    from fakedist.sweep.sweep_directory import open_sweep
     from fakedist.sweep.sweeping import write_results
 
     try:

@@ -30,9 +30,9 @@ from fakedist.cli.output import (
     chosen_output,
     file_option,
     format_options,
+    reading,
 )
-from fakedist.cli.say import reading
-from fakedist.options.option import OptionGroup
+from fakedist.options.kinds import OptionGroup
 
 #: What ``--format csv`` shows unless ``--table`` names another table.
 _DEFAULT_TABLE = "layer_times"
@@ -148,8 +148,7 @@ def _print_table(
     path: Path, chosen: Sequence[tuple[str | None, str | None]], values: Mapping[str, object], output: Output
 ) -> None:
     """Price a run for several GPUs and fabrics, and print a row for each."""
-    from fakedist.report.content.gpu_models import GpuStep, lifting, priced_objects, priced_sheet
-    from fakedist.report.content.report_blocks import Report
+    from fakedist.report.content.gpu_models import GpuStep, gpus_report, lifting
     from fakedist.results.opening import open_run
     from fakedist.results.repricing import gpu_of
 
@@ -175,5 +174,4 @@ def _print_table(
 
     own = price({"gpu": None, "fabric": None})
     rows = [lifted({"gpu": gpu, "fabric": fabric}) for gpu, fabric in chosen]
-    data = {"run_directory": str(run.path), "priced": priced_objects(own, rows)}
-    output.write(Report("time", [priced_sheet(own, rows)], lambda: data))
+    output.write(gpus_report(run.path, own, rows))

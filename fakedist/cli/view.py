@@ -10,8 +10,7 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.output import RunPath, removed_option
-from fakedist.cli.say import linked_page, page_of, reading, run_or_last
+from fakedist.cli.output import RunPath, linked_page, page_of, reading, removed_option, run_or_last
 from fakedist.temporary import kept_directory
 
 #: How long a page in a temporary directory is kept, in seconds: a browser may read it after this process has ended.

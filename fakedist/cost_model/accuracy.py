@@ -68,7 +68,8 @@ def accuracy_rows(path: Path = DATA / "accuracy.json") -> tuple[AccuracyRow, ...
 
 def closest(gpu: GpuSpec, families: Iterable[str]) -> list[AccuracyRow]:
     """The rows of a job's families (column ``accuracy`` of priced work), on the GPU most like its own."""
-    wanted, name = dict.fromkeys(families), nearest_table(gpu).name
+    wanted = dict.fromkeys(families)
+    name = nearest_table(gpu).name
     closest_rows = []
     for family in wanted:
         rows = [row for row in accuracy_rows() if row.family == family]
@@ -145,6 +146,7 @@ def variances(priced: pd.DataFrame, counts: Array, side: str = "high_us") -> dic
     off: Floats = np.abs((priced[side] - priced["time_us"]).to_numpy("f8"))[known] * counts[known]
     families = priced["accuracy"].where(priced["accuracy"] != "", priced["basis"]).to_numpy()[known]
     codes, names = pd.factorize(families)
-    together, alone = np.bincount(codes, off), np.bincount(codes, off**2)
+    together = np.bincount(codes, off)
+    alone = np.bincount(codes, off**2)
     by_family = _COMMON * together**2 + (1 - _COMMON) * alone
     return {str(name): float(variance) for name, variance in zip(names, by_family, strict=True)}

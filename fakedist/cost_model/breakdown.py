@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.analysis.layer_table import Fold, fold_sums, with_children
+from fakedist.analysis.memory_tables import Fold, fold_sums, with_children
 from fakedist.analysis.recording import Array
 from fakedist.analysis.topology import read_groups
 from fakedist.analysis.typed_tables import rows_of, table_of
@@ -21,10 +22,9 @@ from fakedist.cost_model.host_times import (
     late_launches,
     layers_host_us,
 )
-from fakedist.cost_model.limits import find_limits
 from fakedist.cost_model.model_flops import COUNTED, ModelFlops, flops_of_kernels, flops_of_launches
 from fakedist.cost_model.overlap import union, union_us
-from fakedist.cost_model.step import PricedStep
+from fakedist.cost_model.step import PricedStep, find_limits
 from fakedist.cost_model.timeline import IDLE, ON_GPU, ON_HOST
 from fakedist.rundir.families import kernel_family
 from fakedist.rundir.launch_records import RangeRow
@@ -41,7 +41,7 @@ from fakedist.rundir.step_time import (
     PathPart,
     Peaks,
     RangeTime,
-    StepTime,
+    StepBreakdown,
     UncertainPart,
 )
 from fakedist.rundir.table_rows import TABLES
@@ -66,7 +66,8 @@ def timed(kernels: pd.DataFrame) -> pd.DataFrame:
     family = indices(kernels["family"], FAMILIES)
     duration = kernels["duration_us"].to_numpy("f8")
     is_known = np.isfinite(duration)
-    is_compute, call = family != FAMILIES.index("communication"), kernels["call"]
+    is_compute = family != FAMILIES.index("communication")
+    call = kernels["call"]
     counted = np.isin(family, [FAMILIES.index(name) for name in COUNTED])
     return kernels.assign(
         kind=indices(kind, KINDS),
@@ -259,7 +260,8 @@ def layer_time_table(kernels: pd.DataFrame, layers: pd.DataFrame, gap_us: Array,
 
     ``host_us`` is the host's own time by layer.
     """
-    num, layer = len(layers), kernels["layer"].to_numpy("i8")
+    num = len(layers)
+    layer = kernels["layer"].to_numpy("i8")
     compute = kernels["is_compute"].to_numpy(bool)
     known_us = kernels["known_us"].to_numpy()
 
@@ -424,7 +426,8 @@ def measured_group_times(kernels: pd.DataFrame) -> list[GroupTime]:
     made = []
     for label, part in rows.groupby("label"):
         exposed, whole = float(part["exposed_us"].sum()), float(part["known_us"].sum())
-        hidden, moved = max(whole - exposed, 0.0), float(np.nan_to_num(part["moved_bytes"].to_numpy("f8")).sum())
+        hidden = max(whole - exposed, 0.0)
+        moved = float(np.nan_to_num(part["moved_bytes"].to_numpy("f8")).sum())
         made.append(GroupTime("", 0, 0, str(label), len(part), 0, moved, whole, hidden, exposed))
     return sorted(made, key=lambda row: (-row.exposed_us, -row.time_us, row.operation))
 
@@ -454,7 +457,8 @@ def exposed_calls_us(calls: pd.DataFrame, compute: pd.DataFrame) -> Array:
 def exposed_parts(kernels: pd.DataFrame) -> pd.DataFrame:
     """Disjoint waits for calls while nothing computes: columns row (of ``kernels``), start_us, end_us, by time."""
     rows = np.flatnonzero((kernels["is_call"] & kernels["is_known"]).to_numpy(bool))
-    calls, compute = kernels.iloc[rows], kernels[kernels["is_compute"]]
+    calls = kernels.iloc[rows]
+    compute = kernels[kernels["is_compute"]]
     start, kernel = calls["start_us"].to_numpy("f8"), compute["start_us"].to_numpy("f8")
     busy = union(kernel, kernel + compute["known_us"].to_numpy("f8"))
     parts = list(_exposed(start, start + calls["known_us"].to_numpy("f8"), *busy))
@@ -498,7 +502,8 @@ def traced_path(kernels: pd.DataFrame, source: KernelSource, folds: list[Fold]) 
     if not len(rows):
         return []
     numbers = {layer: number for number, fold in enumerate(folds) for layer in fold.layers}
-    has_layers, is_call = bool((kernels["layer"] > 0).any()), rows["is_call"]
+    has_layers = bool((kernels["layer"] > 0).any())
+    is_call = rows["is_call"]
     operation = _call_labels(rows).where(is_call, "" if has_layers else rows["operation"].astype(str))
     fold_number = rows["layer"].map(numbers).where(~is_call & has_layers, -1)
     parts = []
@@ -528,7 +533,8 @@ def path_parts(step: PricedStep, tables: Mapping[str, pd.DataFrame], folds: list
 
 def _of_layers(kind: PathKind, layer: Array, us: Array, chosen: Array, folds: list[Fold]) -> list[PathPart]:
     num = max(max(fold.layers) for fold in folds) + 1
-    sums, counts = np.bincount(layer[chosen], us[chosen], num), np.bincount(layer[chosen], minlength=num)
+    sums = np.bincount(layer[chosen], us[chosen], num)
+    counts = np.bincount(layer[chosen], minlength=num)
     parts = []
     for fold in folds:
         rows = list(fold.layers)
@@ -613,13 +619,17 @@ def break_down(
     folds: list[Fold],
     step: PricedStep | KernelSource | None,
     peaks: Peaks | None,
-) -> tuple[dict[str, pd.DataFrame], StepTime | None]:
+    *,
+    is_slowed: bool = False,
+) -> tuple[dict[str, pd.DataFrame], StepBreakdown | None]:
     """The tables layer_times, host, kernel_names and ranges of a step, and where its time goes (None without kernels).
 
     Args:
         tables: layers, ranges (without times), and of a priced step calls, groups and work, and with lines
             operation_stacks and stacks.
         step: The priced step, or the source of traced kernels; None without kernels.
+        is_slowed: A tool slowed the host, so launches are later than without it, and the step may be shorter by that:
+            GPT-2's step of 44.6 ms on an H200 took 74.6 ms under CUPTI, its kernels the same 40.4 ms.
     """
     layers, ready = tables["layers"], timed(kernels)
     busy = find_busy(ready, 0.0 if step is None else step.step_us)
@@ -632,58 +642,73 @@ def break_down(
     }
     if step is None or not len(kernels):
         return {**made, "layer_times": made["layer_times"].iloc[:0], "host": host.iloc[:0]}, None
-    compute = ready[ready["is_compute"]]
-    known_us, flops = compute["known_us"].to_numpy(), np.nan_to_num(compute["flops"].to_numpy("f8"))
-    kind, bound = compute["kind"].to_numpy(), compute["bound"].astype(str).to_numpy()
     models = _model_flops(step, kernels, tables)
     peak = peaks.flops.get(PEAK_DTYPE) if peaks else None
-    summary = StepTime(
-        generation_us=generation_us(ready),
+    low_us, high_us = step.step_low_us, step.step_high_us
+    if is_slowed:
+        low_us = (busy.step_us if low_us is None else low_us) - busy.launch_gap_us
+        high_us = busy.step_us if high_us is None else high_us
+    with_causes = partial(
+        _with_sums(ready),
         step_us=busy.step_us,
-        step_low_us=step.step_low_us,
-        step_high_us=step.step_high_us,
+        step_low_us=low_us,
+        step_high_us=high_us,
         busy_us=busy.busy_us,
         communication_us=busy.communication_us,
         launch_gap_us=busy.launch_gap_us,
         wait_us=busy.wait_us,
-        num_kernels=len(compute),
-        num_unknown_kernels=int((~compute["is_known"]).sum()),
-        kernel_us=float(known_us.sum()),
-        by_kind={name: float(known_us[kind == at].sum()) for at, name in enumerate(KINDS)},
-        by_bound={name: float(known_us[bound == name].sum()) for name in BOUNDS if name and (bound == name).any()},
-        num_calls=int(ready["is_call"].sum()),
-        num_unknown_calls=int((ready["is_call"] & ~ready["is_known"]).sum()),
-        flops=float(flops.sum()),
         model_flops=models.flops,
         num_lacking_flops=models.num_lacking,
-        moved_bytes=float(np.nan_to_num(compute["moved_bytes"].to_numpy("f8")).sum()),
         peaks=peaks,
         model_flops_utilisation=_utilisation(models, busy.busy_us, peak),
-        by_family=_families(ready),
         top_kernels=rows_of(KernelTime, made["kernel_names"].query("family != 'communication'").head(NUM_TOP)),
         layers=layer_times(made["layer_times"], layers, folds),
         ranges=by_range(made["ranges"]),
         step_flops_utilisation=_utilisation(models, busy.step_us, peak if ready["is_known"].all() else None),
     )
-    placed = _with_placed(summary, made, step, tables, folds) if isinstance(step, PricedStep) else None
-    return made, placed or _with_traced(summary, ready, step, folds)
+    if isinstance(step, PricedStep):
+        return made, _with_placed(with_causes, ready, step, {**tables, "host": host}, folds)
+    return made, _with_traced(with_causes, ready, step, folds)
+
+
+def _with_sums(kernels: pd.DataFrame) -> partial[StepBreakdown]:
+    """A breakdown with the sums over a step's kernels and calls, which lacks the rest."""
+    compute = kernels[kernels["is_compute"]]
+    known_us = compute["known_us"].to_numpy()
+    kind = compute["kind"].to_numpy()
+    bound = compute["bound"].astype(str).to_numpy()
+    return partial(
+        StepBreakdown,
+        generation_us=generation_us(kernels),
+        num_kernels=len(compute),
+        num_unknown_kernels=int((~compute["is_known"]).sum()),
+        kernel_us=float(known_us.sum()),
+        by_kind={name: float(known_us[kind == at].sum()) for at, name in enumerate(KINDS)},
+        by_bound={name: float(known_us[bound == name].sum()) for name in BOUNDS if name and (bound == name).any()},
+        num_calls=int(kernels["is_call"].sum()),
+        num_unknown_calls=int((kernels["is_call"] & ~kernels["is_known"]).sum()),
+        flops=float(np.nan_to_num(compute["flops"].to_numpy("f8")).sum()),
+        moved_bytes=float(np.nan_to_num(compute["moved_bytes"].to_numpy("f8")).sum()),
+        by_family=_families(kernels),
+    )
 
 
 def _with_traced(
-    summary: StepTime, kernels: pd.DataFrame, source: PricedStep | KernelSource, folds: list[Fold]
-) -> StepTime:
-    """The summary with what only a tool that traced the kernels tells."""
+    with_causes: partial[StepBreakdown], kernels: pd.DataFrame, source: KernelSource, folds: list[Fold]
+) -> StepBreakdown:
+    """The breakdown with what only a tool that traced the kernels tells."""
     compute = kernels[kernels["is_compute"]]
     start, us = compute["start_us"].to_numpy("f8"), compute["known_us"].to_numpy("f8")
     others = ~compute["name"].astype(str).str.startswith(("Memcpy", "Memset")).to_numpy(bool)
     alone_us = union_us(start, start + us) - union_us(start[others], (start + us)[others])
     has_real = _are_real(kernels.loc[~kernels["is_compute"], "name"])
-    groups = measured_group_times(kernels) if has_real else []
-    summary = replace(summary, by_group=groups, copies_alone_us=alone_us, has_real_collectives=has_real)
-    if isinstance(source, PricedStep):
-        return summary
-    path, waits = traced_path(kernels, source, folds), source.host_waits[:NUM_TOP]
-    return replace(summary, critical_path=path, host_waits=waits)
+    return with_causes(
+        by_group=measured_group_times(kernels) if has_real else [],
+        copies_alone_us=alone_us,
+        has_real_collectives=has_real,
+        critical_path=traced_path(kernels, source, folds),
+        host_waits=source.host_waits[:NUM_TOP],
+    )
 
 
 def _utilisation(models: ModelFlops, time_us: float, peak: float | None) -> float | None:
@@ -704,17 +729,17 @@ def _are_real(names: pd.Series) -> bool:
 
 
 def _with_placed(
-    summary: StepTime,
-    made: Mapping[str, pd.DataFrame],
+    with_causes: partial[StepBreakdown],
+    kernels: pd.DataFrame,
     step: PricedStep,
     tables: Mapping[str, pd.DataFrame],
     folds: list[Fold],
-) -> StepTime:
-    """The summary with the parts of a step that was placed in time."""
-    host, placed = made["host"], {**tables, "launches": step.launches}
-    return replace(
-        summary,
-        by_group=group_times(timed(step.kernels), tables, step.communication),
+) -> StepBreakdown:
+    """The breakdown with the parts of a step that was placed in time; ``tables`` has its ``host``, too."""
+    host = tables["host"]
+    placed = {**tables, "launches": step.launches}
+    return with_causes(
+        by_group=group_times(kernels, tables, step.communication),
         critical_path=path_parts(step, tables, folds),
         limits=find_limits(step, tables),
         host=host_parts(host, step.launches),

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.analysis.routed_launches import EXCHANGES, busiest_tokens, groups_of_stage
+from fakedist.analysis.routed_blocks import EXCHANGES, busiest_tokens, groups_of_stage
 from fakedist.errors import JobError
 from fakedist.options.expert_loads import EVEN
 from fakedist.router_load import RouterLoad, RouterPass
@@ -82,10 +82,12 @@ def at_pace(tables: Mapping[str, pd.DataFrame], experts: ExpertsLoad) -> dict[st
 def _work_at_pace(
     launches: pd.DataFrame, work: pd.DataFrame, routed: pd.DataFrame, pace: npt.NDArray[np.float64]
 ) -> dict[str, pd.DataFrame]:
-    launch, of_work = routed["launch"].to_numpy("i8"), launches["work"].to_numpy("i8", copy=True)
+    launch = routed["launch"].to_numpy("i8")
+    of_work = launches["work"].to_numpy("i8", copy=True)
     key = np.stack([of_work[launch], routed["sums"].to_numpy("i8"), pace.view("i8")], axis=1)
     pairs, row = np.unique(key, axis=0, return_inverse=True)
-    more, factor = work.iloc[pairs[:, 0]].copy(), pairs[:, 2].copy().view("f8")
+    more = work.iloc[pairs[:, 0]].copy()
+    factor = pairs[:, 2].copy().view("f8")
     over = pairs[:, 1].astype(bool)
     for name, is_scaled in (("m", ~over), ("k", over)):
         more[name] = more[name].where(~is_scaled, (more[name] * factor).round().astype("i8"))

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
 
-from fakedist.analysis.layer_table import Fold
+from fakedist.analysis.memory_tables import Fold
 from fakedist.analysis.recording import Recording
 from fakedist.cost_model.accuracy import closest
 from fakedist.cost_model.allocator_times import allocator_time
@@ -20,7 +20,7 @@ from fakedist.cost_model.busiest_rank import ExpertsLoad, recorded_load
 from fakedist.cost_model.collectives.communication import Communication, communication_of
 from fakedist.cost_model.collectives.fabric import Fabric, default_fabric, find_fabric
 from fakedist.cost_model.hosts import HostModel, host_model
-from fakedist.cost_model.kernels.calibrated_prices import calibrated_prices_of
+from fakedist.cost_model.kernels.calibration_table import calibrated_prices_of
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.nccl.settings import TIME_VARIABLES, Nccl, read_settings
 from fakedist.cost_model.step import (
@@ -39,7 +39,15 @@ from fakedist.options import Job
 from fakedist.rundir import time_notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import GpuRecord
-from fakedist.rundir.step_time import ClockSteadiness, FamilyAccuracy, KernelSource, Peaks, StepTime, UncertainPart
+from fakedist.rundir.step_time import (
+    ClockSteadiness,
+    FamilyAccuracy,
+    KernelSource,
+    Peaks,
+    StepBreakdown,
+    StepTime,
+    UncertainPart,
+)
 
 
 def prices_of(gpu: GpuSpec, times: str | None = None) -> Prices:
@@ -121,7 +129,9 @@ class Models:
 
 def recorded_models(recording: Recording, launches: pd.DataFrame, job: Job | None) -> tuple[Models | None, list[Note]]:
     """The models (None: nothing to price) and notes on them. Of traced kernels, only the collectives are priced."""
-    gpu, source, host = recorded_gpu(recording), recording.kernel_source, recording.host
+    gpu = recorded_gpu(recording)
+    source = recording.kernel_source
+    host = recording.host
     if gpu is None or (source is None and not len(launches)) or (source and not (host and host.has_events)):
         return None, []
     loaded = recording.nccl
@@ -203,7 +213,8 @@ def price_tables(tables: Mapping[str, pd.DataFrame], models: Models) -> PricedSt
         RunDirectoryError: The tables are damaged.
         JobError: The step lacks the groups of a what-if.
     """
-    launches, network = tables["launches"], models.network
+    launches = tables["launches"]
+    network = models.network
     communication = calls = communication_for(tables, models.gpu, network)
     for what_if in network.what_ifs:
         launches, communication = changed_launches(what_if, launches, communication, tables)
@@ -212,14 +223,25 @@ def price_tables(tables: Mapping[str, pd.DataFrame], models: Models) -> PricedSt
     return replace(priced, price_list=replace(priced.price_list, calls=calls))
 
 
+def _alone(breakdown: StepBreakdown, _prices: PriceList) -> StepTime:
+    """A step of which nothing follows for a job."""
+    return StepTime(**vars(breakdown))
+
+
 def estimate_times(
-    tables: Mapping[str, pd.DataFrame], folds: list[Fold], models: Models, *, traced: KernelSource | None = None
+    tables: Mapping[str, pd.DataFrame],
+    folds: list[Fold],
+    models: Models,
+    *,
+    traced: KernelSource | None = None,
+    whole: Callable[[StepBreakdown, PriceList], StepTime] = _alone,
 ) -> StepTimes:
     """Estimate the times of a step: price it, and break it down.
 
     Args:
         tables: ``launches`` (not empty), ``work``, ``ranges``, ``layers``, ``calls`` and ``groups``.
         traced: Where the kernels come from, if a tool traced them; None if they are estimated.
+        whole: Adds what follows from the step and its prices.
 
     Raises:
         RunDirectoryError: The tables are damaged.
@@ -228,14 +250,13 @@ def estimate_times(
     priced = price_tables(tables, models)
     peaks = Peaks(dict(models.gpu.peak_flops), models.gpu.memory_bandwidth)
     is_simulated = traced is not None and traced.source == "simulated"
-    made, summary = break_down(priced.kernels, tables, folds, priced, None if is_simulated else peaks)
-    uncertain = uncertain_parts(priced, [] if summary is None else summary.by_group, tables)
-    waited_us = priced.placed.passed_us - priced.placed.reached_us
-    allocator = None if traced is not None else allocator_time(priced.launches, waited_us)
-    source = _source(priced, models, uncertain, traced)
-    if allocator is not None:
-        source = replace(source, allocator=allocator, notes=[time_notes.allocator_retries(allocator), *source.notes])
-    return _without_the_tool(StepTimes({"kernels": priced.kernels, **made}, summary, source, priced.price_list))
+    made, breakdown = break_down(
+        priced.kernels, tables, folds, priced, None if is_simulated else peaks, is_slowed=_is_slowed(traced)
+    )
+    uncertain = uncertain_parts(priced, [] if breakdown is None else breakdown.by_group, tables)
+    summary = None if breakdown is None else whole(breakdown, priced.price_list)
+    source = _without_the_tool(_source(priced, models, uncertain, traced), breakdown)
+    return StepTimes({"kernels": priced.kernels, **made}, summary, source, priced.price_list)
 
 
 def recorded_times(recording: Recording, tables: Mapping[str, pd.DataFrame], folds: list[Fold]) -> StepTimes:
@@ -247,26 +268,22 @@ def recorded_times(recording: Recording, tables: Mapping[str, pd.DataFrame], fol
     peaks = (recording.gpu or GpuRecord()).peaks
     if source is not None and source.source == "simulated":  # simulated times cannot be compared with peak rates
         peaks = None
-    made, summary = break_down(tables["kernels"], tables, folds, source, peaks)
-    return _without_the_tool(StepTimes({"kernels": tables["kernels"], **made}, summary, source))
+    made, breakdown = break_down(tables["kernels"], tables, folds, source, peaks, is_slowed=_is_slowed(source))
+    summary = None if breakdown is None else StepTime(**vars(breakdown))
+    source = None if source is None else _without_the_tool(source, breakdown)
+    return StepTimes({"kernels": tables["kernels"], **made}, summary, source)
 
 
-def _without_the_tool(times: StepTimes) -> StepTimes:
-    """A measured step with the interval that the tool leaves: it slows the host, so launches are later than without it.
+def _is_slowed(source: KernelSource | None) -> bool:
+    return source is not None and source.source == "measured"
 
-    GPT-2's step of 44.6 ms on an H200 took 74.6 ms under CUPTI, its kernels the same 40.4 ms.
-    """
-    summary, source = times.summary, times.source
-    if summary is None or source is None or source.source != "measured":
-        return times
-    low_us, high_us = (summary.step_us if us is None else us for us in (summary.step_low_us, summary.step_high_us))
-    low_us -= summary.launch_gap_us
+
+def _without_the_tool(source: KernelSource, step: StepBreakdown | None) -> KernelSource:
+    """The source of a step, a measured one with the interval that the tool leaves."""
+    if step is None or not _is_slowed(source):
+        return source
     notes = [*source.notes, time_notes.host_is_slowed()]
-    return replace(
-        times,
-        summary=replace(summary, step_low_us=low_us, step_high_us=high_us),
-        source=replace(source, step_low_us=low_us, step_high_us=high_us, notes=notes),
-    )
+    return replace(source, step_low_us=step.step_low_us, step_high_us=step.step_high_us, notes=notes)
 
 
 def _source(
@@ -287,6 +304,8 @@ def _source(
             notes=[*traced.notes, time_notes.only_collectives_are_estimated(), *notes],
         )
     rows = closest(models.gpu, priced.families)
+    allocator = allocator_time(priced.launches, priced.placed.passed_us - priced.placed.reached_us)
+    retries = [] if allocator is None else [time_notes.allocator_retries(allocator)]
     clock = models.prices.clock if isinstance(models.prices, KernelTimes) else None
     return KernelSource(
         source="estimated",
@@ -302,8 +321,9 @@ def _source(
         accuracy=[FamilyAccuracy(row.family, row.gpu, row.median, row.p95) for row in rows],
         uncertain=uncertain,
         fabric=network.fabric.name,
-        notes=[*notes, time_notes.host_time(models.host.time)],
+        notes=[*retries, *notes, time_notes.host_time(models.host.time)],
         host=models.host.time,
+        allocator=allocator,
     )
 
 

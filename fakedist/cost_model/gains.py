@@ -24,8 +24,7 @@ from fakedist.cost_model.estimated import (
     prices_of,
 )
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
-from fakedist.cost_model.placing import StepLaunches
-from fakedist.cost_model.step import PriceList
+from fakedist.cost_model.step import PriceList, StepLaunches
 from fakedist.cost_model.what_if import (
     changed_fabric,
     changed_launches,
@@ -37,7 +36,7 @@ from fakedist.errors import JobError
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
-from fakedist.rundir.step_time import HostWait, LayerTime, StepTime, TimeGain
+from fakedist.rundir.step_time import HostWait, LayerTime, StepBreakdown, TimeGain
 from fakedist.units import format_us
 
 #: GPUs in one NVLink domain of a rack.
@@ -79,7 +78,7 @@ class _Change:
 
 
 def find_gains(
-    tables: Mapping[str, pd.DataFrame], models: Models, job: Job | None, time: StepTime, prices: PriceList
+    tables: Mapping[str, pd.DataFrame], models: Models, job: Job | None, time: StepBreakdown, prices: PriceList
 ) -> list[TimeGain]:
     """The step with each change that applies and with the best two, the shortest first.
 
@@ -122,7 +121,7 @@ def _by_step(gain: TimeGain) -> float:
     return gain.step_us
 
 
-def _pairs(singles: Mapping[_Change, TimeGain], time: StepTime) -> list[tuple[_Change, _Change]]:
+def _pairs(singles: Mapping[_Change, TimeGain], time: StepBreakdown) -> list[tuple[_Change, _Change]]:
     """Every two of the three changes of different levers that shorten the step most."""
     best: dict[str, _Change] = {}
     for change, gain in sorted(singles.items(), key=lambda item: item[1].step_us):
@@ -154,7 +153,9 @@ class _ChangedStep:
 
     def priced(self, changes: Sequence[_Change]) -> TimeGain:
         """The step with all of some changes; JobError if it lacks what one is about."""
-        models, prices, why = self._models, self._prices.work, ""
+        models = self._models
+        prices = self._prices.work
+        why = ""
         for change in (each for each in changes if each.option == "--gpu"):
             models, prices = self._on_gpu(change.value)
             why = _why_not_faster(models)
@@ -176,7 +177,7 @@ class _ChangedStep:
         return TimeGain(" and ".join(titles), " ".join(options), step.placed.end_us, why)
 
 
-def _changes(time: StepTime, models: Models, tables: Mapping[str, pd.DataFrame]) -> Iterator[_Change]:
+def _changes(time: StepBreakdown, models: Models, tables: Mapping[str, pd.DataFrame]) -> Iterator[_Change]:
     """The changes that may matter: of links that calls use, of a host that is waited for, of the GPU."""
     between, within = (
         [row for row in time.by_group if row.group_size > 1 and (row.num_nodes > 1) is over] for over in (True, False)
@@ -206,7 +207,7 @@ def _changes(time: StepTime, models: Models, tables: Mapping[str, pd.DataFrame])
         yield _Change("no overlap: everything one after another", "--what-if", "no-overlap", "")
 
 
-def _host_changes(time: StepTime, tables: Mapping[str, pd.DataFrame]) -> Iterator[_Change]:
+def _host_changes(time: StepBreakdown, tables: Mapping[str, pd.DataFrame]) -> Iterator[_Change]:
     """Advice on a late host, each piece with what it follows from."""
     for wait in [wait for wait in time.host_waits if wait.idle_us and wait.line][:_MOST_LINES]:
         line = wait.line.partition(" (")[0].rpartition("/")[2]
@@ -293,7 +294,8 @@ def _why_not_faster(models: Models) -> str:
 
 def _with(models: Models, changes: Sequence[str]) -> JobNetwork:
     """The network with changes, of which the step's launches may have a part."""
-    what_ifs, fabric = tuple(map(read_what_if, changes)), models.network.fabric
+    what_ifs = tuple(map(read_what_if, changes))
+    fabric = models.network.fabric
     for what_if in what_ifs:
         fabric = changed_fabric(what_if, fabric, models.gpu.nvlink_bandwidth)
         if what_if.gpus_per_node is not None:

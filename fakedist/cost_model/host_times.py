@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.analysis.layer_table import Fold
+from fakedist.analysis.memory_tables import Fold
 from fakedist.analysis.recording import Array
 from fakedist.cost_model.timeline import Placed
 from fakedist.rundir.schema import KINDS
@@ -45,7 +45,8 @@ def host_table(placed: Placed, launches: pd.DataFrame, late_us: Array, tail_us: 
     waited = placed.passed_us - placed.reached_us
     waited = np.where(waited > _LEAST_US, waited, 0.0)
     idle = np.zeros(len(begin))
-    delay, last = 0.0, -1
+    delay = 0.0
+    last = -1
     is_wait = _waits(launches)
     for row in np.flatnonzero((waited > 0) | (late_us > 0)).tolist():
         if waited[row] and not is_wait[row]:
@@ -58,7 +59,8 @@ def host_table(placed: Placed, launches: pd.DataFrame, late_us: Array, tail_us: 
             idle[last] += follows
             delay -= follows
         if waited[row]:
-            delay, last = delay + float(waited[row]), row
+            delay = delay + float(waited[row])
+            last = row
     if last >= 0:
         idle[last] += min(tail_us, delay)
     columns = (begin, placed.reached_us, placed.passed_us, late_us, idle)
@@ -89,7 +91,8 @@ def host_bars(host: pd.DataFrame, launches: pd.DataFrame, work: pd.DataFrame) ->
     kind = kinds.map(KINDS.index).to_numpy("i8")
     operations = np.array(_operations(rows, work, np.arange(len(rows)))[0], object)
     begin, reached, passed = (host[name].to_numpy("f8") for name in HOST_MOMENTS)
-    own, waits = np.flatnonzero(reached > begin), np.flatnonzero(passed - reached > _LEAST_US)
+    own = np.flatnonzero(reached > begin)
+    waits = np.flatnonzero(passed - reached > _LEAST_US)
     op = rows["op"].to_numpy("i8")[own]
     thread = host_threads(rows)
     follows = (begin[own][1:] == reached[own][:-1]) & (op[1:] == op[:-1]) & (op[1:] >= 0)
@@ -140,7 +143,8 @@ def host_parts(host: pd.DataFrame, launches: pd.DataFrame) -> list[HostPart]:
     kinds = phase.where(phase.isin(KINDS), "other").mask(launches["recompute"].to_numpy(bool), "recompute")
     own = (host["reached_us"] - host["begin_us"]).to_numpy("f8")
     sums = pd.Series(own).groupby(kinds.to_numpy(object)).sum()
-    waited, is_wait = (host["passed_us"] - host["reached_us"]).to_numpy("f8"), _waits(launches)
+    waited = (host["passed_us"] - host["reached_us"]).to_numpy("f8")
+    is_wait = _waits(launches)
     waits = [(_WAITS, float(waited[is_wait].sum())), (_QUEUE, float(waited[~is_wait].sum()))]
     times = [*((kind, float(sums.get(kind, 0.0))) for kind in KINDS), *waits]
     return [HostPart(name, us) for name, us in times if us > _LEAST_US]
@@ -212,7 +216,8 @@ def lines_of_operations(tables: Mapping[str, pd.DataFrame]) -> dict[int, str]:
     """The line of each operation: of a backward, that of the forward. Empty where stacks are not known."""
     if "operation_stacks" not in tables or "stacks" not in tables:
         return {}
-    called, lines = tables["operation_stacks"], tables["stacks"]["line"].astype(str).tolist()
+    called = tables["operation_stacks"]
+    lines = tables["stacks"]["line"].astype(str).tolist()
     stacks = zip(called["op"].tolist(), called["stack"].tolist(), strict=True)
     return {op: lines[stack] for op, stack in stacks if stack >= 0}
 
@@ -222,10 +227,12 @@ def _operations(
 ) -> tuple[list[str], list[bool]]:
     """The operation that waits in each row, or how the host waits outside of one; whether it copied to the GPU."""
     of_work, op = launches["work"].to_numpy("i8"), launches["op"].to_numpy("i8")
-    names, over_link = work["operation"].astype(str).tolist(), work["over_host_link"].tolist()
+    names = work["operation"].astype(str).tolist()
+    over_link = work["over_host_link"].tolist()
     known = np.flatnonzero((of_work >= 0) & (op >= 0))
     of_op = dict(zip(op[known].tolist(), of_work[known].tolist(), strict=True))
-    what, event = launches["what"].astype(str).tolist(), launches["event"].to_numpy("u8")
+    what = launches["what"].astype(str).tolist()
+    event = launches["event"].to_numpy("u8")
     operations, copies = [], []
     for row in rows.tolist():
         # What a wait without an operation waits for may have none either: torch.tensor(3.0, device="cuda").

@@ -154,7 +154,8 @@ def read_host(path: Path, known: Mapping[str, HostSpec] | None = None) -> HostSp
     for key in values:
         if key not in _KEYS:
             raise JobError(f"{path}: unknown key {key!r}", f"keys are {', '.join(_KEYS)}")
-    known, like = known or {}, values.get("like")
+    known = known or {}
+    like = values.get("like")
     if like is not None and (not isinstance(like, str) or like not in known):
         raise JobError(f"{path}: like = {like!r} names no known host", f"the known hosts are {', '.join(known)}")
     plain: dict[str, object] = {"calls_scale": 1.0} if like is None else _plain(known[like])

@@ -37,7 +37,8 @@ def flops_of_launches(launches: pd.DataFrame, work: pd.DataFrame) -> ModelFlops:
     """Count a step by its launches and their work."""
     rows = launches[launches["work"] >= 0]
     of_work = rows["work"].to_numpy("i8")
-    family, flops = work["family"].astype(str), own_work(work, "flops")
+    family = work["family"].astype(str)
+    flops = own_work(work, "flops")
     width, value_width = (np.nan_to_num(work[name].to_numpy("f8")) for name in ("width", "value_width"))
     value_width = np.where(value_width > 0, value_width, width)
     is_backward = (family == "attention").to_numpy(bool) & (work["attention"].astype(str) == "backward").to_numpy(bool)

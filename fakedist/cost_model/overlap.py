@@ -46,7 +46,8 @@ def union(starts: Floats, ends: Floats) -> tuple[Floats, Floats]:
     if not len(starts):
         return starts, ends
     order = np.argsort(starts, kind="stable")
-    starts, reach = starts[order], np.maximum.accumulate(ends[order])
+    starts = starts[order]
+    reach = np.maximum.accumulate(ends[order])
     first = np.concatenate([[True], starts[1:] > reach[:-1]])
     last = np.concatenate([first[1:], [True]])
     return starts[first], reach[last]

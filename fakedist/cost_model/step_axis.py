@@ -41,7 +41,8 @@ def hidden_parts(kernels: pd.DataFrame, least_us: float) -> pd.DataFrame:
     begins, until = union(*_computing(kernels))
     if len(begins):
         apart = np.concatenate([[True], begins[1:] - until[:-1] > least_us])
-        begins, until = begins[apart], until[np.concatenate([apart[1:], [True]])]
+        begins = begins[apart]
+        until = until[np.concatenate([apart[1:], [True]])]
     calls = kernels[~kernels["is_compute"] & kernels["is_known"]].sort_values(["stream", "start_us"], kind="stable")
     start = calls["start_us"].to_numpy("f8")
     end = start + calls["known_us"].to_numpy("f8")
@@ -147,7 +148,8 @@ def runs_of(rows: pd.DataFrame, parents: Array) -> pd.DataFrame:
     if not len(rows):
         return pd.DataFrame({name: [] for name in columns})
     chains = _chains(parents)
-    start, kind = rows["start_us"].to_numpy("f8"), rows["kind"].to_numpy()
+    start = rows["start_us"].to_numpy("f8")
+    kind = rows["kind"].to_numpy()
     end = np.maximum.accumulate(start + rows["known_us"].to_numpy())
     path = chains[rows["layer"].to_numpy("i8")]
     # A recomputed forward is an interval of its own within a layer, but does not split the model above it.
@@ -158,7 +160,8 @@ def runs_of(rows: pd.DataFrame, parents: Array) -> pd.DataFrame:
     for depth in range(path.shape[1]):
         at = path[:, depth]
         if depth == _KIND_FROM_DEPTH:
-            changed, part = changed | _different([kind]), kind
+            changed = changed | _different([kind])
+            part = kind
         changed = changed | _different([at])
         first = np.flatnonzero(changed)
         last = np.append(first[1:], len(rows)) - 1
@@ -181,7 +184,8 @@ def longest_runs(runs: pd.DataFrame, most: int) -> pd.DataFrame:
 def kind_runs(kernels: pd.DataFrame) -> pd.DataFrame:
     """When forward, backward and so on ran, on the stream that computes most: kind, start_us, end_us."""
     rows = main_stream(kernels)
-    kind, start = rows["kind"].to_numpy(), rows["start_us"].to_numpy("f8")
+    kind = rows["kind"].to_numpy()
+    start = rows["start_us"].to_numpy("f8")
     end = np.maximum.accumulate(start + rows["known_us"].to_numpy()) if len(rows) else start
     first = np.flatnonzero(_different([kind])) if len(rows) else np.zeros(0, "i8")
     last = np.append(first[1:], len(rows))[: len(first)] - 1
@@ -231,7 +235,8 @@ def write_trace(
     left_out: list[Note] = []
     with replacing(run_directory / TRACE_NAME) as path, gzip.open(path, "wb", compresslevel=4) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
-        events, before = trace_events(tables, source, left_out), ""
+        events = trace_events(tables, source, left_out)
+        before = ""
         while some := list(islice(events, _MOST_TOGETHER)):
             file.write((before + ",\n".join(some)).encode())
             before = ",\n"
@@ -444,7 +449,8 @@ def _memory_on_gpu(kernels: pd.DataFrame, events: pd.DataFrame) -> tuple[Array, 
         return np.zeros(0), events.iloc[:0]
     launch = numbered["launch_us" if launched.any() else "start_us"].to_numpy("f8")
     order = np.argsort(numbered["op"].to_numpy("i8"), kind="stable")
-    op, launch = numbered["op"].to_numpy("i8")[order], np.maximum.accumulate(launch[order])
+    op = numbered["op"].to_numpy("i8")[order]
+    launch = np.maximum.accumulate(launch[order])
     inside = events[(events["op"] >= op[0]) & (events["op"] <= op[-1])]
     index = np.searchsorted(op, inside["op"].to_numpy("i8"))
     return launch[np.minimum(index, len(op) - 1)], inside

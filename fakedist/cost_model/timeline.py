@@ -247,7 +247,8 @@ class Timeline:
         """``launch_us`` and the last attributes of :class:`Placed`: all follows from when the host goes on."""
         reached_us = np.concatenate([[0.0], passed_us])[:-1] + host_us
         full = np.array(self._behind_in_launch_queue(depth), "i8")[self.has_work]
-        launch_us, queued_behind = reached_us[self.has_work], np.full(len(full), -1)
+        launch_us = reached_us[self.has_work]
+        queued_behind = np.full(len(full), -1)
         was_full = full >= 0
         was_full[was_full] = launch_us[was_full] < ends_us[full[was_full]]
         launch_us[was_full], queued_behind[was_full] = ends_us[full[was_full]], full[was_full]
@@ -394,7 +395,10 @@ class _WayBack:
         """Walk from the end of the step to its beginning."""
         last = self._order[-1]
         self._add(last, ON_HOST, self._whole - self._end[last])
-        start, end, launch, on_stream = self._start, self._end, self._launch, self._before[0]
+        start = self._start
+        end = self._end
+        launch = self._launch
+        on_stream = self._before[0]
         add_number, add_what, add_us = self.numbers.append, self.what.append, self.us.append
         at: int | None = last
         while at is not None:

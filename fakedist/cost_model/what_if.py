@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.analysis.layer_table import fold_layers
+from fakedist.analysis.memory_tables import fold_layers
 from fakedist.cost_model.allocator_times import waits_of_allocator
 from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.collectives.fabric import Fabric
@@ -91,7 +91,8 @@ def read_what_if(text: str) -> WhatIf:
     if name == "separate" and len(groups) == 1:
         return WhatIf(text, "separate", groups)
     if name in ("bandwidth", "host") and (factor_text := _FACTOR.fullmatch(value)):
-        link, factor = factor_text[1], float(factor_text[2])
+        link = factor_text[1]
+        factor = float(factor_text[2])
         if 0 < factor <= _MOST_FACTOR:
             if name == "host" and not link:
                 return WhatIf(text, "host", host=factor)
@@ -222,7 +223,8 @@ _HOST_TIMES = ("host_us", "dispatch_us")
 
 def _launched_by_layer(what_if: WhatIf, launches: pd.DataFrame, layers: pd.DataFrame) -> pd.DataFrame:
     """The launches of some layers as CUDA graphs, or launched without torch's operations."""
-    has_work, graph = launches["work"].to_numpy("i8") >= 0, launches["graph"].to_numpy("i8")
+    has_work = launches["work"].to_numpy("i8") >= 0
+    graph = launches["graph"].to_numpy("i8")
     what = launches["what"].astype(str).to_numpy(str)
     own = chosen_layers(what_if.pattern, layers)[launches["layer"].to_numpy("i8")]
     own &= (graph == 0) & ~np.isin(what, HOST_WAITS)
@@ -325,8 +327,10 @@ def _own_streams(launches: pd.DataFrame, kind: npt.NDArray[np.int64]) -> npt.NDA
     The waits before a call and the events after it go with it.
     """
     streams: npt.NDArray[np.uint64] = launches["stream"].to_numpy("u8", copy=True)
-    device, kinds = launches["device"].to_numpy(), launches["what"].astype(str).to_numpy(str)
-    has_work, is_call = launches["work"].to_numpy("i8") >= 0, kinds == "collective"
+    device = launches["device"].to_numpy()
+    kinds = launches["what"].astype(str).to_numpy(str)
+    has_work = launches["work"].to_numpy("i8") >= 0
+    is_call = kinds == "collective"
     free = int(streams.max(initial=np.uint64(0))) + 1
     for index, stream in pd.DataFrame({"device": device, "stream": streams})[kind >= 0].drop_duplicates().to_numpy():
         rows = np.flatnonzero((device == index) & (streams == stream))

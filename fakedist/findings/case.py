@@ -11,7 +11,7 @@ import pandas as pd
 from fakedist.analysis.advice import MIN_BYTES
 from fakedist.analysis.call_order import RankCalls
 from fakedist.analysis.evidence import Change, Evidence, Saving, matches, owners, stacks
-from fakedist.analysis.layer_table import fold_layers
+from fakedist.analysis.memory_tables import fold_layers
 from fakedist.analysis.recording import Array
 from fakedist.analysis.typed_tables import table_of
 from fakedist.rundir.step_time import StepTime
@@ -113,7 +113,8 @@ class Case:
         """
         if not (self.has("kernels") and self.has("launches") and self.has("work")):
             return pd.DataFrame()
-        work, kernels = self.table("work"), self.table("kernels").query("launch >= 0")
+        work = self.table("work")
+        kernels = self.table("kernels").query("launch >= 0")
         row = self.table("launches")["work"].to_numpy()[kernels["launch"].to_numpy()]
         columns = ["kind", "dtype", "batch", "m", "n", "k", "groups", "a_bytes", "attention"]
         done = pd.DataFrame(work.iloc[row][columns].reset_index(drop=True))

@@ -34,7 +34,8 @@ def swapped_axes(case: Case) -> Iterator[Fault]:
 
     Reported in FastVideo#612.
     """
-    evidence, calls = case.evidence, case.evidence.last_calls
+    evidence = case.evidence
+    calls = case.evidence.last_calls
     gathers = calls[calls["operation"].str.startswith("all_gather") & (calls["phase"] == "forward")]
     scatters = calls[calls["operation"].str.startswith("reduce_scatter") & (calls["phase"] == "backward")]
     reduces = calls[calls["operation"].str.startswith("all_reduce") & (calls["phase"] == "backward")]
@@ -197,7 +198,8 @@ def replicated_state(case: Case) -> Iterator[Fault]:
     **Mend**: `fully_shard` (FSDP2), a distributed optimizer, or `ZeroRedundancyOptimizer`.
     """
     evidence = case.evidence
-    group, capacity = evidence.replicas, case.summary.capacity_bytes
+    group = evidence.replicas
+    capacity = case.summary.capacity_bytes
     if group is None or not capacity:
         return
     names = ("parameter", "gradient", "optimizer_state")

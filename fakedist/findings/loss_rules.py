@@ -95,7 +95,9 @@ def _but_one_chunk(case: Case, runs: list[Array], inner: Array) -> tuple[Array, 
     """
     blocks = case.evidence.blocks
     made, freed = (blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
-    gone, starts, ends = np.zeros(len(blocks)), made.copy(), freed.copy()
+    gone = np.zeros(len(blocks))
+    starts = made.copy()
+    ends = freed.copy()
     for chunks in runs:
         period = made[chunks[1]] - made[chunks[0]]
         before = inner[inner < made[chunks[0]]]
@@ -129,7 +131,8 @@ def logits_copies(case: Case) -> Iterator[Fault]:
     Reported in ms-swift#6966 (46.4 GiB where 18.5 are needed).
     """
     evidence = case.evidence
-    blocks, sizes = evidence.blocks, evidence.blocks["bytes"].to_numpy()
+    blocks = evidence.blocks
+    sizes = evidence.blocks["bytes"].to_numpy()
     made, freed = (blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
     outside = case.is_outside & evidence.phase("forward") & ~evidence.category("workspace")
     losses = np.flatnonzero(outside & evidence.operation(_LOSS))
@@ -140,7 +143,8 @@ def logits_copies(case: Case) -> Iterator[Fault]:
     likely = [row for row in logits if made[row] < made[loss] and _is_copy(int(sizes[loss]), int(sizes[row]))]
     if not likely:
         return
-    one, first = int(sizes[likely].max()), likely[-1]
+    one = int(sizes[likely].max())
+    first = likely[-1]
     # What forward made before the product, such as an embedding's result, is as large by chance.
     copies = np.flatnonzero(outside & (made >= made[first]) & (made <= made[loss]) & (freed > made[loss]) & (sizes > 0))
     copies = copies[[_is_copy(int(size), one) for size in sizes[copies]]]
@@ -190,7 +194,8 @@ def kept_evaluation(case: Case) -> Iterator[Fault]:
     at_peak = np.flatnonzero(chosen & blocks["at_peak"].to_numpy(bool))
     grown: set[int] = set()
     for _, same in reversed(list(pd.Series(at_peak).groupby([stack[at_peak], sizes[at_peak]]))):
-        rows, every = same.to_numpy(), chosen & (stack == stack[same.iloc[0]])
+        rows = same.to_numpy()
+        every = chosen & (stack == stack[same.iloc[0]])
         if is_grown[rows[0]]:  # the last one, which is the largest
             if stack[rows[0]] in grown:
                 continue
@@ -200,10 +205,12 @@ def kept_evaluation(case: Case) -> Iterator[Fault]:
             by = np.diff(sizes[rows])
             if len(by) < 2 or (by <= 0).any() or by.max() - by.min() > _NEAR * by.max():
                 continue
-            size, number = int(by[0]), int(sizes[rows[-1]] // by[0])
+            size = int(by[0])
+            number = int(sizes[rows[-1]] // by[0])
             held = evidence.at_peak(of_step)
         else:
-            size, number = int(sizes[rows[0]]), len(rows)
+            size = int(sizes[rows[0]])
+            number = len(rows)
             held = size * number
             every &= sizes == size
             every[rows[0]] = False
@@ -222,7 +229,8 @@ def kept_evaluation(case: Case) -> Iterator[Fault]:
 def _num_forwards(case: Case, made: Array) -> int:
     """How many of some blocks follow a forward of repeated layers of their own; 0 if these saved for backward."""
     blocks = case.evidence.blocks
-    events, inside = blocks["alloc_event"].to_numpy(), ~case.is_outside
+    events = blocks["alloc_event"].to_numpy()
+    inside = ~case.is_outside
     saved = np.sort(events[inside & case.is_saved])
     if len(np.unique(np.searchsorted(saved, made))) > 1:
         return 0
@@ -245,7 +253,8 @@ def dense_logits(case: Case) -> Iterator[Fault]:
     Reported in SkyRL#1751 (41.31 GiB allocated where 29.97 are enough).
     """
     evidence, kernels = case.evidence, case.kernels
-    blocks, sizes = evidence.blocks, evidence.blocks["bytes"].to_numpy()
+    blocks = evidence.blocks
+    sizes = evidence.blocks["bytes"].to_numpy()
     if not len(kernels):
         return
     products = kernels[

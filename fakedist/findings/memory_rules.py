@@ -51,13 +51,15 @@ def whole_gradients(case: Case) -> Iterator[Fault]:
     sizes = [evidence.group_size(group) for group in scatters["group"]]
     if not len(scatters) or max(sizes) < 2:
         return
-    blocks, step = evidence.blocks, int(scatters["step"].max())
+    blocks = evidence.blocks
+    step = int(scatters["step"].max())
     recorded = min(step, int(evidence.blocks["step"].max()))
     # FSDP1 hands the gradients that it kept to the reduce-scatter as they are.
     kept_in = evidence.category("gradient") | evidence.category("communication")
     whole = kept_in & evidence.phase("backward") & _outlives_a_forward(case)
     kept = whole & (blocks["step"] == recorded).to_numpy()
-    held, shard = int(blocks["bytes"].to_numpy()[kept].sum()), int(scatters["bytes_out"].sum())
+    held = int(blocks["bytes"].to_numpy()[kept].sum())
+    shard = int(scatters["bytes_out"].sum())
     if held < 1.5 * shard:
         return
     size = int(np.average(sizes, weights=scatters["bytes_in"]))
@@ -116,7 +118,8 @@ def gathered_parameters(case: Case) -> Iterator[Fault]:
             continue
         following = begins[np.minimum(np.searchsorted(begins, made), len(begins) - 1)]
         kept = chosen & (made < following) & (freed > following)
-        rows, step = kept & blocks["at_peak"].to_numpy(bool), blocks["step"].to_numpy()
+        rows = kept & blocks["at_peak"].to_numpy(bool)
+        step = blocks["step"].to_numpy()
         held = max(
             (int(blocks["bytes"].to_numpy()[kept & (step == number)].sum()) for number in set(step[kept])), default=0
         )
@@ -346,7 +349,8 @@ def no_master_weights(case: Case) -> Iterator[Fault]:
 
     Reported in accelerate#3979.
     """
-    kernels, layers = case.kernels, case.table("layers")
+    kernels = case.kernels
+    layers = case.table("layers")
     if not len(kernels) or not case.in_phase(kernels, "optimizer").any():
         return
     optimizer = kernels.loc[case.in_phase(kernels, "optimizer"), "operation"].astype(str)
@@ -451,7 +455,8 @@ def fragmentation(case: Case) -> Iterator[Fault]:
     **Mend**: `PYTORCH_ALLOC_CONF=expandable_segments:True`, which maps pages where they are needed; or pad to a few
     sizes, the largest first. Free blocks of another stream need one stream to allocate on.
     """
-    evidence, segments = case.evidence, case.table("segments")
+    evidence = case.evidence
+    segments = case.table("segments")
     segments = segments[(segments["moment"] == "peak_reserved").to_numpy()]
     is_private = (segments["private_pool"] != "").to_numpy()
     unused = evidence.reserved_peak - evidence.kept_peak - int(segments.loc[is_private, "free_bytes"].sum())

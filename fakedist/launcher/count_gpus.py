@@ -8,7 +8,8 @@ import sys
 
 def count_gpus() -> int:
     """The number of GPUs that a process started here sees. 0 if the driver does not start."""
-    cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    cuda = ctypes.CDLL("libcuda.so.1")
+    count = ctypes.c_int()
     return count.value if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
 
 

@@ -8,15 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from fakedist.errors import ExitCode, RecordingError, SetupError
+from fakedist.errors import ExitCode, FakedistError, RecordingError, SetupError
 from fakedist.gpu.driver.build import ensure_driver, torch_build
 from fakedist.gpu.fast_path.build import FAST_PATH
 from fakedist.gpu.models.catalogue import find_gpu
@@ -27,15 +27,95 @@ from fakedist.launcher.fork_servers import Child, OwnChild, RankDoor
 from fakedist.launcher.machine import count_real_gpus, first_visible_gpu, memory
 from fakedist.launcher.process_tree import rss_bytes
 from fakedist.launcher.progress import Listener, ProgressLine
-from fakedist.launcher.second_run import time_in_second_run
 from fakedist.options import Job
 from fakedist.rank.preloading import restarted_rank
 from fakedist.rank.reporter import PIPE_VARIABLE
-from fakedist.rundir.directory import MANIFEST_NAME, SMI_NAME, clear
+from fakedist.rundir.directory import (
+    JOURNAL_NAME,
+    KERNELS_NAME,
+    MANIFEST_NAME,
+    PAGE_NAME,
+    SMI_NAME,
+    clear,
+    create_run_directory,
+    default_name,
+    new_manifest,
+    write_manifest,
+)
+from fakedist.rundir.encoding import Record
 from fakedist.rundir.environment import check_variable, refusal
+from fakedist.rundir.journal import JournalWriter, read_journal
+from fakedist.rundir.launch_records import HostClockRecord, LaunchKeysRecord
 from fakedist.rundir.outcome import BY_ITSELF, Ending, Outcome
+from fakedist.rundir.records import NoteRecord, StepRecord
+from fakedist.rundir.time_notes import second_run_without_time
+from fakedist.temporary import scratch_directory
 from fakedist.units import format_bytes
 from fakedist.world.environ import rank_environment
+
+#: Runs a job until it ends, in a run directory with its manifest.
+RunJob = Callable[[Job, Path], Ending]
+#: A second run needs two steps. Of fewer than four it records the first alone, of others two.
+_LEAST_STEPS, _FEW_STEPS = 2, 4
+#: Notes of the second run that are the first one's, too.
+_NOTES = ("second_run_without_time", "host_clock_disturbed")
+
+
+def time_in_second_run(job: Job, run_directory: Path, ending: Ending, run: RunJob) -> None:
+    """Run the script of a finished run again, unless that had bare steps, and add the host's clock or a note to it.
+
+    Args:
+        ending: How the first run ended.
+        run: Runs the job.
+    """
+    first = None
+    num_steps = 0
+    for record in read_journal(run_directory / JOURNAL_NAME):
+        if isinstance(record, LaunchKeysRecord):
+            first = record
+        elif isinstance(record, StepRecord):
+            num_steps = max(num_steps, record.step)
+    if first is None:
+        return
+    if not ending.ended_well:
+        records = _no_time("the first run did not end well")
+    elif num_steps < _LEAST_STEPS:
+        records = _no_time("the script trains one step, and must train another")
+    else:
+        steps = 1 if num_steps < _FEW_STEPS else 2
+        again = dataclasses.replace(job, steps=steps, until=None, clock_run=False)
+        records = _of_second_run(again, first, run)
+    _write(run_directory / KERNELS_NAME, records)
+
+
+def _of_second_run(job: Job, first: LaunchKeysRecord, run: RunJob) -> list[Record]:
+    """The host's clock, or a note that says why there is none."""
+    with scratch_directory("clock") as directory:
+        new_manifest(directory, job)
+        _write(directory / KERNELS_NAME, [first])
+        try:
+            ending = run(job, directory)
+        except FakedistError as error:
+            return _no_time(error.message)
+        except KeyboardInterrupt:
+            return _no_time("it was interrupted")
+        records = [record for record in read_journal(directory / JOURNAL_NAME) if _is_of_clock(record)]
+    return records or _no_time(ending.message or "its process ended before")
+
+
+def _no_time(why: str) -> list[Record]:
+    return [NoteRecord(second_run_without_time(why))]
+
+
+def _is_of_clock(record: Record) -> bool:
+    return isinstance(record, HostClockRecord) or (isinstance(record, NoteRecord) and record.note.code in _NOTES)
+
+
+def _write(path: Path, records: Iterable[Record]) -> None:
+    with closing(JournalWriter(path)) as journal:
+        for record in records:
+            journal.append(record)
+
 
 _RANK = (sys.executable, os.fspath(Path(__file__).parents[1] / "rank" / "__main__.py"))
 _POLL_S = 0.05
@@ -375,9 +455,6 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
     Raises:
         FakedistError: The run directory cannot be written, or the child could not be set up.
     """
-    from fakedist.rundir.directory import create_run_directory, default_name
-    from fakedist.rundir.manifest import new_manifest, write_manifest
-
     with create_run_directory(output or default_name(job), force) as run_directory:
         try:
             manifest = new_manifest(run_directory, job)
@@ -407,6 +484,5 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
 def _write_page(run_directory: Path) -> None:
     from fakedist.report.render.html import write_page  # plotly takes 0.3 s to import
     from fakedist.results.opening import open_run_directory
-    from fakedist.rundir.directory import PAGE_NAME
 
     write_page(open_run_directory(run_directory), run_directory / PAGE_NAME)

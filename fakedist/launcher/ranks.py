@@ -24,11 +24,11 @@ from fakedist.rundir.directory import (
     default_name,
     in_use,
     is_in_use,
+    load_manifest,
     remove_if_empty,
     remove_run,
 )
 from fakedist.rundir.journal import read_journal
-from fakedist.rundir.manifest import load_manifest
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.tape import ANY_RANK, TAPE_RECORDS, Awaited, Tape, find_tapes
 from fakedist.temporary import scratch_directory
@@ -221,7 +221,8 @@ def profile_with_peers(job: Job, output: Path | None, force: bool, streams: laun
     waiting = _Waiting(runner, after_guesses=True)
     rank = job.rank
     first, awaited = waiting.run(rank, raises=True)
-    run_directory, ending = first.run_directory or directory, first.ending
+    run_directory = first.run_directory or directory
+    ending = first.ending
     peers: set[int] = set()
     while awaited or rank != job.rank:
         wanted = (_peer_of(wanted, rank) for wanted in awaited)
@@ -330,7 +331,8 @@ class _Runner:
         """Run a rank, and replace its earlier run. If it cannot start, raise the error or make it the ending."""
         if self._together is not None and rank in self._together:
             return self._run_of(self._together.result(rank), rank)
-        start, run_directory = time.monotonic(), None
+        start = time.monotonic()
+        run_directory = None
         tapes = tuple(str(tape.run_directory) for tape in self._tapes.values())
         force = self._force or rank in self._wall_s
         job = dataclasses.replace(self._job, rank=rank, tapes=tapes)

@@ -13,8 +13,8 @@ from fakedist.options.definition import (
     profile_arguments,
     profile_command,
 )
+from fakedist.options.kinds import Door
 from fakedist.options.making import JobOptions, JobProgram, make_jobs, world_from_environment
-from fakedist.options.option import Door
 
 __all__ = [
     "Collectives",

@@ -12,8 +12,7 @@ from fakedist.errors import JobError
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.options import kinds
 from fakedist.options.expert_loads import EVEN
-from fakedist.options.kinds import RefusedError
-from fakedist.options.option import Door, Option, OptionGroup, declared, named, options_of
+from fakedist.options.kinds import Door, Option, OptionGroup, RefusedError, declared, named, options_of
 from fakedist.rank_list import MAX_RANKS
 from fakedist.units import UNLIMITED_BYTES, format_bytes
 
@@ -30,13 +29,6 @@ MAX_GPUS_PER_NODE = 128
 #: Below this the CUDA context and one cuBLAS workspace would not fit.
 MIN_GPU_MEMORY_BYTES = 64 << 20
 
-_WORLD_SIZE = Option(
-    kind=kinds.whole_number(least=1, most=MAX_RANKS),
-    group=OptionGroup.JOB,
-    help="Ranks in the whole job.",
-    default_text="$WORLD_SIZE on the command line",
-    example=1024,
-)
 #: Gives the world size together with ``gpus_per_node``, as torchrun's option of this name does.
 NNODES = named(
     Option(
@@ -47,34 +39,6 @@ NNODES = named(
         example=128,
     )
 )
-_GPUS_PER_NODE = Option(
-    kind=kinds.whole_number(least=1, most=MAX_GPUS_PER_NODE),
-    group=OptionGroup.JOB,
-    help="GPUs, and so ranks, on each node.",
-    flags=("--gpus-per-node", "--nproc-per-node"),
-    example=4,
-)
-_RANK = Option(
-    kind=kinds.rank_list(),
-    group=OptionGroup.JOB,
-    help="The rank to run, or several: 0,4,8 or 0-1023:64.",
-    toml_key="ranks",
-    default_text="$RANK on the command line, otherwise 0",
-    example=3,
-)
-_LAUNCHER = Option(
-    kind=kinds.one_of(get_args(Launcher)),
-    group=OptionGroup.JOB,
-    help="Set the environment variables that this launcher sets.",
-    example="slurm",
-)
-_ENVIRONMENT = Option(
-    name="env",
-    kind=kinds.variables(),
-    group=OptionGroup.JOB,
-    help="Set a variable for the script. It overrides all others. Repeatable.",
-    example={"OMP_NUM_THREADS": "4"},
-)
 NCCL_ENVIRONMENT = Option(
     name="nccl_env",
     kind=kinds.variables(),
@@ -82,78 +46,12 @@ NCCL_ENVIRONMENT = Option(
     help="Set a variable of NCCL as on the cluster. Estimates of NCCL's memory and time follow it. Repeatable.",
     example={"NCCL_MAX_NCHANNELS": "8"},
 )
-_TAPES = Option(
-    name="tapes",
-    kind=kinds.run_paths(),
-    group=OptionGroup.JOB,
-    help="Receive what the ranks of these runs sent. Repeatable.",
-    flags=("--tape",),
-    example=["/runs/rank0", "/runs/rank 4"],
-)
-_WITH_PEERS = Option(
-    kind=kinds.switch(), group=OptionGroup.JOB, help="Also run the ranks whose objects this rank needs.", example=True
-)
-_DEVICE = Option(
-    kind=kinds.one_of(get_args(Device)),
-    group=OptionGroup.DEVICE,
-    help="Run on the real GPU or on the virtual one.",
-    default_text="virtual; on the command line cuda, if the machine has a GPU",
-    example="cuda",
-)
 GPU = Option(
     kind=kinds.plain_text(),
     group=OptionGroup.DEVICE,
     help="GPU model, a GPU file (my_gpu.toml), or list to print the models.",
     metavar="MODEL",
     example="h200",
-)
-_GPU_MEMORY = Option(
-    name="gpu_memory",
-    kind=kinds.memory_size(MIN_GPU_MEMORY_BYTES),
-    group=OptionGroup.DEVICE,
-    help="Memory of the virtual GPU: 80GiB, 80GB or unlimited.",
-    default_text="the model's",
-    example="100GiB",
-)
-_RESERVE = Option(
-    name="reserve",
-    kind=kinds.memory_size(1 << 20),
-    group=OptionGroup.DEVICE,
-    help="GPU memory that PyTorch cannot have: the CUDA context, NCCL, other processes. Its allocator then runs out "
-    "where it would on the cluster, and its retries are counted and timed.",
-    default_text="none",
-    example="3GiB",
-)
-_HOST_MEMORY = Option(
-    name="host_memory",
-    kind=kinds.memory_size(1 << 20),
-    group=OptionGroup.DEVICE,
-    help="Memory of a node's host. The report and `fakedist check` say where the node's ranks need more.",
-    default_text="not known",
-    example="480GiB",
-)
-_STORAGE = Option(
-    name="storage",
-    kind=kinds.rate(),
-    group=OptionGroup.DEVICE,
-    help="What a node writes to storage in a second, for the time of checkpoints: 5GB/s.",
-    default_text="not known",
-    example="5GB/s",
-)
-_OOM = Option(
-    kind=kinds.one_of(get_args(OutOfMemoryPolicy)),
-    group=OptionGroup.DEVICE,
-    help="When the virtual GPU's memory is too small, continue beyond it and report how much the rank needs, or raise "
-    "the error as on a real GPU. A script that handles the error always gets it.",
-    example="raise",
-)
-_GPU_LAG = Option(
-    name="gpu_lag",
-    kind=kinds.one_of(get_args(GpuLag)),
-    group=OptionGroup.DEVICE,
-    help="How far the virtual GPU lags behind its host. none: blocks of record_stream are free at once, so reserved "
-    "memory is a lower bound. full: as late as launch queues and the script's waits allow, an upper bound.",
-    example="full",
 )
 GPU_POWER = Option(
     name="gpu_power",
@@ -181,25 +79,6 @@ HOST = Option(
     default_text="the GPU's usual one",
     example="grace",
 )
-_COLLECTIVES = Option(
-    kind=kinds.one_of(get_args(Collectives)),
-    group=OptionGroup.DEVICE,
-    help="Fill in what other ranks would have sent, or move nothing (noop).",
-    example="noop",
-)
-_VALUES = Option(
-    kind=kinds.one_of(get_args(Values)),
-    group=OptionGroup.DEVICE,
-    help="On the virtual GPU, compute small tensors and generate what no kernel computed (small), fail instead of "
-    "generating a value (strict), or compute nothing (off).",
-    example="strict",
-)
-_SEED = Option(
-    kind=kinds.whole_number(least=-(1 << 63), most=(1 << 64) - 1),
-    group=OptionGroup.DEVICE,
-    help="Seed of every generated value.",
-    example=7,
-)
 ROUTER_LOAD = Option(
     name="router_load",
     kind=kinds.router_load(),
@@ -207,59 +86,6 @@ ROUTER_LOAD = Option(
     help="Tokens that experts get where a router picks by generated values: even, zipf:S, lognormal:SIGMA, W0 to W7, "
     "or a file of counts (counts.jsonl).",
     example="zipf:0.5",
-)
-_STEPS = Option(
-    kind=kinds.num_steps_or(("auto",)),
-    group=OptionGroup.RECORDING,
-    help="Training steps to run. auto: until a step ends with as much memory as the one before, 2 to 6 steps.",
-    example=3,
-)
-_UNTIL = Option(
-    kind=kinds.num_steps_or(get_args(Until)),
-    group=OptionGroup.RECORDING,
-    help="Instead of --steps: run to this step, to the first validation or checkpoint after training began, or to the "
-    "script's end.",
-    example="end",
-)
-_TIMEOUT = Option(
-    name="timeout",
-    kind=kinds.seconds(),
-    group=OptionGroup.RECORDING,
-    help="End the script after this many seconds.",
-    example=600,
-)
-_KERNELS = Option(
-    kind=kinds.switch(),
-    group=OptionGroup.RECORDING,
-    help="Time the kernels of one step: measured on a real GPU, estimated on the virtual one.",
-    off_flag="--no-kernels",
-    example=False,
-)
-_CLOCK_RUN = Option(
-    kind=kinds.switch(),
-    group=OptionGroup.RECORDING,
-    help="Run a script that ends with its recorded steps a second time, without recording, to measure the host's time "
-    "in the steps after the first.",
-    example=True,
-)
-_PAGE = Option(
-    kind=kinds.switch(),
-    group=OptionGroup.RECORDING,
-    help="Write report.html when the rank has ended. `fakedist view` makes it later.",
-    off_flag="--no-page",
-    example=False,
-)
-_NSYS = Option(
-    kind=kinds.switch(),
-    group=OptionGroup.RECORDING,
-    help="Run the rank under Nsight Systems, which then times that step. The run keeps its report.",
-    example=True,
-)
-_NSYS_ARGS = Option(
-    kind=kinds.shell_words(),
-    group=OptionGroup.RECORDING,
-    help="Extra arguments for `nsys profile`, as one string.",
-    example="--trace=cuda,nvtx '--stats=a b'",
 )
 
 
@@ -301,41 +127,317 @@ class Job:
         JobError: A value is invalid.
     """
 
-    world_size: int = field(metadata=declared(_WORLD_SIZE))
-    rank: int = field(metadata=declared(_RANK))
+    world_size: int = field(
+        metadata=declared(
+            Option(
+                kind=kinds.whole_number(least=1, most=MAX_RANKS),
+                group=OptionGroup.JOB,
+                help="Ranks in the whole job.",
+                default_text="$WORLD_SIZE on the command line",
+                example=1024,
+            )
+        )
+    )
+    rank: int = field(
+        metadata=declared(
+            Option(
+                kind=kinds.rank_list(),
+                group=OptionGroup.JOB,
+                help="The rank to run, or several: 0,4,8 or 0-1023:64.",
+                toml_key="ranks",
+                default_text="$RANK on the command line, otherwise 0",
+                example=3,
+            )
+        )
+    )
     target: str
     is_module: bool = False
     arguments: tuple[str, ...] = ()
-    gpus_per_node: int = field(default=8, metadata=declared(_GPUS_PER_NODE))
-    launcher: Launcher = field(default="torchrun", metadata=declared(_LAUNCHER))
-    environment: tuple[tuple[str, str], ...] = field(default=(), metadata=declared(_ENVIRONMENT))
+    gpus_per_node: int = field(
+        default=8,
+        metadata=declared(
+            Option(
+                kind=kinds.whole_number(least=1, most=MAX_GPUS_PER_NODE),
+                group=OptionGroup.JOB,
+                help="GPUs, and so ranks, on each node.",
+                flags=("--gpus-per-node", "--nproc-per-node"),
+                example=4,
+            )
+        ),
+    )
+    launcher: Launcher = field(
+        default="torchrun",
+        metadata=declared(
+            Option(
+                kind=kinds.one_of(get_args(Launcher)),
+                group=OptionGroup.JOB,
+                help="Set the environment variables that this launcher sets.",
+                example="slurm",
+            )
+        ),
+    )
+    environment: tuple[tuple[str, str], ...] = field(
+        default=(),
+        metadata=declared(
+            Option(
+                name="env",
+                kind=kinds.variables(),
+                group=OptionGroup.JOB,
+                help="Set a variable for the script. It overrides all others. Repeatable.",
+                example={"OMP_NUM_THREADS": "4"},
+            )
+        ),
+    )
     nccl_environment: tuple[tuple[str, str], ...] = field(default=(), metadata=declared(NCCL_ENVIRONMENT))
-    tapes: tuple[str, ...] = field(default=(), metadata=declared(_TAPES))
-    with_peers: bool = field(default=False, metadata=declared(_WITH_PEERS))
-    device: Device = field(default="virtual", metadata=declared(_DEVICE))
+    tapes: tuple[str, ...] = field(
+        default=(),
+        metadata=declared(
+            Option(
+                name="tapes",
+                kind=kinds.run_paths(),
+                group=OptionGroup.JOB,
+                help="Receive what the ranks of these runs sent. Repeatable.",
+                flags=("--tape",),
+                example=["/runs/rank0", "/runs/rank 4"],
+            )
+        ),
+    )
+    with_peers: bool = field(
+        default=False,
+        metadata=declared(
+            Option(
+                kind=kinds.switch(),
+                group=OptionGroup.JOB,
+                help="Also run the ranks whose objects this rank needs.",
+                example=True,
+            )
+        ),
+    )
+    device: Device = field(
+        default="virtual",
+        metadata=declared(
+            Option(
+                kind=kinds.one_of(get_args(Device)),
+                group=OptionGroup.DEVICE,
+                help="Run on the real GPU or on the virtual one.",
+                default_text="virtual; on the command line cuda, if the machine has a GPU",
+                example="cuda",
+            )
+        ),
+    )
     gpu: str = field(default="h100-80g", metadata=declared(GPU))
-    gpu_memory_bytes: int | None = field(default=None, metadata=declared(_GPU_MEMORY))
-    reserve_bytes: int | None = field(default=None, metadata=declared(_RESERVE))
-    host_memory_bytes: int | None = field(default=None, metadata=declared(_HOST_MEMORY))
-    storage_bytes_per_s: int | None = field(default=None, metadata=declared(_STORAGE))
-    oom: OutOfMemoryPolicy = field(default="continue", metadata=declared(_OOM))
-    gpu_lag: GpuLag = field(default="none", metadata=declared(_GPU_LAG))
+    gpu_memory_bytes: int | None = field(
+        default=None,
+        metadata=declared(
+            Option(
+                name="gpu_memory",
+                kind=kinds.memory_size(MIN_GPU_MEMORY_BYTES),
+                group=OptionGroup.DEVICE,
+                help="Memory of the virtual GPU: 80GiB, 80GB or unlimited.",
+                default_text="the model's",
+                example="100GiB",
+            )
+        ),
+    )
+    reserve_bytes: int | None = field(
+        default=None,
+        metadata=declared(
+            Option(
+                name="reserve",
+                kind=kinds.memory_size(1 << 20),
+                group=OptionGroup.DEVICE,
+                help="GPU memory that PyTorch cannot have: the CUDA context, NCCL, other processes. Its allocator "
+                "then runs out where it would on the cluster, and its retries are counted and timed.",
+                default_text="none",
+                example="3GiB",
+            )
+        ),
+    )
+    host_memory_bytes: int | None = field(
+        default=None,
+        metadata=declared(
+            Option(
+                name="host_memory",
+                kind=kinds.memory_size(1 << 20),
+                group=OptionGroup.DEVICE,
+                help="Memory of a node's host. The report and `fakedist check` say where the node's ranks need more.",
+                default_text="not known",
+                example="480GiB",
+            )
+        ),
+    )
+    storage_bytes_per_s: int | None = field(
+        default=None,
+        metadata=declared(
+            Option(
+                name="storage",
+                kind=kinds.rate(),
+                group=OptionGroup.DEVICE,
+                help="What a node writes to storage in a second, for the time of checkpoints: 5GB/s.",
+                default_text="not known",
+                example="5GB/s",
+            )
+        ),
+    )
+    oom: OutOfMemoryPolicy = field(
+        default="continue",
+        metadata=declared(
+            Option(
+                kind=kinds.one_of(get_args(OutOfMemoryPolicy)),
+                group=OptionGroup.DEVICE,
+                help="When the virtual GPU's memory is too small, continue beyond it and report how much the rank "
+                "needs, or raise the error as on a real GPU. A script that handles the error always gets it.",
+                example="raise",
+            )
+        ),
+    )
+    gpu_lag: GpuLag = field(
+        default="none",
+        metadata=declared(
+            Option(
+                name="gpu_lag",
+                kind=kinds.one_of(get_args(GpuLag)),
+                group=OptionGroup.DEVICE,
+                help="How far the virtual GPU lags behind its host. none: blocks of record_stream are free at once, "
+                "so reserved memory is a lower bound. full: as late as launch queues and the script's waits allow, an "
+                "upper bound.",
+                example="full",
+            )
+        ),
+    )
     gpu_power_watts: float | None = field(default=None, metadata=declared(GPU_POWER))
     fabric: str | None = field(default=None, metadata=declared(FABRIC))
     host: str | None = field(default=None, metadata=declared(HOST))
-    collectives: Collectives = field(default="values", metadata=declared(_COLLECTIVES))
-    values: Values = field(default="small", metadata=declared(_VALUES))
-    seed: int = field(default=0, metadata=declared(_SEED))
+    collectives: Collectives = field(
+        default="values",
+        metadata=declared(
+            Option(
+                kind=kinds.one_of(get_args(Collectives)),
+                group=OptionGroup.DEVICE,
+                help="Fill in what other ranks would have sent, or move nothing (noop).",
+                example="noop",
+            )
+        ),
+    )
+    values: Values = field(
+        default="small",
+        metadata=declared(
+            Option(
+                kind=kinds.one_of(get_args(Values)),
+                group=OptionGroup.DEVICE,
+                help="On the virtual GPU, compute small tensors and generate what no kernel computed (small), fail "
+                "instead of generating a value (strict), or compute nothing (off).",
+                example="strict",
+            )
+        ),
+    )
+    seed: int = field(
+        default=0,
+        metadata=declared(
+            Option(
+                kind=kinds.whole_number(least=-(1 << 63), most=(1 << 64) - 1),
+                group=OptionGroup.DEVICE,
+                help="Seed of every generated value.",
+                example=7,
+            )
+        ),
+    )
     router_load: str = field(default=EVEN, metadata=declared(ROUTER_LOAD))
-    steps: int | Literal["auto"] = field(default="auto", metadata=declared(_STEPS))
-    until: int | Until | None = field(default=None, metadata=declared(_UNTIL))
-    timeout_s: float | None = field(default=None, metadata=declared(_TIMEOUT))
-    kernels: bool = field(default=True, metadata=declared(_KERNELS))
-    clock_run: bool = field(default=False, metadata=declared(_CLOCK_RUN))
+    steps: int | Literal["auto"] = field(
+        default="auto",
+        metadata=declared(
+            Option(
+                kind=kinds.num_steps_or(("auto",)),
+                group=OptionGroup.RECORDING,
+                help="Training steps to run. auto: until a step ends with as much memory as the one before, 2 to 6 "
+                "steps.",
+                example=3,
+            )
+        ),
+    )
+    until: int | Until | None = field(
+        default=None,
+        metadata=declared(
+            Option(
+                kind=kinds.num_steps_or(get_args(Until)),
+                group=OptionGroup.RECORDING,
+                help="Instead of --steps: run to this step, to the first validation or checkpoint after training "
+                "began, or to the script's end.",
+                example="end",
+            )
+        ),
+    )
+    timeout_s: float | None = field(
+        default=None,
+        metadata=declared(
+            Option(
+                name="timeout",
+                kind=kinds.seconds(),
+                group=OptionGroup.RECORDING,
+                help="End the script after this many seconds.",
+                example=600,
+            )
+        ),
+    )
+    kernels: bool = field(
+        default=True,
+        metadata=declared(
+            Option(
+                kind=kinds.switch(),
+                group=OptionGroup.RECORDING,
+                help="Time the kernels of one step: measured on a real GPU, estimated on the virtual one.",
+                off_flag="--no-kernels",
+                example=False,
+            )
+        ),
+    )
+    clock_run: bool = field(
+        default=False,
+        metadata=declared(
+            Option(
+                kind=kinds.switch(),
+                group=OptionGroup.RECORDING,
+                help="Run a script that ends with its recorded steps a second time, without recording, to measure the "
+                "host's time in the steps after the first.",
+                example=True,
+            )
+        ),
+    )
     times: str | None = field(default=None, metadata=declared(TIMES))
-    page: bool = field(default=True, metadata=declared(_PAGE))
-    nsys: bool = field(default=False, metadata=declared(_NSYS))
-    nsys_args: tuple[str, ...] = field(default=(), metadata=declared(_NSYS_ARGS))
+    page: bool = field(
+        default=True,
+        metadata=declared(
+            Option(
+                kind=kinds.switch(),
+                group=OptionGroup.RECORDING,
+                help="Write report.html when the rank has ended. `fakedist view` makes it later.",
+                off_flag="--no-page",
+                example=False,
+            )
+        ),
+    )
+    nsys: bool = field(
+        default=False,
+        metadata=declared(
+            Option(
+                kind=kinds.switch(),
+                group=OptionGroup.RECORDING,
+                help="Run the rank under Nsight Systems, which then times that step. The run keeps its report.",
+                example=True,
+            )
+        ),
+    )
+    nsys_args: tuple[str, ...] = field(
+        default=(),
+        metadata=declared(
+            Option(
+                kind=kinds.shell_words(),
+                group=OptionGroup.RECORDING,
+                help="Extra arguments for `nsys profile`, as one string.",
+                example="--trace=cuda,nvtx '--stats=a b'",
+            )
+        ),
+    )
 
     def __post_init__(self) -> None:
         for option in JOB_OPTIONS:

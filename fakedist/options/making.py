@@ -23,7 +23,7 @@ from fakedist.options.definition import (
     Values,
 )
 from fakedist.options.expert_loads import FILE_ENDING, lines_of
-from fakedist.options.option import Door, Option
+from fakedist.options.kinds import Door, Option
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 _WORLD_SIZE, _GPUS_PER_NODE = _BY_NAME["world_size"], _BY_NAME["gpus_per_node"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from fakedist.options.definition import OPTIONS
-from fakedist.options.option import Door, Option, OptionGroup
+from fakedist.options.kinds import Door, Option, OptionGroup
 from fakedist.options.pricing import MICRO_BATCHES, PRICING_OPTIONS, TOKENS_PER_STEP
 
 _INTRODUCTION = """# Options of a job

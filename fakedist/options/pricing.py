@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from fakedist.options import kinds
 from fakedist.options.definition import FABRIC, GPU, GPU_POWER, HOST, NCCL_ENVIRONMENT, ROUTER_LOAD, TIMES
-from fakedist.options.option import Option, OptionGroup, declared, named, options_of
+from fakedist.options.kinds import Option, OptionGroup, declared, named, options_of
 
 _RUN_DEFAULT = "the run's"
 _NVLINK_DOMAIN = Option(

@@ -117,7 +117,8 @@ def fault_of(error: BaseException) -> str:
     torch = sys.modules.get("torch")
     if torch is None or isinstance(error, (FakedistError, MemoryError)):
         return ""
-    of_torch, fault = os.path.dirname(torch.__file__ or "") + os.sep, ""
+    of_torch = os.path.dirname(torch.__file__ or "") + os.sep
+    fault = ""
     link = error.__traceback__
     while link is not None:
         code = link.tb_frame.f_code

@@ -30,8 +30,8 @@ from fakedist.importing import when_imported
 from fakedist.options import Job, profile_command
 from fakedist.patch import patched, present
 from fakedist.rank.reporter import Reporter
+from fakedist.rundir.directory import load_job
 from fakedist.rundir.encoding import RECORDS, Record, decode, encode
-from fakedist.rundir.manifest import load_job
 from fakedist.rundir.memory_records import FailedRequestRecord
 from fakedist.rundir.notes import Note, engine_made_up, started_out_of_memory
 from fakedist.rundir.records import EngineCacheRecord, EngineRecord, EngineSleepRecord, NoteRecord

@@ -40,17 +40,15 @@ from fakedist.rank.ending import (
 )
 from fakedist.rank.joining import name_in_use, offer, refuse_rank, take_refused, take_told
 from fakedist.rank.leaving import leave_at_once
-from fakedist.rank.preloading import Start, start_of_rank
+from fakedist.rank.preloading import Start, run_as_main, start_of_rank, without_our_frames
 from fakedist.rank.read_files import ListedSources, listed_sources
 from fakedist.rank.reporter import Ended, Failed, Reporter, Restarted, Signals, Started
-from fakedist.rank.script import run_as_main, without_our_frames
 from fakedist.rundir import notes
 from fakedist.rundir.collector import rare_collections
-from fakedist.rundir.directory import KERNELS_NAME, SOURCES_NAME, TAPE_NAME
+from fakedist.rundir.directory import KERNELS_NAME, SOURCES_NAME, TAPE_NAME, load_job
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.journal import JournalWriter, read_journal
 from fakedist.rundir.launch_records import LaunchKeysRecord
-from fakedist.rundir.manifest import load_job
 from fakedist.rundir.outcome import BEYOND_CAPACITY, Ending, Outcome
 from fakedist.rundir.records import NoteRecord, OutcomeRecord
 from fakedist.world.spawned import OwnRanks, own_ranks
@@ -139,9 +137,11 @@ class Rank:
             SetupFailed: The same, with torch imported. The parent has the reason.
         """
         self._is_last = self._start.at_exit(self.leave)
-        enter, job = self._before_torch.enter_context, self._job
+        enter = self._before_torch.enter_context
+        job = self._job
         if job.device == "virtual":
-            spec, others_bytes = find_gpu(job.gpu), job.reserve_bytes or 0
+            spec = find_gpu(job.gpu)
+            others_bytes = job.reserve_bytes or 0
             gpu = virtual_gpu(spec, job.gpus_per_node, job.gpu_memory_bytes, others_bytes)
             self._gpu = enter(gpu)
             os.environ.pop(LEDGER_VARIABLE, None)  # of another rank
@@ -171,12 +171,15 @@ class Rank:
             self.give_up(*refused)
             return ending
         self._closed = True
-        of_script, is_recorded = ending, self._surroundings is not None and self._surroundings.is_recorded
+        of_script = ending
+        is_recorded = self._surroundings is not None and self._surroundings.is_recorded
         if is_recorded and ending.outcome not in (Outcome.INTERRUPTED, Outcome.KILLED):
-            ending, line = Ending(Outcome.STOPPED, 0), ""
+            ending = Ending(Outcome.STOPPED, 0)
+            line = ""
         was_stopped = self._surroundings is not None and self._surroundings.stopped
         if was_stopped and ending.ended_by_itself and not ending.code:
-            ending, line = Ending(Outcome.STOPPED, 0), ""  # a test runner or a bare `except:` caught the stop
+            ending = Ending(Outcome.STOPPED, 0)
+            line = ""  # a test runner or a bare `except:` caught the stop
         with uninterrupted():
             try:
                 for record in take_told(self._run_directory):

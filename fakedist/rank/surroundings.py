@@ -133,7 +133,8 @@ class _Device:
         return self._gpu.in_use(self._index())
 
     def kept(self) -> tuple[dict[str, int], list[tuple[int, int]]]:
-        device, files = self._index(), [sys.modules[name].__file__ for name in _ENGINES & {*sys.modules}]
+        device = self._index()
+        files = [sys.modules[name].__file__ for name in _ENGINES & {*sys.modules}]
         folders = tuple(os.path.dirname(file) + os.sep for file in files if file)
         kinds, asleep = kept_by_kind(device, self._gpu.is_backed, lambda file: file.startswith(folders))
         return kinds | self._gpu.outside_now(device), asleep
@@ -351,7 +352,8 @@ class Surroundings:
     def _make_tapes(self) -> Tapes:
         if self._process.own_ranks.has_peers:
             return PeerTapes()
-        job, known = self._job, None
+        job = self._job
+        known = None
         if self._values is not None:
             known = self._values.settled
         elif job.device == "virtual":
@@ -379,7 +381,8 @@ class Surroundings:
         from fakedist.gpu.launch_log import LaunchLog
         from fakedist.gpu.model_tracer import ModelTracer
 
-        numbers, log = None if fast_path is None else fast_path.tags(), LaunchLog()
+        numbers = None if fast_path is None else fast_path.tags()
+        log = LaunchLog()
         # Tests compare the recording with and without the clock.
         clock = None if os.environ.get("FAKEDIST_HOST_CLOCK") == "0" else DriverClock()
         if self._values is None:

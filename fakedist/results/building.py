@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,19 +14,16 @@ from fakedist import extras
 from fakedist.analysis import memory_tables
 from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_places
 from fakedist.analysis.host_blocks import host_tables
-from fakedist.analysis.layer_table import Fold, fold_layers, layer_table
-from fakedist.analysis.memory_tables import Peak, find_peak
-from fakedist.analysis.recording import Recording, read_recording, recorded_so_far
-from fakedist.analysis.root_order import trained_first
-from fakedist.analysis.routed_launches import routed_table
-from fakedist.analysis.segments import segment_table
-from fakedist.analysis.snapshot_writing import build_snapshot
+from fakedist.analysis.launches import launch_tables
+from fakedist.analysis.memory_tables import Fold, Peak, find_peak, fold_layers, layer_table
+from fakedist.analysis.recording import JournalReading, Recording, read_recording, recorded_so_far, trained_first
+from fakedist.analysis.routed_blocks import routed_table
+from fakedist.analysis.segments import build_snapshot, segment_table
 from fakedist.analysis.stack_lines import stack_lines
 from fakedist.analysis.topology import call_table, collective_table, group_table, other_group_table, term_table
 from fakedist.analysis.typed_tables import table_of
 from fakedist.cost_model.busiest_rank import ExpertsLoad, at_pace
 from fakedist.cost_model.estimated import (
-    Models,
     StepTimes,
     estimate_times,
     recorded_gpu,
@@ -34,10 +32,11 @@ from fakedist.cost_model.estimated import (
     where_from,
 )
 from fakedist.cost_model.gains import find_gains
-from fakedist.cost_model.job.step_tokens import rank_throughput
-from fakedist.cost_model.launches import launch_tables
+from fakedist.cost_model.job.job_times import rank_throughput
+from fakedist.cost_model.step import PriceList
 from fakedist.cost_model.step_axis import write_trace
 from fakedist.options import Job
+from fakedist.results.run import Run, RunTables
 from fakedist.results.summing_up import (
     dropped_notes,
     estimate_or_note,
@@ -47,11 +46,23 @@ from fakedist.results.summing_up import (
     summarize,
 )
 from fakedist.rundir.collector import no_collector
-from fakedist.rundir.manifest import Manifest, load_manifest, write_manifest
+from fakedist.rundir.directory import (
+    JOURNAL_NAME,
+    Manifest,
+    import_manifest,
+    imported_manifest,
+    load_manifest,
+    write_manifest,
+)
+from fakedist.rundir.journal import JournalWriter
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.sources import ROUTED
+from fakedist.rundir.step_time import StepBreakdown, StepTime
 from fakedist.rundir.tables import check_tables, new_tables, write_table
+from fakedist.traces.one_step import StepChoice
+from fakedist.traces.trace_files import read_step
+from fakedist.traces.traced_step import ImportedStep
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,8 @@ def compute_tables(run_directory: Path, *, may_be_empty: bool = True) -> Compute
 
     Nothing is written, and the rank's process need not have ended. Arguments and errors are :func:`build_tables`'s.
     """
-    job, so_far = load_manifest(run_directory).job, recorded_so_far(run_directory)
+    job = load_manifest(run_directory).job
+    so_far = recorded_so_far(run_directory)
     return compute_recording(read_recording(run_directory, may_be_empty=may_be_empty), job, so_far)
 
 
@@ -103,39 +115,38 @@ def _step_times(
 ) -> tuple[StepTimes, list[Note]]:
     """The times of the timed step, with notes on them. A step that cannot be priced keeps what a tool measured."""
     notes: list[Note] = []
+    source = recording.kernel_source
 
     def estimate() -> StepTimes | None:
         models, on_models = recorded_models(recording, tables["launches"], job)
         notes.extend(on_models)
         if models is None:
             return None
-        times, clock = estimate_times(tables, folds, models, traced=recording.kernel_source), recording.host_clock
-        if clock is not None and times.summary is not None:
+
+        def whole(breakdown: StepBreakdown, prices: PriceList) -> StepTime:
+            clock = recording.host_clock
             scale = models.host.costs.dispatch
-            loading_us, collector_us = clock.loading_us * scale, clock.collector_us * scale
-            times = replace(times, summary=replace(times.summary, loading_us=loading_us, collector_us=collector_us))
-        return _with_outlook(times, tables, models, job, notes)
+            tokens, samples, gains = None, None, None
+            if job is not None:
+                what = "tokens per second"
+                speed = partial(rank_throughput, tables, breakdown, job.rank, job.world_size)
+                tokens, samples = estimate_or_note(what, speed, notes) or (None, None)
+            if job is not None and source is None:
+                what = "what would shorten the step"
+                gains = estimate_or_note(what, partial(find_gains, tables, models, job, breakdown, prices), notes)
+            return StepTime(
+                **vars(breakdown),
+                loading_us=0.0 if clock is None else clock.loading_us * scale,
+                collector_us=0.0 if clock is None else clock.collector_us * scale,
+                throughput=tokens,
+                sample_throughput=samples,
+                gains=gains or [],
+            )
+
+        return estimate_times(tables, folds, models, traced=source, whole=whole)
 
     times = estimate_or_note("the step's time", estimate, notes)
     return times or recorded_times(recording, tables, folds), notes
-
-
-def _with_outlook(
-    times: StepTimes, tables: dict[str, pd.DataFrame], models: Models, job: Job | None, notes: list[Note]
-) -> StepTimes:
-    """The times with the job's tokens per second, and with what would shorten the step if its kernels are estimated."""
-    summary, source, prices = times.summary, times.source, times.prices
-    if summary is None or source is None or job is None:
-        return times
-    done = estimate_or_note(
-        "tokens per second", lambda: rank_throughput(tables, summary, job.rank, job.world_size), notes
-    )
-    tokens, samples = done or (None, None)
-    gains = None
-    if source.tool == "model" and prices is not None:
-        what = "what would shorten the step"
-        gains = estimate_or_note(what, lambda: find_gains(tables, models, job, summary, prices), notes)
-    return replace(times, summary=replace(summary, throughput=tokens, sample_throughput=samples, gains=gains or []))
 
 
 def build_tables(
@@ -275,3 +286,43 @@ def _invented(recording: Recording) -> pd.DataFrame:
     ]
     sums = table_of("invented", rows).groupby(["operation", "line"], as_index=False)[["num_calls", "num_values"]].sum()
     return sums.sort_values("num_values", ascending=False, kind="stable").reset_index(drop=True)
+
+
+def open_imported(path: Path, choice: StepChoice = StepChoice(), exported: Path | None = None) -> Run:  # noqa: B008
+    """Open a file of a real GPU as a run, of which only the tables are known that its tool traced.
+
+    Args:
+        exported: Of a report of nsys, its SQLite export.
+
+    Raises:
+        ReportError: It is not a trace, or lacks what was chosen.
+    """
+    step = read_step(exported or path, path, choice)
+    reading = JournalReading()
+    for record in step.records:
+        reading.take(record)
+    reading.join()
+    computed = compute_recording(reading.recording, None, ())
+    manifest = imported_manifest(path, step.tool)
+    summary = summarize(
+        computed.recording,
+        None,
+        computed.tables,
+        computed.folds,
+        ending=manifest.exit,
+        left=None,
+        peak=computed.peak,
+        times=computed.times,
+        notes=computed.notes,
+    )
+    return Run(path.resolve(), manifest, summary, RunTables(None, computed.tables))
+
+
+def write_run(step: ImportedStep, run_directory: Path) -> None:
+    """Write a step as a run, into a new run directory."""
+    import_manifest(run_directory, step.file, step.tool)
+    journal = JournalWriter(run_directory / JOURNAL_NAME)
+    for record in step.records:
+        journal.append(record)
+    journal.close()
+    build_tables(run_directory)

@@ -119,7 +119,8 @@ class StepComparison:
         Where the steps have unlike work, the rate comes first: "tokens/s per GPU 1,702 -> 1,498 (-12.0%)".
         """
         before, after = self.times.values()
-        cause, rate = self._cause(), rate_text(before, after)
+        cause = self._cause()
+        rate = rate_text(before, after)
         of = _words({name: step_word(source) for name, source in self.sources.items()})
         if not cause and format_us(before.step_us) == format_us(after.step_us) and not rate:
             return f"the step takes the same time, {format_us(after.step_us)}, {of}"
@@ -140,7 +141,8 @@ class StepComparison:
     @property
     def tables(self) -> Iterator[ChangeTable]:
         """Every table, with all its rows. Rates come first where lengths of steps do not compare: of unlike work."""
-        of, kernels = self.of, {"kernels": "num_{}"}
+        of = self.of
+        kernels = {"kernels": "num_{}"}
         calls = {"calls": "num_{}", "time": "whole_{}_us"}
         parts = ChangeTable(f"Time of the step, {of}", {"": "name"}, self.parts, "us", is_whole=True)
         work = ChangeTable(f"Work of the step, {of}", {"": "name"}, self.rates, "number", is_whole=True)
@@ -266,7 +268,8 @@ class Comparison:
             keys = {"step": "step", "phase": "phase"}
             yield ChangeTable("By phase, most allocated", keys, self.phases)
         yield ChangeTable("By category at the peak", {"category": "category"}, self.categories)
-        title, keys = "By layer at the peak, own bytes", {"layer": "name", "category": "category"}
+        title = "By layer at the peak, own bytes"
+        keys = {"layer": "name", "category": "category"}
         if len(self.runs) > 2:
             if all(run.by_category is not None for run in self.runs.values()):
                 sides = [changed_memory.pattern_parts(table) for table in self._tables("layers")]
@@ -281,10 +284,8 @@ class Comparison:
         keys = {"line": "line", "layer": "path", "category": "category", "operation": "operation"}
         title = "Blocks at the peak, by where they are allocated"
         yield ChangeTable(title, keys, self.blocks, pairs={"blocks": "num_{}"})
-        title, keys = (
-            "Collectives, simulated: in and out of this rank's calls",
-            {"group": "group", "operation": "operation"},
-        )
+        title = "Collectives, simulated: in and out of this rank's calls"
+        keys = {"group": "group", "operation": "operation"}
         carried = {f"{side}_bytes": self.collectives.filter(regex=f"^{side}_bytes_").sum(axis=1) for side in "ab"}
         pairs = {"ranks": "{}_group_size", "calls": "{}_num_calls"}
         yield ChangeTable(title, keys, self.collectives.assign(**carried), pairs=pairs)

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Unpack
 
 import pandas as pd
 
-from fakedist.analysis.axes import Pipeline, find_pipeline
+from fakedist.analysis.topology import Pipeline, find_pipeline
 from fakedist.cost_model.breakdown import PEAK_DTYPE
 from fakedist.cost_model.hosts import HostModel
-from fakedist.cost_model.job.job_times import JobRank, JobTimes, job_times
-from fakedist.cost_model.job.step_tokens import tokens_text
+from fakedist.cost_model.job.job_times import JobRank, JobTimes, job_times, tokens_text
 from fakedist.errors import FakedistError, JobError, RunDirectoryError
 from fakedist.findings.finding_all import find_job_faults
 from fakedist.gpu.models.spec import GpuSpec
@@ -123,7 +122,7 @@ def time_job(
         gpu: A known GPU model, such as "b200", or a GPU file; None for the runs' own.
         tokens_per_step: Of all ranks; None to find them in the runs.
         micro_batches: Those beyond the recorded ones repeat a steady one. None for those that were recorded.
-        options: See :class:`fakedist.options.pricing.Pricing`.
+        options: See :class:`fakedist.options.definition.Pricing`.
 
     Raises:
         JobError: The runs are not of one job, or of one rank; there is no such GPU, fabric or what-if; or the recorded

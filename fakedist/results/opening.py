@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from fakedist.errors import RunDirectoryError
-from fakedist.results.imported import open_imported
+from fakedist.results.building import open_imported
 from fakedist.results.run import Run, RunTables
 from fakedist.rundir.directory import (
     JOURNAL_NAME,
@@ -16,9 +16,10 @@ from fakedist.rundir.directory import (
     PAGE_NAME,
     TAPE_NAME,
     TRACE_NAME,
+    Manifest,
     is_in_use,
+    load_manifest,
 )
-from fakedist.rundir.manifest import Manifest, load_manifest
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.traces.foreign_files import kind_of
@@ -93,8 +94,7 @@ def open_snapshot(path: Path, device: int | None = None) -> Run:
         RunDirectoryError: It is not a snapshot, or tries to run code.
     """
     from fakedist.analysis.blocks import build_blocks, event_places
-    from fakedist.analysis.layer_table import fold_layers
-    from fakedist.analysis.memory_tables import find_peak
+    from fakedist.analysis.memory_tables import find_peak, fold_layers
     from fakedist.results.building import make_tables
     from fakedist.results.summing_up import summarize
     from fakedist.rundir.collector import no_collector

@@ -9,12 +9,10 @@ from pathlib import Path
 import pandas as pd
 
 from fakedist.analysis.alike_ranks import AlikeRanks, CopiedCalls, JobGroup, JobGroups, channels_of, find_kinds
-from fakedist.analysis.axes import find_pipeline
 from fakedist.analysis.call_order import RankCall, RankCalls
 from fakedist.analysis.recording import read_recording
-from fakedist.analysis.routed_blocks import Counts
-from fakedist.analysis.routed_launches import groups_of_stage, passes_of, received_tokens
-from fakedist.analysis.topology import ranks_of
+from fakedist.analysis.routed_blocks import Counts, groups_of_stage, passes_of, received_tokens
+from fakedist.analysis.topology import find_pipeline, ranks_of
 from fakedist.errors import JobError
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
@@ -140,7 +138,9 @@ def rank_program(rank: int, run: Run) -> RankCalls:
     Raises:
         JobError: The run is of an earlier version.
     """
-    calls, terms, steps = run.table("calls"), run.table("call_terms"), run.table("steps")["step"]
+    calls = run.table("calls")
+    terms = run.table("call_terms")
+    steps = run.table("steps")["step"]
     if len(calls) and not len(terms):
         raise JobError(f"{run.path} was recorded by an earlier version, which did not keep what has to match", "")
     made = job_calls(calls, terms, run.table("groups")["ranks"].tolist())
@@ -173,11 +173,13 @@ def ranks_by_load(path: Path) -> list[tuple[int, float]]:
 
     With each are its tokens in times the mean. Empty if none were seen to exchange any by a load.
     """
-    run, passes = open_run_directory(path), passes_of(read_recording(path))
+    run = open_run_directory(path)
+    passes = passes_of(read_recording(path))
     facts, job = run.summary.router_load, run.manifest.job
     if facts is None or job is None or not facts.ranks or not passes:
         return []
-    load, received = RouterLoad(facts.load, job.seed), dict[int, int]()
+    load = RouterLoad(facts.load, job.seed)
+    received = dict[int, int]()
     counts = Counts(passes, tuple(facts.ranks))
     for ranks in groups_of_stage(run.table("groups"), run.table("calls"), job.rank, counts.ranks):
         received |= dict(zip(ranks, received_tokens(counts.sent(load, ranks)).sum(axis=0).tolist(), strict=True))

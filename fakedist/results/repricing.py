@@ -8,24 +8,24 @@ from dataclasses import replace
 
 import pandas as pd
 
-from fakedist.analysis.layer_table import fold_layers
-from fakedist.analysis.routed_launches import EXCHANGES
+from fakedist.analysis.memory_tables import fold_layers
+from fakedist.analysis.routed_blocks import EXCHANGES
 from fakedist.cost_model.busiest_rank import ExpertsLoad, at_pace, recorded_load
 from fakedist.cost_model.estimated import Models, NetworkChoice, StepTimes, estimate_times, network_of, prices_of
 from fakedist.cost_model.gains import find_gains
 from fakedist.cost_model.hosts import HostModel, host_model
-from fakedist.cost_model.job.step_tokens import rank_throughput
+from fakedist.cost_model.job.job_times import rank_throughput
 from fakedist.cost_model.nccl.settings import Nccl
-from fakedist.cost_model.step import MeasuredPrices
+from fakedist.cost_model.step import MeasuredPrices, PriceList
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options import Job
 from fakedist.options.pricing import Pricing
 from fakedist.router_load import RouterLoad, RouterPass
+from fakedist.rundir.directory import Manifest
 from fakedist.rundir.environment import check_variable
-from fakedist.rundir.manifest import Manifest
-from fakedist.rundir.step_time import TimeGain
+from fakedist.rundir.step_time import StepBreakdown, StepTime
 from fakedist.rundir.summary import Summary
 from fakedist.rundir.table_rows import TABLES
 
@@ -75,38 +75,43 @@ def times_of(manifest: Manifest, gpu: GpuSpec, times: str | None) -> str | None:
     return job.times
 
 
-def price_again(manifest: Manifest, summary: Summary, table: ReadTable, models: Models) -> StepTimes:
+def price_again(
+    manifest: Manifest, summary: Summary, table: ReadTable, models: Models, *, gains: bool = False
+) -> StepTimes:
     """The times of a run's step on a GPU.
+
+    Args:
+        gains: Price the changes that may shorten the step, too, unless its kernels were measured.
 
     Raises:
         JobError: The step lacks what a what-if changes.
         RunDirectoryError: The run has no launches to price, or is damaged.
     """
     tables = tables_to_price(manifest, summary, table, models.network.experts, measured=True)
+    job = manifest.job
+    assert job is not None
     traced = summary.kernels if is_traced(summary) else None
     if traced is not None:
         traced = replace(traced, notes=[note for note in traced.notes if note.code not in _PRICING_NOTES])
         models = replace(models, prices=MeasuredPrices(traced.gpu, tables["launches"]), host=HostModel())
-    times, job = estimate_times(tables, fold_layers(tables["layers"]), models, traced=traced), manifest.job
-    if times.summary is None or job is None:
-        return times
-    tokens, samples = rank_throughput(tables, times.summary, job.rank, job.world_size)
-    measured = replace(times.summary, throughput=tokens, sample_throughput=samples)
-    if summary.timed and (recorded := summary.timed[1].host) is not None:
-        before, speed = summary.timed[0], math.prod(what_if.host for what_if in models.network.what_ifs)
-        scale = models.host.time.scale / recorded.scale / speed
-        measured = replace(measured, loading_us=before.loading_us * scale, collector_us=before.collector_us * scale)
-    return replace(times, summary=measured)
 
+    def whole(breakdown: StepBreakdown, prices: PriceList) -> StepTime:
+        tokens, samples = rank_throughput(tables, breakdown, job.rank, job.world_size)
+        scale = 0.0
+        before = summary.time
+        if summary.timed and (recorded := summary.timed[1].host) is not None:
+            speed = math.prod(what_if.host for what_if in models.network.what_ifs)
+            scale = models.host.time.scale / recorded.scale / speed
+        return StepTime(
+            **vars(breakdown),
+            loading_us=0.0 if before is None else before.loading_us * scale,
+            collector_us=0.0 if before is None else before.collector_us * scale,
+            throughput=tokens,
+            sample_throughput=samples,
+            gains=find_gains(tables, models, job, breakdown, prices) if gains and traced is None else [],
+        )
 
-def find_gains_again(
-    manifest: Manifest, priced: Summary, table: ReadTable, models: Models, times: StepTimes
-) -> list[TimeGain]:
-    """Price the changes that may shorten a step with these times; none if its kernels were measured."""
-    if times.summary is None or times.prices is None or is_traced(priced):
-        return []
-    tables = tables_to_price(manifest, priced, table, models.network.experts)
-    return find_gains(tables, models, manifest.job, times.summary, times.prices)
+    return estimate_times(tables, fold_layers(tables["layers"]), models, traced=traced, whole=whole)
 
 
 #: Steps over which a load that is drawn is averaged.

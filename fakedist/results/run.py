@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.layer_table import Fold, fold_layers, fold_table, unfolded
+from fakedist.analysis.memory_tables import Fold, fold_layers, fold_table, unfolded
 from fakedist.cost_model.breakdown import fold_times
 from fakedist.cost_model.host_times import host_waits, late_launches
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.findings.case import Case
-from fakedist.findings.finding_all import Tried, find_faults
-from fakedist.findings.ignoring import is_ignored
+from fakedist.findings.finding_all import Tried, find_faults, is_ignored
 from fakedist.options.pricing import Pricing, PricingOptions
-from fakedist.results.repricing import find_gains_again, models_of, price_again
+from fakedist.results.repricing import models_of, price_again
 from fakedist.results.summing_up import estimate_or_note
 from fakedist.results.verdict import limit_text, step_text, step_word, verdict
+from fakedist.rundir.directory import Manifest
 from fakedist.rundir.finding import Finding
-from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.notes import Note
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import MOMENTS
@@ -384,7 +383,7 @@ class Run:
         Args:
             gpu: A known GPU model, such as "b200", or a GPU file; None for the run's own.
             gains: Also price each change that may shorten the step: ``summary.time.gains``.
-            options: See :class:`fakedist.options.pricing.Pricing`.
+            options: See :class:`fakedist.options.definition.Pricing`.
 
         Raises:
             SetupError: The calibration table cannot be read, or is of another GPU.
@@ -394,15 +393,12 @@ class Run:
                 measured and another GPU is wanted.
         """
         models = models_of(Pricing(gpu, **options), self.manifest, self.summary)
-        times = price_again(self.manifest, self.summary, self.table, models)
+        times = price_again(self.manifest, self.summary, self.table, models, gains=gains)
         unpriced = [
             replace(piece, price_us=None, price_high_us=None, step_share=None, step_share_high=None)  # another GPU's
             for piece in self.summary.advice
         ]
         summary = replace(self.summary, kernels=times.source, time=times.summary, advice=unpriced, remedy=None)
-        if gains and times.summary is not None:
-            shorter = find_gains_again(self.manifest, summary, self.table, models, times)
-            summary = replace(summary, time=replace(times.summary, gains=shorter))
         return Run(self.path, self.manifest, summary, self._tables.with_tables(times.tables), device=self.device)
 
     def keeping_tables(self) -> Run:

@@ -15,8 +15,7 @@ from fakedist.analysis.advice import find_advice
 from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.evidence import Room, Setup
 from fakedist.analysis.host_blocks import host_memory
-from fakedist.analysis.layer_table import Fold, fold_table
-from fakedist.analysis.memory_tables import Peak, described_blocks, differences
+from fakedist.analysis.memory_tables import Fold, Peak, described_blocks, differences, fold_table
 from fakedist.analysis.recording import Recording
 from fakedist.analysis.typed_tables import rows_of
 from fakedist.cost_model.estimated import StepTimes, recorded_gpu
@@ -418,12 +417,8 @@ _ALLOC = ACTIONS.index("alloc")
 def dropped_notes(recording: Recording) -> list[Note]:
     """Notes on records that the recording may lack."""
     lost = [run_note.no_last_record()] if recording.outcome is None else []
-    return [*lost, *([run_note.recording_cut()] if recording.truncated else [])]
-
-
-def _left_note(recording: Recording) -> Note:
-    """The note for a rank that ended before doing any work. The cause may be a flag that only another rank knows."""
-    return run_note.left_during_init("" if recording.outcome is None else recording.outcome.line)
+    lost += [run_note.recording_cut()] if recording.truncated else []
+    return lost + ([run_note.records_unknown(recording.unknown)] if recording.unknown else [])
 
 
 def _not_sent_notes(recording: Recording, *, is_cause: bool) -> list[Note]:
@@ -495,7 +490,7 @@ def run_notes(
     """The notes of a run: its own, those on its times, and those that its recording calls for."""
     all_notes = [*recording.notes, *of_times, *differences(recording, blocks)]
     if left is not None and job is not None:
-        all_notes.append(_left_note(recording))
+        all_notes.append(run_note.left_during_init("" if recording.outcome is None else recording.outcome.line))
     is_before_forward = not any(scope.phase in ("forward", "generation") for scope in recording.scopes)
     if is_before_forward and len(blocks.frame) and not (blocks.frame["category"] == "parameter").any():
         all_notes.append(run_note.no_forward())

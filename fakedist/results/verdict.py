@@ -34,7 +34,8 @@ class Verdict:
 
 def verdict(summary: Summary, cwd: str) -> Verdict | None:
     """The verdict on whether the rank fits the GPU; None if it never used one."""
-    reserved, capacity = summary.peak_reserved_bytes - summary.asleep_bytes, summary.capacity_bytes
+    reserved = summary.peak_reserved_bytes - summary.asleep_bytes
+    capacity = summary.capacity_bytes
     if summary.out_of_memory is not None:
         return Verdict(False, "does not fit", f": {need_text(summary)}; {_refusal(summary.out_of_memory, cwd)}")
     if capacity and reserved > capacity:
@@ -76,7 +77,7 @@ def need_text(summary: Summary) -> str:
 
 def _refusal(failed: OutOfMemory, cwd: str) -> str:
     """Where a request did not fit, and what it asked for."""
-    place = [f"at {short_line(failed.line, cwd).partition(' (')[0]}"] if failed.line else []
+    place = [f"at {line_in_file(failed.line, cwd)}"] if failed.line else []
     place += [f"step {failed.step}", failed.phase] if failed.phase else []
     place += [f"layer {failed.layer}"] if failed.layer else []
     asked = f"{format_bytes(failed.requested_bytes)} for {short_operation(failed.operation) or 'an allocation'}"
@@ -92,7 +93,8 @@ def refusal_stack(summary: Summary, cwd: str) -> list[str]:
 
 def _beside_outside(summary: Summary) -> Verdict:
     """The verdict on reserved memory together with what PyTorch does not see, and the rest of the GPU."""
-    held, outside = summary.peak_reserved_bytes - summary.asleep_bytes, summary.estimated_outside
+    held = summary.peak_reserved_bytes - summary.asleep_bytes
+    outside = summary.estimated_outside
     left = summary.capacity_bytes - held
     low, high, name = (outside.low_bytes, outside.high_bytes, _outside_name(outside)) if outside else (0, 0, "")
     source = "measured" if outside and high == outside.taken_bytes else "estimated"
@@ -170,13 +172,13 @@ def timed_step_name(summary: Summary, step: int) -> str:
     return f"step {step}, the last {'complete' if is_last else 'timed'} one before {how}"
 
 
-def step_verdict(summary: Summary) -> str:
-    """Name what limits the timed step, in a sentence: "the step, estimated: limited by ..."; empty if not known."""
+def step_verdict(summary: Summary) -> tuple[str, str] | None:
+    """The timed step's name, and what limits it: "the step, estimated", "limited by ..."; None if not known."""
     if summary.timed is None or not (limit := limit_text(summary.timed[0])):
-        return ""
+        return None
     source = summary.timed[1]
     name = timed_step_name(summary, source.step)
-    return f"{name if ',' in name else 'the step'}, {step_word(source)}: {limit}"
+    return f"{name if ',' in name else 'the step'}, {step_word(source)}", limit
 
 
 def _outside_name(outside: Outside) -> str:
@@ -203,6 +205,11 @@ def short_line(line: str, cwd: str) -> str:
     """A source file or line, relative to the working directory or to where packages are installed."""
     within = _PACKAGES.sub("", line)
     return within.removeprefix(cwd.rstrip("/") + "/") if cwd else within
+
+
+def line_in_file(line: str, cwd: str) -> str:
+    """A source line as :func:`short_line` has it, without its function."""
+    return short_line(line, cwd).partition(" (")[0]
 
 
 def step_word(source: KernelSource) -> str:
@@ -241,7 +248,7 @@ def limit_text(time: StepTime) -> str:
         limits = [StepLimit(kind, group, num_nodes, math.nan, math.nan, math.nan)]
     name = limit_names(limits, time) if limits else "waits for an unknown reason"
     words = words or f"limited by {name}: {parts[kind, group] / time.step_us:.0%} of the critical path"
-    lifted = [gain for gain in time.gains if limits and gain.option.startswith(lifting_option(limits[0]))]
+    lifted = [gain for gain in time.gains if limits and gain.option.startswith(" ".join(lifting_option(limits[0])))]
     gains = [*lifted[:1], *(gain for gain in time.gains if gain.is_pair)]
     changes = [f"{gain.title}: {relative_time(gain.step_us, time.step_us)}" for gain in gains]
     return "; ".join([words, *dict.fromkeys(changes)])
@@ -286,10 +293,10 @@ def _over(num_nodes: int) -> str:
     return f" over {'the NICs' if num_nodes > 1 else 'the links of a node'}" if num_nodes else ""
 
 
-def lifting_option(limit: StepLimit) -> str:
-    """The beginning of the option of ``fakedist time`` that makes just one limit less."""
-    links = "--what-if bandwidth=nvlink:2x" if limit.num_nodes == 1 else "--what-if bandwidth=2x"
-    return {"kernels": "--gpu ", "host": "--what-if no-host-waits"}.get(limit.kind, links)
+def lifting_option(limit: StepLimit) -> tuple[str, str]:
+    """The option of ``fakedist time`` that makes just one limit less, and its value; of kernels, any GPU."""
+    links = "bandwidth=nvlink:2x" if limit.num_nodes == 1 else "bandwidth=2x"
+    return {"kernels": ("--gpu", ""), "host": ("--what-if", "no-host-waits")}.get(limit.kind, ("--what-if", links))
 
 
 def limits_text(time: StepTime) -> str:

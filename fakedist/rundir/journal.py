@@ -12,6 +12,7 @@ import os
 import pickle
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
@@ -58,6 +59,9 @@ class JournalWriter:
             view = view[os.write(self._file, view) :]
 
 
+_MOST_OF_A_KIND = 40
+
+
 def damaged(path: Path, cause: str) -> RunDirectoryError:
     """The error for a recording file that no longer holds what was written."""
     return RunDirectoryError(f"the recording is damaged: {path} {cause}", "nothing was written; profile the job again")
@@ -72,6 +76,7 @@ class JournalReader:
     Attributes:
         truncated: Whether the file ended in the middle of a record. Known after iterating.
         position: Where the last whole record ended.
+        unknown: Of records that no kind reads, such as those of an extra that is not here, how many by their kinds.
     """
 
     def __init__(self, path: Path, kinds: Mapping[str, type[Record]], start: int = 0) -> None:
@@ -79,6 +84,7 @@ class JournalReader:
         self._kinds = kinds
         self.truncated = False
         self.position = start
+        self.unknown: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[Record]:
         with self._open() as file:
@@ -102,7 +108,8 @@ class JournalReader:
                     self.truncated = True
                     return
                 self.position = start + length
-                yield self._record(body)
+                if (record := self._record(body)) is not None:
+                    yield record
 
     def _open(self) -> IO[bytes]:
         try:
@@ -110,7 +117,7 @@ class JournalReader:
         except UnreadableError as error:
             raise damaged(self._path, f"cannot be read: {error}") from None
 
-    def _record(self, body: bytes) -> Record:
+    def _record(self, body: bytes) -> Record | None:
         try:
             plain = load_builtins(io.BytesIO(body), len(body))
         except ForeignCodeError as error:
@@ -122,16 +129,21 @@ class JournalReader:
             raise damaged(self._path, f"is not a journal of fakedist: {error}") from error
         if not isinstance(plain, dict) or "kind" not in plain:
             raise damaged(self._path, "is not a journal of fakedist")
+        kind = str(plain["kind"])[:_MOST_OF_A_KIND]
+        if kind not in self._kinds and self._kinds is RECORDS:  # a tape is read whole, or not at all
+            self.unknown[kind] += 1
+            return None
         try:
             return decode(plain, self._kinds)
         except (TypeError, ValueError) as error:
-            kind = str(plain["kind"])[:40]
             raise damaged(self._path, f"has a record {kind!r} that is not fakedist's: {error}") from error
 
 
 def _has_record(data: bytes) -> bool:
     """Return whether a whole record begins anywhere in the bytes after a broken one."""
-    view, at, num_checked = memoryview(data), data.find(_PICKLE), 0
+    view = memoryview(data)
+    at = data.find(_PICKLE)
+    num_checked = 0
     while at >= 0 and num_checked <= _MOST_CHECKS * len(data):
         if at >= _HEAD.size:
             length, crc = _HEAD.unpack_from(data, at - _HEAD.size)

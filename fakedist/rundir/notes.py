@@ -503,6 +503,12 @@ def collectives_off() -> str:
 # ---- the virtual GPU
 
 
+@warning(25)
+def records_unknown(kinds: Sequence[str]) -> str:
+    """The journal has records of kinds that this version, or an extra that is missing, would read."""
+    return f"the recording has records that this fakedist does not know, which are left out: {listed(kinds)}"
+
+
 @warning(30)
 def not_answered(function: str, num_calls: int) -> str:
     """The virtual GPU refused a CUDA function."""

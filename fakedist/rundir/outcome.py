@@ -72,6 +72,12 @@ class Ending:
         return self.outcome in (Outcome.FINISHED, Outcome.STOPPED) or (self.outcome is Outcome.EXIT and self.code == 0)
 
     @property
+    def in_words(self) -> str:
+        """How it ended, with the first sentence of the message."""
+        message = self.message.split(". ")[0]
+        return self.outcome.replace("_", " ") + (f" ({message})" if message else "")
+
+    @property
     def is_refusal(self) -> bool:
         """Whether the script's argument parser refused its command line."""
         return self.outcome is Outcome.EXIT and self.code == ExitCode.USAGE and bool(self.message)

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fakedist.docstrings import docstring_of
-from fakedist.options.option import options_of
+from fakedist.options.kinds import options_of
+from fakedist.rundir.directory import Manifest
 from fakedist.rundir.finding import Finding
-from fakedist.rundir.manifest import Manifest
 from fakedist.rundir.schema import SCHEMA_VERSION, attributes
 from fakedist.rundir.summary import Summary
 from fakedist.rundir.table_rows import TABLES
@@ -84,7 +84,8 @@ def _dataclasses_in(hint: object) -> Iterator[type]:
 
 
 def _rows(kind: type) -> Iterator[str]:
-    meanings, hints = meanings_of(kind), typing.get_type_hints(kind)
+    meanings = meanings_of(kind)
+    hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         yield f"| `{field.name}` | {_type_text(hints[field.name])} | {_as_json(meanings[field.name])} |"
 

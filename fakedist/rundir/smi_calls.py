@@ -28,7 +28,9 @@ def write_call(calls: str, kind: str, arguments: Iterable[str]) -> None:
 
 def calls_notes(calls: Path) -> list[Note]:
     """Notes about the calls in the file."""
-    constant, refused, first = 0, 0, ""
+    constant = 0
+    refused = 0
+    first = ""
     if not calls.is_file():
         return []
     with suppress(OSError), calls.open(errors="replace") as file:

@@ -621,8 +621,8 @@ class SampleThroughput:
 
 
 @dataclass(frozen=True)
-class StepTime:
-    """Where the time of the timed step goes.
+class StepBreakdown:
+    """Where the time of the timed step goes, by its kernels, its calls and its host alone.
 
     ``step_us`` is the sum of ``busy_us``, ``communication_us``, ``launch_gap_us`` and ``wait_us``.
 
@@ -660,16 +660,9 @@ class StepTime:
             the sum over all that other phases separate.
         step_flops_utilisation: MFU in every report: ``model_flops`` over the whole step, as a share of the bf16 peak;
             None if any of it is unknown.
-        throughput: Tokens per second; None unless they are certain.
-        sample_throughput: Samples per second; None unless they are certain.
-        gains: The step with each change that applies and with the best two, the shortest first; empty if none was
-            priced.
         host: The host's time by what it launches for, and its waits; empty if it is not known.
         host_waits: Where the host waits for the GPU, most idle time of the GPU first.
         late_launches: The lines whose operations the host launches too late, most idle time of the GPU first.
-        loading_us: How long the main thread is in DataLoaders' iterators, measured and scaled as the rest of the host's
-            time, of which it is a part. 0 if that was not measured.
-        collector_us: How long Python's garbage collector pauses a step, likewise; no part of any other time.
         has_real_collectives: Whether communication is that of kernels that move data between GPUs, such as NCCL's, and
             not of copies that stand for collectives.
         limits: The step if all but one of its parts took no time, the longest first; empty if it is not known what
@@ -705,14 +698,30 @@ class StepTime:
     critical_path: list[PathPart] = field(default_factory=list)
     generation_us: float = 0.0
     step_flops_utilisation: float | None = None
-    throughput: RankThroughput | None = None
-    gains: list[TimeGain] = field(default_factory=list)
     host: list[HostPart] = field(default_factory=list)
     host_waits: list[HostWait] = field(default_factory=list)
     late_launches: list[LateLaunches] = field(default_factory=list)
-    loading_us: float = 0.0
-    collector_us: float = 0.0
-    sample_throughput: SampleThroughput | None = None
     has_real_collectives: bool = False
     limits: list[StepLimit] = field(default_factory=list)
     copies_alone_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class StepTime(StepBreakdown):
+    """The timed step: where its time goes, and what follows for the job.
+
+    Attributes:
+        throughput: Tokens per second; None unless they are certain.
+        sample_throughput: Samples per second; None unless they are certain.
+        gains: The step with each change that applies and with the best two, the shortest first; empty if none was
+            priced.
+        loading_us: How long the main thread is in DataLoaders' iterators, measured and scaled as the rest of the host's
+            time, of which it is a part. 0 if that was not measured.
+        collector_us: How long Python's garbage collector pauses a step, likewise; no part of any other time.
+    """
+
+    throughput: RankThroughput | None = None
+    sample_throughput: SampleThroughput | None = None
+    gains: list[TimeGain] = field(default_factory=list)
+    loading_us: float = 0.0
+    collector_us: float = 0.0

@@ -112,7 +112,8 @@ def read_table(run_directory: Path, name: str, columns: Sequence[str] | None = N
     if _is_lacking(run_directory, name):
         return _no_rows(known)
     with _opened(run_directory, name) as file:
-        path, schema = _path(run_directory, name), file.schema_arrow
+        path = _path(run_directory, name)
+        schema = file.schema_arrow
         for column in known:
             index = schema.get_field_index(column.name)
             if index < 0 and ColumnMark.NEWER in column.marks:

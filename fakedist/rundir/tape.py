@@ -18,10 +18,9 @@ from pathlib import Path
 from fakedist.errors import RunDirectoryError
 from fakedist.options import Job
 from fakedist.rank_list import format_rank_list
-from fakedist.rundir.directory import MANIFEST_NAME, TAPE_NAME, is_in_use
+from fakedist.rundir.directory import MANIFEST_NAME, TAPE_NAME, is_in_use, load_job, load_manifest
 from fakedist.rundir.encoding import Kinds, Record, record_kind
 from fakedist.rundir.journal import JournalReader, read_journal
-from fakedist.rundir.manifest import load_job, load_manifest
 from fakedist.rundir.outcome import Outcome
 
 #: Evenly spaced ranks as ("range", start, stop, step); other ranks listed one by one.

@@ -20,11 +20,10 @@ from fakedist.report.figures.look import (
     shown,
 )
 from fakedist.report.page.assets import figure_object
-from fakedist.sweep.opened import Sweep
 from fakedist.sweep.point_rows import Row, Status
 from fakedist.sweep.ranking import memory_text, speed_text
 from fakedist.sweep.space import Scalar, text_of
-from fakedist.sweep.sweep_directory import report_of
+from fakedist.sweep.sweep_directory import Sweep, report_of
 from fakedist.units import GIB
 
 Figure: TypeAlias = go.Figure

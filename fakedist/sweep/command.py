@@ -257,7 +257,7 @@ _CLOCKS = ("clock_khz", "memory_clock_khz")
 
 @dataclass(frozen=True)
 class PricedFor:
-    """The pricing of a point's step: fields of :class:`fakedist.options.pricing.Pricing`, which declares them."""
+    """The pricing of a point's step: fields of :class:`fakedist.options.definition.Pricing`, which declares them."""
 
     gpu: str | None = None
     power_watts: float | None = None
@@ -292,7 +292,8 @@ class PointRun:
 
     def command(self, directory: Path) -> str:
         """The command that runs rank 0 and prices its step as the point's is, with its files in a directory."""
-        job, priced = self.placed(directory), self.pricing
+        job = self.placed(directory)
+        priced = self.pricing
         return profile_command(
             dataclasses.replace(
                 job,

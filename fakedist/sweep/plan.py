@@ -404,7 +404,8 @@ def sweep_of_command(program: JobProgram, settings: CommandLineSettings) -> Swee
 
 
 def _parts_of_file(path: Path, values: dict[str, object]) -> _SweepParts:
-    section, directory = Section(path.name, values, SweepError), path.resolve().parent
+    section = Section(path.name, values, SweepError)
+    directory = path.resolve().parent
     parts = _SweepParts(path.stem, _program(section, directory), Door.TOML, os.fspath(directory))
     parts.axes = {name: axis_of_toml(name, plain, path.name) for name, plain in section.take_table("axes").items()}
     for name, plain in section.take_table("let").items():

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from fakedist.cost_model.job.step_tokens import tokens_of
+from fakedist.cost_model.job.job_times import tokens_of
 from fakedist.errors import FakedistError, JobError, RunDirectoryError, WorldError
 from fakedist.launcher.executors.task import TaskResult
 from fakedist.rank_list import parse_rank_list

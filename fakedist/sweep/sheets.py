@@ -33,12 +33,11 @@ from fakedist.report.content.wording import MFU_BASIS, command_line
 from fakedist.report.render.terminal import print_heading, print_remark
 from fakedist.rundir.plain import to_plain
 from fakedist.sweep.command import PointRun, PricedFor
-from fakedist.sweep.opened import Sweep
 from fakedist.sweep.plan import RankChoice, SweepPlan
 from fakedist.sweep.point_rows import Row, Status, StepEstimate
 from fakedist.sweep.ranking import AxisEffect, answer, counts_text, memory_text, rate_in, short_label, speed_text
 from fakedist.sweep.space import text_of
-from fakedist.sweep.sweep_directory import PAGE_NAME, TABLE_NAME, reports_of
+from fakedist.sweep.sweep_directory import PAGE_NAME, TABLE_NAME, Sweep, reports_of
 from fakedist.units import format_bytes, format_us
 from fakedist.visible import MOST_OF_A_TEXT, visible
 
@@ -55,7 +54,8 @@ def sweep_report(sweep: Sweep, *, folder: Path | None = None) -> Report:
 
     A page links to the points' pages if ``folder``, where it goes, is the sweep's own directory.
     """
-    ranking, rows = sweep.ranking, shown_rows(sweep)
+    ranking = sweep.ranking
+    rows = shown_rows(sweep)
     is_here = folder is not None and folder.resolve() == sweep.path.resolve()
     first, *sentences = answer(ranking)
     blocks: list[Block] = [Verdict(first, "answer"), Verdict(counts_text(ranking), "counts"), *_best(sweep)]
@@ -88,7 +88,8 @@ def _charts(sweep: Sweep) -> list[Chart]:
 
         return drawn
 
-    charts, unit = [], sweep.ranking.unit
+    charts = []
+    unit = sweep.ranking.unit
     if sweep.ranking.speeds:
         text = (
             "Each point with a step. The dotted line joins the points that no other beats in both. The band is the 90 "
@@ -118,7 +119,9 @@ def _best(sweep: Sweep) -> list[Block]:
     best, unit = sweep.ranking.best, sweep.ranking.unit
     if best is None:
         return []
-    row, speed, step = best.row, best.speed, best.row.step
+    row = best.row
+    speed = best.speed
+    step = best.row.step
     interval = f"90 % interval {speed_text(speed.low)} to {speed_text(speed.high)}"
     figures = [Fact(unit, speed_text(speed.value), interval if speed.low < speed.high else "its interval is not known")]
     if row.fullest is not None:

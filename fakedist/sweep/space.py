@@ -122,7 +122,8 @@ def axis_of_toml(name: str, plain: object, where: str) -> Axis:
     section = Section(where, plain, SweepError)
     if section.take_any("monotone") is not None:
         raise SweepError(f"{where}: monotone was removed: every point runs", "leave it out")
-    values, named = section.take_any("values"), section.take("named", dict)
+    values = section.take_any("values")
+    named = section.take("named", dict)
     bounds = {key: section.take_any(key) for key in ("from", "to", "step", "factor")}
     section.end()
     forms = [values is not None, named is not None, bounds["from"] is not None or bounds["to"] is not None]
@@ -233,10 +234,6 @@ def _power(base: float, exponent: float) -> float:
     return float(base**exponent) if exponent < 0 else base**exponent
 
 
-def _ceil_div(number: int, divisor: int) -> int:
-    return -(-number // divisor)
-
-
 FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "min": min,
     "max": max,
@@ -245,7 +242,7 @@ FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "round": round,
     "gcd": math.gcd,
     "log2": math.log2,
-    "ceil_div": _ceil_div,
+    "ceil_div": lambda number, divisor: -(-number // divisor),
 }
 _OPERATORS: Mapping[type[ast.AST], Callable[..., object]] = {
     ast.Add: _add,
@@ -498,7 +495,9 @@ def drawn_points(space: Space, number: int, seed: int) -> list[Point]:
     Raises:
         SweepError: No draw meets the conditions.
     """
-    generator, points, in_vain = random.Random(seed), dict[Point, None](), 0
+    generator = random.Random(seed)
+    points = dict[Point, None]()
+    in_vain = 0
     while len(points) < number and in_vain < _MOST_IN_VAIN:
         point = Point(tuple((axis.name, generator.choice(axis.values)) for axis in space.axes))
         in_vain += 1

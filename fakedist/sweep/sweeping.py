@@ -24,7 +24,6 @@ from fakedist.rundir.directory import MANIFEST_NAME, SOURCES_NAME
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.sources import read_sources
 from fakedist.sweep.command import PointRun
-from fakedist.sweep.opened import Sweep, open_sweep
 from fakedist.sweep.plan import Ground, SweepPlan, find_ground, id_of, key_of
 from fakedist.sweep.point_rows import RankKind, RankResult, Row, Status, StepEstimator, estimate_step, judge, make_row
 from fakedist.sweep.ranking import rank_rows
@@ -36,10 +35,12 @@ from fakedist.sweep.sweep_directory import (
     RUNS_NAME,
     TABLE_NAME,
     About,
+    Sweep,
     SweepJournal,
     earlier_ground,
     files_directory,
     locked_directory,
+    open_sweep,
     rank_directory,
     replace_file,
     write_about,
@@ -246,7 +247,8 @@ class SweepRunner:
                 return
 
     def _admit(self, run: PointRun) -> None:
-        key, row_id = key_of(run, self.ground), self.id_of(run)
+        key = key_of(run, self.ground)
+        row_id = self.id_of(run)
         self._ids.add(row_id)
         one = self._runs.get(key)
         if one is None:

@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import empty, randn
@@ -117,6 +118,34 @@ class Slot(NamedTuple):
 
 _OVER_RANKS: dict[str, Callable[..., torch.Tensor]] = {"SUM": torch.sum, "MAX": torch.amax, "MIN": torch.amin}
 
+_Arrive = TypeVar("_Arrive", bound=Callable[..., object])
+#: Of all threads: values on the device stay as they are.
+_on_host_alone = threading.Event()
+
+
+@contextmanager
+def on_host_alone() -> Iterator[None]:
+    """While active, values arrive on the host alone: those on the device are stale."""
+    _on_host_alone.set()
+    try:
+        yield
+    finally:
+        _on_host_alone.clear()
+
+
+def _arriving(original: _Arrive) -> _Arrive:
+    """Have a function of :class:`Arrivals` leave tensors on the device alone while :func:`on_host_alone` is active."""
+
+    @functools.wraps(original)
+    def arrive(arrivals: Arrivals, written: torch.Tensor | Sequence[torch.Tensor], *others: object) -> object:
+        if _on_host_alone.is_set():
+            first = written if isinstance(written, torch.Tensor) else next(iter(written), None)
+            if first is not None and first.is_cuda:
+                return None
+        return original(arrivals, written, *others)
+
+    return cast(_Arrive, arrive)
+
 
 class Arrivals:
     """Makes the values that arrive. One instance serves all groups of a rank.
@@ -142,6 +171,7 @@ class Arrivals:
         self._generators: dict[torch.device, torch.Generator] = {}
         self._draws = torch.Generator().manual_seed(seed)
 
+    @_arriving
     def reduced(self, tensor: torch.Tensor, num_ranks: int, op: object) -> None:
         """Reduce ``tensor`` in place with ``num_ranks - 1`` others like it.
 
@@ -157,11 +187,13 @@ class Arrivals:
                 self._changes[known] = change
         change(tensor)
 
+    @_arriving
     def reduced_into(self, output: torch.Tensor, mine: torch.Tensor, num_ranks: int, op: object) -> None:
         """Reduce ``mine`` into an output with the same number of elements."""
         output.view(-1).copy_(mine.reshape(-1))
         self.reduced(output, num_ranks, op)
 
+    @_arriving
     def spread(self, outputs: Sequence[torch.Tensor], mine: torch.Tensor) -> None:
         """Fill every output with ``mine``, repeated or cut to its size; if ``mine`` is empty, with zeros."""
         if {output.shape for output in outputs} == {mine.shape}:
@@ -186,6 +218,7 @@ class Arrivals:
         if targets:
             torch._foreach_copy_(targets, sources)
 
+    @_arriving
     def spread_evenly(self, output: torch.Tensor, mine: torch.Tensor, rank: int, num_ranks: int) -> None:
         """Fill equal slots of one output with ``mine``, repeated or cut to size; in one kernel unless they alias."""
         if not output.numel():
@@ -202,6 +235,7 @@ class Arrivals:
                 part.copy_(mine)
         slots[rank : rank + 1].copy_(mine)
 
+    @_arriving
     def routed(self, output: torch.Tensor | Sequence[torch.Tensor], mine: torch.Tensor, where: Slot) -> bool:
         """Fill an output, or each slot, with what the ranks of a group send if it follows from choices of experts.
 
@@ -219,6 +253,7 @@ class Arrivals:
                 slot.copy_(values.view(slot.shape))
         return True
 
+    @_arriving
     def routed_sum(self, tensor: torch.Tensor, ranks: Sequence[int], op: object) -> bool:
         """As :meth:`routed`: reduce over the ranks, in place."""
         if self._of_ranks is None:
@@ -233,10 +268,12 @@ class Arrivals:
     def _choices(self, mine: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor] | None:
         return None if self._of_ranks is None or len(ranks) < 2 else self._of_ranks(mine, ranks)
 
+    @_arriving
     def put(self, output: torch.Tensor, values: torch.Tensor) -> None:
         """Fill an output with values on the host, of another integer type maybe."""
         output.copy_(values)
 
+    @_arriving
     def repeat(self, output: torch.Tensor, mine: torch.Tensor) -> None:
         """Fill an output with rows on the host, again and again.
 

@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
+from functools import wraps
 from types import FunctionType, SimpleNamespace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, Work
 
-from fakedist.patch import patched
 from fakedist.rundir.rows import NO_TERMS, CallTerms
 from fakedist.rundir.tape import ANY_RANK
 from fakedist.world import checks
-from fakedist.world.arrivals import Arrivals, Slot
+from fakedist.world.arrivals import Arrivals, Slot, on_host_alone
 from fakedist.world.checks import (
     ODD_OPS,
     CheckedGroup,
@@ -50,7 +50,37 @@ profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 #: c10d's operations write below autograd: they add no history, and saved tensors keep their version.
 _BelowAutograd: type[AbstractContextManager[None]] = torch._C._AutoDispatchBelowADInplaceOrView
 
+_Kind = TypeVar("_Kind", bound=type)
+#: Functions of a group that torch calls for collectives although their names are private.
+_CALLED = {"_allgather_base", "_reduce_scatter_base", "_start_coalescing", "_end_coalescing"}
+#: What surrounds each call of a group and of its finished calls, the outermost last: its begin and its end.
+_AROUND: list[tuple[Callable[[], object], Callable[[], object]]] = []
 
+
+def _surrounded(kind: _Kind) -> _Kind:
+    """Have a class's calls begin and end what is in ``_AROUND``."""
+
+    def around(original: Callable[..., object]) -> Callable[..., object]:
+        @wraps(original)
+        def call(*args: object, **kwargs: object) -> object:
+            surrounding = tuple(_AROUND)
+            for begin, _ in reversed(surrounding):
+                begin()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                for _, end in surrounding:
+                    end()
+
+        return call
+
+    for name, function in list(vars(kind).items()):
+        if isinstance(function, FunctionType) and (name in _CALLED or not name.startswith("_")):
+            setattr(kind, name, around(function))
+    return kind
+
+
+@_surrounded
 class Done(Work):
     """A finished call. Behaves like WorkNCCL in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp.
 
@@ -234,6 +264,7 @@ class PlainCall(RunningCall):
 _OVER = Done()
 
 
+@_surrounded
 class RankGroup(BareGroup):
     """One process group. Arguments as :class:`BareGroup`; ``arrivals`` makes what others send.
 
@@ -689,30 +720,15 @@ def _coalesced(tensors: Tensors) -> tuple[str, ...]:
     return tuple([f"{str(tensor.dtype)[6:]} {tensor.nbytes}" for tensor in tensors])
 
 
-#: Functions of a group that torch calls for collectives although their names are private.
-_CALLED = {"_allgather_base", "_reduce_scatter_base", "_start_coalescing", "_end_coalescing"}
-
-
 @contextmanager
 def around_calls(begin: Callable[[], object], end: Callable[[], object]) -> Iterator[None]:
     """Call ``begin`` and ``end`` around the groups' calls and what is made of them."""
-
-    def around(original: Callable[..., object]) -> Callable[..., object]:
-        def call(*args: object, **kwargs: object) -> object:
-            begin()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                end()
-
-        return call
-
-    with ExitStack() as stack:
-        for owner in (RankGroup, Done):
-            for name, function in list(vars(owner).items()):
-                if isinstance(function, FunctionType) and (name in _CALLED or not name.startswith("_")):
-                    stack.enter_context(patched(owner, name, around(function)))
+    surrounding = begin, end
+    _AROUND.append(surrounding)
+    try:
         yield
+    finally:
+        _AROUND.remove(surrounding)
 
 
 @contextmanager
@@ -721,17 +737,5 @@ def still_calls(stop: Callable[[], object], go: Callable[[int], object]) -> Iter
 
     NCCL's own time on the host is another figure. Values arrive on the host alone: those on the device are stale.
     """
-
-    def on_host(original: Callable[..., None]) -> Callable[..., None]:
-        def arrive(arrivals: Arrivals, written: torch.Tensor | Tensors, *others: object) -> None:
-            first = written if isinstance(written, torch.Tensor) else next(iter(written), None)
-            if first is None or not first.is_cuda:
-                original(arrivals, written, *others)
-
-        return arrive
-
-    with ExitStack() as stack:
-        for name in ("reduced", "reduced_into", "spread", "spread_evenly", "put", "repeat", "routed", "routed_sum"):
-            stack.enter_context(patched(Arrivals, name, on_host(getattr(Arrivals, name))))
-        stack.enter_context(around_calls(stop, lambda: go(0)))
+    with on_host_alone(), around_calls(stop, lambda: go(0)):
         yield

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from fakedist.check.running import run_rank
-from fakedist.extras.play.playing import play
+from fakedist.extras.play.player import play
 from fakedist.extras.play.router_draws import open_playable
 from tests.accuracy.results import write_result, write_tables
 from tests.truth.__main__ import Run

@@ -27,8 +27,7 @@ from pathlib import Path
 from fakedist.extras.confirm.recorded_jobs import like, real_machine
 from fakedist.options import Device, Job
 from fakedist.results.building import build_tables
-from fakedist.rundir.directory import create_run_directory
-from fakedist.rundir.manifest import load_manifest, new_manifest, write_manifest
+from fakedist.rundir.directory import create_run_directory, load_manifest, new_manifest, write_manifest
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.tables import read_table
 from fakedist.world.environ import rank_environment

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from fakedist.errors import SetupError
-from fakedist.launcher.executors import remote
+from fakedist.launcher.executors import ray_cluster
 from fakedist.launcher.executors.local import LocalExecutor
 from fakedist.launcher.executors.ray_cluster import RayExecutor
 from fakedist.launcher.executors.task import Executor, Need, Task
@@ -210,7 +210,7 @@ def test_however_a_task_ends_it_has_a_result(cluster: Any, script: Path, tmp_pat
 def test_run_directories_come_back_where_no_path_is_shared(
     cluster: Any, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_marked", lambda mark: contextlib.nullcontext(0))
+    monkeypatch.setattr(ray_cluster, "_marked", lambda mark: contextlib.nullcontext(0))
     given = tasks(script, tmp_path / "runs", ["trained", "refused"])
     (given[0].directory / "old").mkdir(parents=True)
     with contextlib.closing(RayExecutor(cluster.address)) as executor:

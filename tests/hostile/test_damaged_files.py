@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.cli import main
-from fakedist.rundir.manifest import load_manifest
+from fakedist.rundir.directory import load_manifest
 from tests.hostile import runs, snapshots
 from tests.unit.report.handmade import ended_well
 

@@ -12,7 +12,7 @@ import pytest
 from fakedist.launcher.executors.process import TaskProcesses
 from fakedist.launcher.executors.task import Task, TaskResult
 from fakedist.options import Job
-from fakedist.rundir.manifest import load_manifest
+from fakedist.rundir.directory import load_manifest
 from tests.conftest import ROOT, clean_environment
 
 pytestmark = pytest.mark.long

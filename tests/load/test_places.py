@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.rundir.manifest import load_manifest
+from fakedist.rundir.directory import load_manifest
 from tests.load.loading import FAKEDIST, TRAIN, Ended, figures_of, full, mounted, needs_time, profile, ran, read_only
 from tests.unit.results.test_job_time import stage
 

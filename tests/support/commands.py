@@ -85,8 +85,7 @@ def _fork_tasks(program: Program) -> None:
     from fakedist.cli.job_file import run_job_file
     from fakedist.launcher.executors import choosing
     from fakedist.launcher.executors.local import LocalExecutor
-    from fakedist.launcher.executors.process import TaskProcesses
-    from fakedist.launcher.executors.supervising import Order, Supervised
+    from fakedist.launcher.executors.process import Order, Supervised, TaskProcesses
 
     class Forks(TaskProcesses):
         """Is its own supervisor."""

@@ -28,7 +28,7 @@ from pathlib import Path
 from fakedist.check.running import RankToRun, run_ranks
 from fakedist.gpu.driver.build import torch_build
 from fakedist.launcher.executors.choosing import make_executor
-from fakedist.rundir.manifest import load_manifest
+from fakedist.rundir.directory import load_manifest
 from fakedist.rundir.summary import PhasePeak
 from tests.truth import page, steps
 from tests.truth.catalogue import Made, Peak, Results, Row, catalogue, results

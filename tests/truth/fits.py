@@ -29,7 +29,7 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 
-from fakedist.cost_model import placing
+from fakedist.cost_model import step
 from fakedist.cost_model.accuracy import KERNELS_WIDER
 from fakedist.cost_model.hosts import HOSTS, CallCosts, HostCosts, HostModel, HostSpec, default_host, widened
 from fakedist.cost_model.job import job_times
@@ -171,8 +171,8 @@ class Parts(NamedTuple):
 
 def parts_of(recording: Recording) -> Parts:
     """The parts of a row's interval, without today's factor of the kernels'."""
-    combined = mock.Mock(wraps=placing.interval_of)
-    with mock.patch.object(placing, "interval_of", combined), mock.patch.object(job_times, "interval_of", combined):
+    combined = mock.Mock(wraps=step.interval_of)
+    with mock.patch.object(step, "interval_of", combined), mock.patch.object(job_times, "interval_of", combined):
         step_s = recording.estimate(results().heat, results().fp8_heat)[0]
     end_us, sides = combined.call_args.args
     ends = np.array([[side[0], side[1] if len(side) > 2 else end_us, side[-1]] for side in sides])

@@ -1,9 +1,9 @@
 """Estimates of recorded steps, by today's model.
 
 The recorded work is checked against arithmetic, and each run is priced for the GPU that the step was published on. The
-power model's parameters, ``HEAT`` and ``FP8_HEAT`` of ``fakedist.cost_model.kernels.clocks``, are fitted on the rows
-marked so, in bf16 and then in fp8: the least squares of the logarithm of estimate over published step. Each of these
-rows is also estimated with the parameter of the others.
+power model's parameters, ``HEAT`` and ``FP8_HEAT`` of ``fakedist.cost_model.kernels.kernel_times``, are fitted on the
+rows marked so, in bf16 and then in fp8: the least squares of the logarithm of estimate over published step. Each of
+these rows is also estimated with the parameter of the others.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from fakedist.cost_model.collectives.fabric import find_fabric
 from fakedist.cost_model.estimated import JobNetwork, communication_for
 from fakedist.cost_model.hosts import HostModel, host_model
 from fakedist.cost_model.job.job_times import JobTimes, Models, job_times
-from fakedist.cost_model.kernels.clocks import LIQUID_COOLED
-from fakedist.cost_model.kernels.kernel_times import KernelTimes
+from fakedist.cost_model.kernels.kernel_times import LIQUID_COOLED, KernelTimes
 from fakedist.cost_model.nccl.settings import Nccl
 from fakedist.cost_model.step import PricedStep, Prices, StepPrices, price_step
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.models.spec import GpuSpec
-from fakedist.rundir.manifest import load_manifest
+from fakedist.rundir.directory import load_manifest
 from fakedist.rundir.step_time import ClockSteadiness, HostTime
 from tests.truth import kept
 from tests.truth.catalogue import Made, Results, Row, Step, catalogue

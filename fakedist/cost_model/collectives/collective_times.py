@@ -142,7 +142,8 @@ class CollectiveTimes:
         table = load_collectives() if logs is None else logs
         name = _nearest(gpu, [str(product) for product in table.loc[table["nodes"] == 1, "gpu"].unique()])
         self._curves = _own_curves(name) if logs is None else _curves(logs, name)
-        joined, measured = _interconnect(gpu, fabric.nvlink_bandwidth), _interconnect(GPUS[name])
+        joined = _interconnect(gpu, fabric.nvlink_bandwidth)
+        measured = _interconnect(GPUS[name])
         alike = gpu.compute_capability == GPUS[name].compute_capability and joined == measured
         self._is_own = alike and (name in (gpu.name, gpu.like) or joined.nvlink)
         network = Network(fabric.nic_bandwidth, fabric.nics_per_node / fabric.gpus_per_node)
@@ -171,18 +172,22 @@ class CollectiveTimes:
         if shape.num_nodes == 1:
             time_us, spread, basis = self._in_domain(name, num_bytes, shape.size)
         else:
-            time_us, basis = self._between(name, num_bytes, shape), "fitted"
+            time_us = self._between(name, num_bytes, shape)
+            basis = "fitted"
             is_small = num_bytes < _MEASURED_BYTES and operation != "send"
             spread = max(self.fabric.spread, _SMALL_SPREAD if is_small else 0.0)
             # What crosses nodes crosses each node, too: more nodes are never faster. Without NVLink, that counts.
             ranks = min(shape.size, max(self.fabric.gpus_per_node, 2))
             inside_us, inside_spread, inside_basis = self._in_domain(name, num_bytes, ranks)
             if inside_us > time_us:
-                time_us, spread, basis = inside_us, max(spread, inside_spread), f"{inside_basis}, as in one node"
+                time_us = inside_us
+                spread = max(spread, inside_spread)
+                basis = f"{inside_basis}, as in one node"
         if self._nccl != Settings():
             slower, whole_us = self._slower(operation, num_bytes, shape, chosen)
             if slower != 1 or whole_us > time_us:
-                time_us, spread = max(time_us, whole_us) * slower, max(spread, _COUNT_SPREAD)
+                time_us = max(time_us, whole_us) * slower
+                spread = max(spread, _COUNT_SPREAD)
                 basis = f"{basis}, and NCCL's tuner"
         share = min(self._transfer_us(name, num_bytes, shape) / time_us, 1.0)
         return CollectiveTime(time_us, chosen.algorithm, chosen.protocol, spread, share, basis)
@@ -227,7 +232,8 @@ class CollectiveTimes:
     def _slower(self, kind: str, num_bytes: float, shape: GroupShape, chosen: Candidate) -> tuple[float, float]:
         """The effect of the settings: a factor, and the time of the collective without NVLink SHARP, or 0."""
         cost_us = self._limited.cost_us(chosen, kind, num_bytes, shape)
-        usual, whole_us = self._free.choose(kind, num_bytes, shape), 0.0
+        usual = self._free.choose(kind, num_bytes, shape)
+        whole_us = 0.0
         if usual.algorithm == "nvls" and chosen.algorithm != "nvls" and kind in ("all_reduce", "barrier"):
             # Rings in one domain were measured: a reduce_scatter and an all_gather, with one start.
             whole_us = self._two_passes_us(num_bytes, shape.size)
@@ -240,12 +246,15 @@ class CollectiveTimes:
         # Over PCIe, a send moves what an all_to_all of two moves.
         curve = self._curves["all_to_all" if name == "send" else name]
         if name == "send":
-            num_bytes, size = 2 * num_bytes, 2
-        spread, basis = curve.spread(size), "measured" if curve.reaches(size) else "measured, and NCCL's tuner"
+            num_bytes = 2 * num_bytes
+            size = 2
+        spread = curve.spread(size)
+        basis = "measured" if curve.reaches(size) else "measured, and NCCL's tuner"
         if not curve.reaches(size) and not self._interconnect.nvlink:
             spread = _PCIE_SPREAD
         if not self._is_own:
-            spread, basis = _OTHERS_SPREAD if self._interconnect.nvlink else _PCIE_SPREAD, "measured, and NCCL's tuner"
+            spread = _OTHERS_SPREAD if self._interconnect.nvlink else _PCIE_SPREAD
+            basis = "measured, and NCCL's tuner"
         if name == "send" and self._interconnect.nvlink:
             return _SEND_US + num_bytes / 2 / (self._interconnect.bandwidth * _SEND_ACHIEVED) * 1e6, spread, basis
         name = "all_to_all" if name == "send" else name
@@ -282,7 +291,8 @@ class CollectiveTimes:
     def _ring_us(self, num_bytes: float, shape: GroupShape, passes: int) -> float:
         # The second pass of an all_reduce follows the first through the node at once, so it pays the network's steps
         # alone: ten nodes of eight take as long for an all_reduce's steps as for an all_gather's.
-        between, within = passes * (shape.num_nodes - 1), shape.size - shape.num_nodes
+        between = passes * (shape.num_nodes - 1)
+        within = shape.size - shape.num_nodes
         transfer = passes * num_bytes * (shape.size - 1) / shape.size / self._bandwidth(shape) * 1e6
         simple = between * self.fabric.hop_us + within * self.fabric.local_hop_us + transfer
         scale = _TUNER_LATENCY * self.fabric.hop_us / 9.0
@@ -384,7 +394,8 @@ def _curves(logs: pd.DataFrame, gpu: str) -> dict[str, _MessageCurve]:
 
 def _rising(times: Floats) -> Floats:
     """Times of growing messages without noise: the mean of the tightest curves around them that never fall."""
-    above, below = np.maximum.accumulate(times), np.minimum.accumulate(times[::-1])[::-1]
+    above = np.maximum.accumulate(times)
+    below = np.minimum.accumulate(times[::-1])[::-1]
     return np.asarray(np.sqrt(above * below))
 
 

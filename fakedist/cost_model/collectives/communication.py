@@ -160,7 +160,8 @@ def call_times(calls: pd.DataFrame, groups: pd.DataFrame, times: CollectiveTimes
 def _library_row(
     estimate: LibraryTime, shape: GroupShape, num_bytes: int, times: CollectiveTimes
 ) -> tuple[object, ...]:
-    time_us, kind = estimate.time_us, "all_to_all" if num_bytes else ""
+    time_us = estimate.time_us
+    kind = "all_to_all" if num_bytes else ""
     low, high = time_us * np.exp(-estimate.spread), time_us * np.exp(estimate.spread)
     share = min(num_bytes / times.link_bandwidth(shape) * 1e6 / time_us, 1.0)
     text = f"{format_bytes(num_bytes)} to others, {counted(shape.num_nodes, 'node')}, {estimate.text}"

@@ -96,7 +96,8 @@ def _apart(step: Step, wanted: Numbers) -> SteadyBatches | None:
     if step.num_stages > 1 and step.num_micro_batches <= 2 * step.num_stages:
         return None
     for number in range(1, step.num_micro_batches // 2 + 1):
-        left, repeats = wanted, []
+        left = wanted
+        repeats = []
         while len(anchors := _anchor(step, left)) and (repeat := _over_all(step, left, anchors, number)):
             left = np.where(_of_rows(step, repeat.last) > 0, 0, left)
             repeats.append(repeat)
@@ -139,7 +140,8 @@ def _repeats(tokens: Numbers, anchors: Numbers, apart: int) -> Iterator[Repeat]:
 def _runs(same: npt.NDArray[np.bool_], least: int) -> Sequence[tuple[int, int]]:
     """Starts and lengths of runs of True, the longest first."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
-    starts, ends = edges[::2], edges[1::2]
+    starts = edges[::2]
+    ends = edges[1::2]
     long = np.flatnonzero(ends - starts >= least)
     order = long[np.argsort(starts[long] - ends[long], kind="stable")]
     return [(int(starts[at]), int(ends[at] - starts[at])) for at in order]
@@ -206,7 +208,8 @@ def _without_idle_records(launches: pd.DataFrame) -> pd.DataFrame:
 
     The allocator makes one when a tensor of several streams is freed, which differs between micro-batches.
     """
-    kind, event = launches["what"].astype(str).to_numpy(str), launches["event"].to_numpy("u8")
+    kind = launches["what"].astype(str).to_numpy(str)
+    event = launches["event"].to_numpy("u8")
     recorded_at = _recorded_at(kind, event)
     kept = kind != _RECORDS
     kept[recorded_at[recorded_at >= 0]] = True
@@ -266,7 +269,8 @@ def _numbered(columns: dict[str, npt.NDArray[np.generic]]) -> Numbers:
 
 def _products(step: Recorded) -> Numbers:
     """A number for each distinct product or attention, whatever its sizes; -1 for other rows."""
-    launches, of_work = step.launches, step.launches["work"].to_numpy("i8")
+    launches = step.launches
+    of_work = step.launches["work"].to_numpy("i8")
     is_product = step.work["family"].astype(str).isin(("gemm", "attention")).to_numpy(bool)
     counts = np.append(is_product, False)[of_work] & (launches["phase"].astype(str) != "optimizer").to_numpy(bool)
     columns = {name: launches[name].to_numpy()[counts] for name in _ALIKE}
@@ -289,12 +293,15 @@ def _extended(launches: pd.DataFrame, tokens: Numbers, steady: SteadyBatches, nu
 
 def _order(length: int, repeats: Sequence[Repeat], number: int) -> tuple[Numbers, Numbers]:
     """The recorded row of each row, and which copy of it that is, from 0."""
-    orders, copies, at = [], [], 0
+    orders = []
+    copies = []
+    at = 0
     for repeat in repeats:
         orders.append(np.arange(at, repeat.end))
         copies.append(np.zeros(repeat.end - at, np.int64))
         at = repeat.end
-        rows, span = np.arange(number * repeat.period), repeat.number * repeat.period
+        rows = np.arange(number * repeat.period)
+        span = repeat.number * repeat.period
         orders.append(repeat.end - span + rows % span)
         copies.append(1 + rows // span)
     orders.append(np.arange(at, length))
@@ -304,7 +311,8 @@ def _order(length: int, repeats: Sequence[Repeat], number: int) -> tuple[Numbers
 
 def _events(launches: pd.DataFrame, tokens: Numbers, repeats: Sequence[Repeat], order: Numbers) -> Numbers:
     """The event of each row: the n-th wait of its kind waits for the n-th record of its kind, as recorded."""
-    kind, event = launches["what"].astype(str).to_numpy(str), launches["event"].to_numpy("u8")
+    kind = launches["what"].astype(str).to_numpy(str)
+    event = launches["event"].to_numpy("u8")
     recorded_at = _recorded_at(kind, event)
     occurrence, occurrence_now = _occurrences(tokens), _occurrences(tokens[order])
     sizes = np.bincount(tokens)

@@ -142,7 +142,8 @@ class _Together:
             except StopIteration as end:
                 self._placed[walker.rank] = end.value
                 return
-            first, ends = rendezvous.rows[0], None
+            first = rendezvous.rows[0]
+            ends = None
             if not rendezvous.is_due:
                 walker.met[first] = self._begun(walker, rendezvous)
             if self._is_over(walker.met[first]):

@@ -209,12 +209,15 @@ class AttentionTimes:
         long = shapes.at_least(_LONG)
         direction: Literal["forward", "backward"] = "backward" if is_backward else "forward"
         if self._cudnn is None:
-            more_keys, slower = _MORE_KEYS["flash2"], np.ones((2, len(shapes.keys)))  # the rate of what was measured
+            more_keys = _MORE_KEYS["flash2"]
+            slower = np.ones((2, len(shapes.keys)))  # the rate of what was measured
             long_us = self._inference_us(long, roof) * (_BACKWARD_FLOPS / _BACKWARD_RATE if is_backward else 1.0)
         else:
-            more_keys, slower = _MORE_KEYS["cudnn"], _slower(shapes, kernel)
+            more_keys = _MORE_KEYS["cudnn"]
+            slower = _slower(shapes, kernel)
             long_us = self._cudnn_us(long, "bwd" if is_backward else "fwd", roof)
-        more, length = more_keys[is_backward], shapes.length()
+        more = more_keys[is_backward]
+        length = shapes.length()
         shorter = (1 + more / length) / np.minimum(1 + more / _LONG, 1 + more / length)
         shorter *= shapes.flops(direction) / long.flops(direction)
         us = long_us * shorter * shapes.slowdown / slower[int(is_backward)]
@@ -231,7 +234,9 @@ class AttentionTimes:
     def _cudnn_us(self, shapes: AttentionShapes, direction: str, roof: AttentionRoof) -> Floats:
         assert self._cudnn is not None
         flops = shapes.flops("forward" if direction == "fwd" else "backward")
-        width, tokens, rate = shapes.mean_width(), shapes.like_tokens(), np.zeros(len(flops))
+        width = shapes.mean_width()
+        tokens = shapes.like_tokens()
+        rate = np.zeros(len(flops))
         for causal in (False, True):
             chosen = (shapes.causal | ((shapes.window > 0) & ~shapes.in_blocks)) == causal
             grids = self._cudnn[direction, causal]
@@ -247,8 +252,10 @@ class AttentionTimes:
         return np.asarray(np.where(np.abs(np.log(width / measured)) > _SAME_WIDTH, np.exp(slower), 1.0))
 
     def _few_heads(self, shapes: AttentionShapes) -> Floats:
-        heads, tokens = (shapes.batch * shapes.heads).astype(float), shapes.like_tokens()
-        few, width = np.minimum(heads, _MANY_HEADS), shapes.mean_width()
+        heads = (shapes.batch * shapes.heads).astype(float)
+        tokens = shapes.like_tokens()
+        few = np.minimum(heads, _MANY_HEADS)
+        width = shapes.mean_width()
         slower = self._inference.at(width, [tokens, few])
         return np.exp(slower - self._inference.at(width, [tokens, np.full_like(few, _MANY_HEADS)]))
 

@@ -39,10 +39,18 @@ from fakedist.cost_model.kernels.gpus import (
     measured_spec,
     product_roof,
 )
-from fakedist.cost_model.kernels.measurements import Floats, Integers, load_measured
+from fakedist.cost_model.kernels.measurements import (
+    Assumptions,
+    Estimates,
+    Flags,
+    Floats,
+    Integers,
+    WorkArrays,
+    load_measured,
+    which_limits,
+)
 from fakedist.cost_model.kernels.moving import ELEMENTWISE, WIDE_ROW, MovingTimes, measured_moves
 from fakedist.cost_model.kernels.products import START_US, GroupedTimes, ProductRoof, ProductSizes, ProductTimes
-from fakedist.cost_model.kernels.work_arrays import Assumptions, Estimates, Flags, WorkArrays, which_limits
 from fakedist.gpu.models.spec import GpuSpec
 
 #: Assumptions, with their sources.
@@ -121,7 +129,8 @@ class AttentionRules(Rules):
             slowdown=slowdown,
             element_bytes=np.where(narrower, 2.0, np.where(dtypes == "fp64", 8.0, 4.0)),
         )
-        kernel, roof = _KERNELS.get(library, "flash2"), attention_roof(self.gpu)
+        kernel = _KERNELS.get(library, "flash2")
+        roof = attention_roof(self.gpu)
         is_backward = direction == "backward"
         price = self._times.backward_us if is_backward else self._times.forward_us
         time_us = price(shapes, kernel, roof)
@@ -161,7 +170,8 @@ class AttentionRules(Rules):
     def _assumed(
         self, rows: WorkArrays, shapes: AttentionShapes, kernel: AttentionKernel, library: str, *, is_backward: bool
     ) -> Assumptions:
-        assumed, every = Assumptions(len(rows)), np.ones(len(rows), bool)
+        assumed = Assumptions(len(rows))
+        every = np.ones(len(rows), bool)
         if kernel != "cudnn" and self._times.has_training:
             assumed.add(every, _SPREADS["flash2"], "FlashAttention-2 as much slower than cuDNN as on H100")
         if is_backward and not self._times.has_training:
@@ -370,7 +380,8 @@ class MemoryRules(Rules):
 
 def memory_rule(family: str, name: str, operation: str) -> MemoryRule:
     """The rule for a kernel of a family of ``rundir.schema.FAMILIES``."""
-    both, norms = f"{name} {operation}", _ASSUMED["norms"]
+    both = f"{name} {operation}"
+    norms = _ASSUMED["norms"]
     direction = "backward" if re.search(norms["backward"], both) else "forward"
     rule = next(pattern.rule for pattern in _MEMORY_PATTERNS if pattern.fits(family, name, both, direction))
     norm = "layer_norm" if re.search(norms["layer_norm"], operation or name) else "rms_norm"
@@ -432,7 +443,8 @@ class ProductRules(Rules):
 
     def _of_type(self, rows: WorkArrays, dtype: str, *, is_block: bool) -> Estimates:
         if dtype == "" and is_block:  # what cuBLAS scales by blocks is fp8, or 4 bits, which have no name in ``dtype``
-            wanted, peak = "nvfp4", self.gpu.peak("fp8") if "nvfp4" in self._times else None
+            wanted = "nvfp4"
+            peak = self.gpu.peak("fp8") if "nvfp4" in self._times else None
         else:
             wanted = "fp8_block" if dtype == "fp8" and is_block else "fp8" if dtype in ("fp8", "int8") else "bf16"
             peak = self.gpu.peak(dtype)
@@ -520,7 +532,8 @@ class ProductRules(Rules):
         element = np.where(rows.numbers("a_bytes") > 0, rows.numbers("a_bytes"), 2.0)
         roof = replace(self._roof(peak), element_bytes=float(element[0]))
         time_us, compute, memory = self._grouped.estimate(m, groups, n, k, roof)
-        assumed, every = Assumptions(len(rows)), np.ones(len(rows), bool)
+        assumed = Assumptions(len(rows))
+        every = np.ones(len(rows), bool)
         assumed.add(rows.texts("layout") != _MEASURED_LAYOUT, _SPREADS["layout"], f"as fast as {_MEASURED_LAYOUT}")
         assumed.add(
             every & (dtype != "bf16"),
@@ -544,7 +557,8 @@ class ProductRules(Rules):
 
 @cache
 def _single_times(name: str) -> dict[str, ProductTimes]:
-    tables, spec = load_measured(name).products, measured_spec(name)
+    tables = load_measured(name).products
+    spec = measured_spec(name)
     return {kind: ProductTimes(rows, product_roof(spec, kind)) for kind, rows in tables.items()}
 
 

@@ -85,7 +85,8 @@ def ring_bytes(shape: GroupShape, interconnect: Interconnect, settings: Settings
     """
     if shape.size == 1:
         return NOTHING
-    coll, pipe = coll_channels(shape, interconnect, settings), pipes(interconnect, settings)
+    coll = coll_channels(shape, interconnect, settings)
+    pipe = pipes(interconnect, settings)
     if shape.num_nodes == 1:
         return coll * (pipe.send + pipe.recv)
     if shape.is_rail:
@@ -107,7 +108,8 @@ def tree_bytes(shape: GroupShape, interconnect: Interconnect, settings: Settings
     """
     if shape.size == 1 or (shape.num_nodes == 1 and shape.size == 2):
         return NOTHING
-    coll, pipe = coll_channels(shape, interconnect, settings), pipes(interconnect, settings)
+    coll = coll_channels(shape, interconnect, settings)
+    pipe = pipes(interconnect, settings)
     chain = Span(min(pipe.send.low, pipe.recv.low), (pipe.send + pipe.recv).high)
     if shape.num_nodes == 1:
         return coll * chain
@@ -289,11 +291,13 @@ def _peers(shape: GroupShape, usage: Usage, interconnect: Interconnect, settings
     everybody = usage.does(*_TO_ALL)
     if everybody:
         sends = recvs = [shape.own - 1, shape.size - shape.own]
-    pipe, per_peer = pipes(interconnect, settings), channels_per_peer(shape, interconnect, settings)
+    pipe = pipes(interconnect, settings)
+    per_peer = channels_per_peer(shape, interconnect, settings)
     within = per_peer * (exactly(sends[0]) * pipe.send + exactly(recvs[0]) * pipe.recv)
     if usage.does(*_ROOTED):  # the root is not recorded: it connects to every rank, the others only to it
         within += Span(0, (per_peer * (pipe.send + pipe.recv)).high * (shape.own - 1))
-    pool, over = pool_bytes(shape, interconnect, settings), 0
+    pool = pool_bytes(shape, interconnect, settings)
+    over = 0
     if shape.num_nodes > 1:
         over = (shape.own if everybody else 1) * bool(sends[1]) + bool(recvs[1])  # PXN sends for the whole node
         over += 2 * usage.does(*_ROOTED)

@@ -173,7 +173,9 @@ class Tuner:
         return min(bus, self.settings.channels[1] * _RING_LL128_CHANNEL[self._generation])
 
     def _ring_us(self, kind: str, num_bytes: float, shape: GroupShape, index: int) -> float:
-        bus, size, nodes = self._bus(shape), shape.size, shape.num_nodes
+        bus = self._bus(shape)
+        size = shape.size
+        nodes = shape.num_nodes
         if _PROTOCOLS[index] == "ll":
             bus = min(_LL_MOST[self._generation][min(nodes, 3) - 1], 0.5 * bus)
         if _PROTOCOLS[index] == "ll128":
@@ -196,7 +198,8 @@ class Tuner:
         return latency + num_bytes * steps / size / (bus * 1e3)
 
     def _tree_us(self, num_bytes: float, shape: GroupShape, index: int) -> float:
-        channels, scale = self._channels(shape), min(shape.num_nodes, 3) - 1
+        channels = self._channels(shape)
+        scale = min(shape.num_nodes, 3) - 1
         bus = min(0.92 * self._tree_bus(shape), channels * _TREE_CHANNEL[self._generation][scale])
         if _PROTOCOLS[index] == "ll":
             bus = min(bus / 3.8, _LL_MOST[self._generation][scale])
@@ -221,14 +224,16 @@ class Tuner:
 
     def _nvls_us(self, kind: str, num_bytes: float, shape: GroupShape) -> float | None:
         """NVLink SHARP in one node, or its trees over nodes (all_reduce only); None where it cannot run."""
-        is_all_reduce, over_nodes = kind == "all_reduce", shape.num_nodes > 1
+        is_all_reduce = kind == "all_reduce"
+        over_nodes = shape.num_nodes > 1
         channels = nvls_channels(shape, self._interconnect, self.settings)
         unlimited = nvls_channels(shape, self._interconnect, _DEFAULT)
         if not channels or kind not in ("all_reduce", "all_gather", "reduce_scatter"):
             return None
         if not is_all_reduce and (over_nodes or shape.local > _NVLS_RANKS):
             return None  # over nodes only with SHARP in the network
-        heads, is_old = shape.local, self.settings.version < _NVLS_TREE_LIMITED
+        heads = shape.local
+        is_old = self.settings.version < _NVLS_TREE_LIMITED
         most = _NVLS_FOUND * self._interconnect.bandwidth / _GB / heads
         speed = next((listed for listed in _NVLS_SPEEDS[self._generation] if listed <= most), most)
         bus = heads * speed * _NVLS_EFFICIENCY[self._generation] * (heads - 1) / heads

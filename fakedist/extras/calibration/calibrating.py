@@ -13,8 +13,12 @@ import numpy as np
 import pandas as pd
 
 from fakedist.cost_model.estimated import Models, network_of, price_tables, prices_of
-from fakedist.cost_model.kernels.calibrated_prices import CalibratedPrices
-from fakedist.cost_model.kernels.calibration_table import CalibrationOrigin, CalibrationTable, made_table
+from fakedist.cost_model.kernels.calibration_table import (
+    CalibratedPrices,
+    CalibrationOrigin,
+    CalibrationTable,
+    made_table,
+)
 from fakedist.cost_model.nccl.settings import Nccl
 from fakedist.errors import ReportError
 from fakedist.extras.calibration.matching import (

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.output import JSON, TEXT, RunPath, chosen_output, force_option, format_options, output_option
-from fakedist.cli.say import reading
+from fakedist.cli.output import JSON, TEXT, RunPath, chosen_output, force_option, format_options, output_option, reading
 from fakedist.errors import JobError, ReportError
 from fakedist.temporary import scratch_directory
 

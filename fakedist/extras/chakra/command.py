@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fakedist.cli.output import JSON, TEXT, RunPath, chosen_output, output_option
-from fakedist.cli.say import reading, remark, say
+from fakedist.cli.output import JSON, TEXT, RunPath, chosen_output, output_option, reading, remark, say
 from fakedist.rundir.notes import counted
 
 if TYPE_CHECKING:
-    from fakedist.extras.chakra.runs import Exported
+    from fakedist.extras.chakra.chakra import Exported
 
 #: ASTRA-sim's analytical backend, as its build names it.
 _ASTRA_SIM = "AstraSim_Analytical_Congestion_Aware"
@@ -32,7 +31,7 @@ def export(runs: tuple[Path, ...], *, directory: Path, form: str, name: str | No
     execution traces, NAME.RANK.et, and NAME.groups.json, which ASTRA-sim reads (docs/export.md). Durations are those
     that fakedist time prices.
     """
-    from fakedist.extras.chakra.runs import export_chakra
+    from fakedist.extras.chakra.chakra import export_chakra
     from fakedist.report.writing import see_that_it_can_be_written
     from fakedist.results.opening import open_run
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from fakedist.cli.output import force_option, output_option
-from fakedist.cli.say import last_line, say
+from fakedist.cli.output import force_option, last_line, output_option, say
 from fakedist.errors import ExitCode, JobError, SetupError, did_you_mean
 
 

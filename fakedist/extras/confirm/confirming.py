@@ -18,8 +18,15 @@ from fakedist.errors import FakedistError, JobError
 from fakedist.extras.confirm.allocator_history import AllocatorRecording, JobRecord, RecordingFileError, load
 from fakedist.extras.confirm.jobs import JOBS
 from fakedist.extras.confirm.pieces import run_kernel_times, run_out_of_memory, run_outside, run_recordings
-from fakedist.extras.confirm.recorded_jobs import DEFAULT_GPU, like, real_machine, rehearsed_machine
-from fakedist.extras.confirm.session import MEASURED, RECORDINGS, Session
+from fakedist.extras.confirm.recorded_jobs import (
+    DEFAULT_GPU,
+    MEASURED,
+    RECORDINGS,
+    Session,
+    like,
+    real_machine,
+    rehearsed_machine,
+)
 from fakedist.gpu.driver.build import ensure_driver
 from fakedist.report.writing import replace_text
 from fakedist.rundir.plain import PlainValueError, from_plain, to_plain

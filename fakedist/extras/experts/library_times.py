@@ -65,7 +65,7 @@ class LibraryTimes:
 
     @cached_property
     def _over_nodes(self) -> _Curves:
-        if _reaches_nodes(self._curves):
+        if any(ranks > 8 and len(by_sms) > 3 for (_, ranks), by_sms in self._curves.items()):
             return self._curves
         return _curves(self._table[self._table["gpu"] == "h100-80g"])
 
@@ -158,10 +158,6 @@ def _curves(rows: pd.DataFrame) -> _Curves:
         rising = np.maximum.accumulate(own["time_us"].to_numpy("f8"))
         curves.setdefault((str(operation), int(str(ranks))), {})[int(str(sms))] = (own["bytes"].to_numpy("f8"), rising)
     return curves
-
-
-def _reaches_nodes(curves: _Curves) -> bool:
-    return any(ranks > 8 and len(by_sms) > 3 for (_, ranks), by_sms in curves.items())
 
 
 def _between(

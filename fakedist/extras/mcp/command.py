@@ -43,8 +43,7 @@ def mcp(*, project: Path, allow_run: bool, time_limit: int, memory_limit: str | 
     """
     if find_spec("mcp") is None:
         raise SetupError("the package mcp is not installed", "pip install 'fakedist[mcp]'")
-    from fakedist.extras.mcp.limited_command import Limits
-    from fakedist.extras.mcp.server import make_server
+    from fakedist.extras.mcp.server import Limits, make_server
 
     most_bytes = int(host_memory_bytes() * _MEMORY_SHARE) if memory_limit is None else parse_bytes(memory_limit)
     make_server(project, Limits(time_limit, most_bytes), may_run=allow_run).run("stdio")

@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fakedist.cli.output import CSV, JSON, MARKDOWN, TEXT, Output, RunPath, chosen_output, file_option, format_options
-from fakedist.cli.say import reading
+from fakedist.cli.output import (
+    CSV,
+    JSON,
+    MARKDOWN,
+    TEXT,
+    Output,
+    RunPath,
+    chosen_output,
+    file_option,
+    format_options,
+    reading,
+)
 from fakedist.options.expert_loads import parse_router_load
 
 if TYPE_CHECKING:
@@ -118,8 +128,8 @@ def _played_steps(
     playable: PlayableSteps, lengths: str | None, steps: tuple[int, Sequence[str]], seeds: range
 ) -> PlayedSteps:
     from fakedist.extras.play.long_runs import NO_COUNTS, check_steps, name_sequence, parse_every, play_long
-    from fakedist.extras.play.playing import play as play_program
-    from fakedist.extras.play.playing import play_steps
+    from fakedist.extras.play.player import play as play_program
+    from fakedist.extras.play.player import play_steps
     from fakedist.temporary import scratch_directory
 
     num_steps, every = steps
@@ -147,7 +157,7 @@ def _played(playable: Playable, load: str, seeds: range, changes: tuple[Path, ..
 
 
 def _player(playable: Playable, program: Path) -> PlayCounts:
-    from fakedist.extras.play.playing import play as play_program
+    from fakedist.extras.play.player import play as play_program
 
     playable.write(program)
     return lambda counts: play_program(program, counts, playable.alloc_conf)

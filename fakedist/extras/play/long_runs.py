@@ -25,7 +25,7 @@ from fakedist.results.run import Run
 Ints = npt.NDArray[np.int64]
 #: Draws so many lengths with a generator.
 Lengths = Callable[[np.random.Generator, int], Ints]
-#: Plays steps of a program: :func:`fakedist.extras.play.playing.play_steps`, of one that was written, and settings.
+#: Plays steps of a program: :func:`fakedist.extras.play.player.play_steps`, of one that was written, and settings.
 PlaySteps = Callable[[Iterable[Ints], str], Iterator[tuple[dict[str, int], Ints]]]
 #: The counts of a program that follows none.
 NO_COUNTS = np.zeros(1, np.int64)
@@ -160,11 +160,6 @@ class PlayableSteps:
         return np.array(rows, np.int64)
 
     @property
-    def recorded_lengths(self) -> list[int]:
-        """The length of each step that can be played."""
-        return [kind.length for kind in self.kinds.steps]
-
-    @property
     def names(self) -> list[str]:
         """The names of the steps that can be played, in their recorded sequence."""
         known = {kind.name for kind in self.kinds.steps}
@@ -294,7 +289,7 @@ def play_long(
 ) -> PlayedSteps:
     """Play steps of these names with each seed, under the recorded settings of the allocator and under others."""
     num_steps = len(names)
-    draw = parse_lengths(text, playable.recorded_lengths)
+    draw = parse_lengths(text, [kind.length for kind in playable.kinds.steps])
     drawn = {seed: draw(np.random.default_rng(seed), num_steps) for seed in seeds}
     is_alike = len({lengths.tobytes() for lengths in drawn.values()}) == 1
     distinct = [*drawn.values()][:1] if is_alike else [*drawn.values()]

@@ -14,8 +14,7 @@ import pandas as pd
 
 from fakedist.analysis.blocks import build_blocks
 from fakedist.analysis.recording import read_recording
-from fakedist.analysis.routed_blocks import Counts, Ints
-from fakedist.analysis.routed_launches import groups_of_stage, passes_of, received_tokens, routed_table
+from fakedist.analysis.routed_blocks import Counts, Ints, groups_of_stage, passes_of, received_tokens, routed_table
 from fakedist.cost_model.busiest_rank import ExpertsLoad
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.extras.play.allocation_program import AllocationProgram, program_of
@@ -277,7 +276,7 @@ class Played:
         return wilson(int((~self.draws["fits"]).sum()), len(self.draws))
 
 
-#: Plays rows of counts: :func:`fakedist.extras.play.playing.play`, of a program.
+#: Plays rows of counts: :func:`fakedist.extras.play.player.play`, of a program.
 PlayCounts = Callable[[Iterable[Ints]], Iterator[dict[str, int]]]
 
 

@@ -7,80 +7,112 @@ from dataclasses import dataclass, field
 
 from fakedist.errors import JobError
 from fakedist.options import kinds
-from fakedist.options.option import Option, OptionGroup, declared, options_of
+from fakedist.options.kinds import Option, OptionGroup, declared, options_of
 
 _MOST = 1 << 20
-_ENGINE = Option(
-    kind=kinds.plain_text(),
-    group=OptionGroup.ROLLOUT,
-    help="The config.json of the engine's model, as Hugging Face's models have it. Needs --kv-tokens.",
-    metavar="CONFIG",
-    default_text="the run's own engine, with its settings",
-    example="llama/config.json",
-)
-_LENGTHS = Option(
-    kind=kinds.plain_text(),
-    group=OptionGroup.ROLLOUT,
-    help="Tokens that each request generates: N, uniform:LEAST:MOST, lognormal:MEAN:SIGMA, lognormal:MEAN:SIGMA:MOST, "
-    "or a file of a length a line.",
-    metavar="LENGTHS",
-    example="lognormal:1024:0.8:8192",
-)
-_REQUESTS = Option(
-    kind=kinds.whole_number(least=1, most=100_000),
-    group=OptionGroup.ROLLOUT,
-    help="Requests that one engine answers in a rollout.",
-    default_text="the lines of the file of lengths",
-    example=512,
-)
-_PROMPT = Option(
-    kind=kinds.whole_number(least=1, most=_MOST),
-    group=OptionGroup.ROLLOUT,
-    help="Tokens of a prompt.",
-    example=512,
-)
-_KV_TOKENS = Option(
-    kind=kinds.whole_number(least=1, most=1 << 40),
-    group=OptionGroup.ROLLOUT,
-    help="Tokens that the engine's KV cache holds. vLLM prints them as it starts: GPU KV cache size.",
-    default_text="the run's engine's",
-    example=400_000,
-)
-_MAX_RUNNING = Option(
-    kind=kinds.whole_number(least=1, most=8192),
-    group=OptionGroup.ROLLOUT,
-    help="Requests that are computed at once (vLLM's max_num_seqs).",
-    default_text="the run's engine's; of another vLLM's: 1,024 from 70 GiB on, but on an A100; else 256",
-    example=256,
-)
-_STEP_TOKENS = Option(
-    kind=kinds.whole_number(least=1, most=_MOST),
-    group=OptionGroup.ROLLOUT,
-    help="Tokens that a step computes at most (vLLM's max_num_batched_tokens).",
-    default_text="the run's engine's; of another vLLM's: 16,384 from 70 GiB on, but on an A100; else 8,192",
-    example=8192,
-)
-_ENGINE_TP = Option(
-    kind=kinds.whole_number(least=1, most=1024),
-    group=OptionGroup.ROLLOUT,
-    help="GPUs of the engine, by tensor parallelism.",
-    default_text="the run's engine's; of another 1",
-    example=2,
-)
 
 
 @dataclass(frozen=True)
 class Rollout:
     """A rollout to simulate. Each field is described by its option; None takes the default."""
 
-    engine: str | None = field(default=None, metadata=declared(_ENGINE))
-    lengths: str | None = field(default=None, metadata=declared(_LENGTHS))
-    requests: int | None = field(default=None, metadata=declared(_REQUESTS))
-    prompt_tokens: int | None = field(default=None, metadata=declared(_PROMPT))
-    kv_tokens: int | None = field(default=None, metadata=declared(_KV_TOKENS))
-    max_running: int | None = field(default=None, metadata=declared(_MAX_RUNNING))
-    step_tokens: int | None = field(default=None, metadata=declared(_STEP_TOKENS))
-    engine_tp: int | None = field(default=None, metadata=declared(_ENGINE_TP))
+    engine: str | None = field(
+        default=None,
+        metadata=declared(
+            Option(
+                kind=kinds.plain_text(),
+                group=OptionGroup.ROLLOUT,
+                help="The config.json of the engine's model, as Hugging Face's models have it. Needs --kv-tokens.",
+                metavar="CONFIG",
+                default_text="the run's own engine, with its settings",
+                example="llama/config.json",
+            )
+        ),
+    )
+    lengths: str | None = field(
+        default=None,
+        metadata=declared(
+            Option(
+                kind=kinds.plain_text(),
+                group=OptionGroup.ROLLOUT,
+                help="Tokens that each request generates: N, uniform:LEAST:MOST, lognormal:MEAN:SIGMA, "
+                "lognormal:MEAN:SIGMA:MOST, or a file of a length a line.",
+                metavar="LENGTHS",
+                example="lognormal:1024:0.8:8192",
+            )
+        ),
+    )
+    requests: int | None = field(
+        default=None,
+        metadata=declared(
+            Option(
+                kind=kinds.whole_number(least=1, most=100_000),
+                group=OptionGroup.ROLLOUT,
+                help="Requests that one engine answers in a rollout.",
+                default_text="the lines of the file of lengths",
+                example=512,
+            )
+        ),
+    )
+    prompt_tokens: int | None = field(
+        default=None,
+        metadata=declared(
+            Option(
+                kind=kinds.whole_number(least=1, most=_MOST),
+                group=OptionGroup.ROLLOUT,
+                help="Tokens of a prompt.",
+                example=512,
+            )
+        ),
+    )
+    kv_tokens: int | None = field(
+        default=None,
+        metadata=declared(
+            Option(
+                kind=kinds.whole_number(least=1, most=1 << 40),
+                group=OptionGroup.ROLLOUT,
+                help="Tokens that the engine's KV cache holds. vLLM prints them as it starts: GPU KV cache size.",
+                default_text="the run's engine's",
+                example=400_000,
+            )
+        ),
+    )
+    max_running: int | None = field(
+        default=None,
+        metadata=declared(
+            Option(
+                kind=kinds.whole_number(least=1, most=8192),
+                group=OptionGroup.ROLLOUT,
+                help="Requests that are computed at once (vLLM's max_num_seqs).",
+                default_text="the run's engine's; of another vLLM's: 1,024 from 70 GiB on, but on an A100; else 256",
+                example=256,
+            )
+        ),
+    )
+    step_tokens: int | None = field(
+        default=None,
+        metadata=declared(
+            Option(
+                kind=kinds.whole_number(least=1, most=_MOST),
+                group=OptionGroup.ROLLOUT,
+                help="Tokens that a step computes at most (vLLM's max_num_batched_tokens).",
+                default_text="the run's engine's; of another vLLM's: 16,384 from 70 GiB on, but on an A100; else 8,192",
+                example=8192,
+            )
+        ),
+    )
+    engine_tp: int | None = field(
+        default=None,
+        metadata=declared(
+            Option(
+                kind=kinds.whole_number(least=1, most=1024),
+                group=OptionGroup.ROLLOUT,
+                help="GPUs of the engine, by tensor parallelism.",
+                default_text="the run's engine's; of another 1",
+                example=2,
+            )
+        ),
+    )
 
 
 #: The options that set a field of :class:`Rollout`, in the order of ``--help``.

@@ -26,8 +26,7 @@ from fakedist.cost_model.collectives.collective_times import CollectiveTime, Col
 from fakedist.cost_model.estimated import Models
 from fakedist.cost_model.hosts import default_host, find_host
 from fakedist.cost_model.kernels.gpus import measured_spec, nearest_table
-from fakedist.cost_model.kernels.measurements import Floats, load_measured
-from fakedist.cost_model.kernels.work_arrays import Flags
+from fakedist.cost_model.kernels.measurements import Flags, Floats, load_measured
 from fakedist.cost_model.nccl.interconnect import GroupShape
 from fakedist.cost_model.nccl.settings import read_settings
 from fakedist.cost_model.step import Prices
@@ -475,7 +474,7 @@ def run_rollout(run: Run, rollout: Rollout, gpu: str | None = None, **options: U
         rollout: With lengths and a prompt's tokens; of the run's own engine, unless it names another and how many
             tokens that one's KV cache has.
         gpu: As for :meth:`Run.priced_for`.
-        options: See :class:`fakedist.options.pricing.Pricing`.
+        options: See :class:`fakedist.options.definition.Pricing`.
 
     Raises:
         SetupError: The calibration table cannot be read, or is of another GPU.

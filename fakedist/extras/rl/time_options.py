@@ -9,7 +9,7 @@ import click
 
 from fakedist.cli.job_options import as_click, given, pricing_of
 from fakedist.extras.rl.rollout import ROLLOUT_OPTIONS, read_rollout
-from fakedist.options.option import OptionGroup
+from fakedist.options.kinds import OptionGroup
 
 if TYPE_CHECKING:
     from fakedist.report.content.report_blocks import Report

@@ -10,7 +10,7 @@ if sys.flags.safe_path:
 else:
     sys.path[0] = _ROOT
 
-from fakedist.launcher.executors.supervising import main  # noqa: E402
+from fakedist.launcher.executors.process import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1]))

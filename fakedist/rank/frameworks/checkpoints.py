@@ -88,7 +88,8 @@ def parts_of_one(module: ModuleType) -> dict[str, object]:
     Torch itself requires it only for several plans; its other checks stay. The metadata still names a tensor of which
     this rank has no part, with its size, because other ranks save it.
     """
-    validate, create = module._validate_global_plan, module.DefaultSavePlanner.create_global_plan
+    validate = module._validate_global_plan
+    create = module.DefaultSavePlanner.create_global_plan
 
     def create_global_plan(self: DefaultSavePlanner, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         plans, metadata = create(self, all_plans)
@@ -97,11 +98,8 @@ def parts_of_one(module: ModuleType) -> dict[str, object]:
                 metadata.state_dict_metadata[name] = _without_parts(value)
         return plans, metadata
 
-    def validate_one(global_plan: list[SavePlan], metadata: Metadata) -> object:
-        return validate(global_plan[:1], metadata)
-
     return {
-        "_validate_global_plan": validate_one,
+        "_validate_global_plan": lambda global_plan, metadata: validate(global_plan[:1], metadata),
         "DefaultSavePlanner.create_global_plan": create_global_plan,
     }
 

@@ -192,7 +192,8 @@ def fakes_once(module: ModuleType) -> dict[str, object]:
     make_all: Callable[[OpSchema], object] = getattr(module.OpSchema, make_all_name)
 
     def make_once(spec: DTensorSpec) -> object:
-        made, meta = _fakes.get(), spec.tensor_meta
+        made = _fakes.get()
+        meta = spec.tensor_meta
         if made is None or meta is None or not all(type(size) is int for size in (*meta.shape, *meta.stride)):
             return make(spec)
         key = (meta, spec.mesh.device_type)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from fakedist.cost_model.breakdown import PEAK_DTYPE
 from fakedist.cost_model.collectives.fabric import FABRICS
@@ -11,7 +12,7 @@ from fakedist.cost_model.gains import faster_gpus
 from fakedist.cost_model.hosts import HOSTS, REFERENCE
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
-from fakedist.report.content.report_blocks import EMPTY_RANK, KEY, Sheet, SheetColumn
+from fakedist.report.content.report_blocks import EMPTY_RANK, KEY, Report, Sheet, SheetColumn
 from fakedist.report.content.wording import MFU_BASIS, clock_text, rate_of
 from fakedist.results.verdict import lifting_option, limit_names, limit_text, relative_time, step_text, tied_limits
 from fakedist.rundir.plain import to_plain
@@ -113,14 +114,19 @@ def lifting(step: GpuStep) -> tuple[str, str]:
         return next((("--gpu", spec.name) for spec in faster_gpus(step.gpu)), ("", ""))
     if kind == "host" and _other_host(step):
         return "--host", REFERENCE
-    option, _, value = lifting_option(step.time.limits[0]).partition(" ") if kind else ("", "", "")
-    return option, value
+    return lifting_option(step.time.limits[0]) if kind else ("", "")
 
 
 def _other_host(step: GpuStep) -> str:
     """The name of a step's host; empty if it is the reference, or not known."""
     name = "" if step.source.host is None else step.source.host.model
     return "" if name == REFERENCE else name
+
+
+def gpus_report(path: Path, own: GpuStep, rows: Sequence[GpuStep]) -> Report:
+    """A run's step on several GPUs and fabrics."""
+    data = {"run_directory": str(path), "priced": priced_objects(own, rows)}
+    return Report("time", [priced_sheet(own, rows)], lambda: data)
 
 
 def priced_sheet(own: GpuStep, rows: Sequence[GpuStep]) -> Sheet:
@@ -173,7 +179,8 @@ def _changes_by(own: GpuStep, row: GpuStep) -> str:
 
 def _limited_by(row: GpuStep) -> str:
     """A limit, and the option that lifts it: "the host: grace launches at 1.8 x; --host dgx-h100: 1.27 s"."""
-    limits, name = tied_limits(row.time), _other_host(row)
+    limits = tied_limits(row.time)
+    name = _other_host(row)
     words = limit_names(limits) if limits else ""
     slowness = _slowness(row)
     if name and slowness:

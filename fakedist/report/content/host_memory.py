@@ -154,7 +154,8 @@ def host_phase_sheet(memory: HostMemory) -> Sheet:
 
 def host_line_sheet(memory: HostMemory, cwd: str) -> Sheet:
     """Memory at the peak by line."""
-    rows, whole = memory.lines[:_NUM_LINES], memory.peak.peak_bytes or 1
+    rows = memory.lines[:_NUM_LINES]
+    whole = memory.peak.peak_bytes or 1
     return Sheet(
         "Host memory at its peak by line",
         [
@@ -169,7 +170,8 @@ def host_line_sheet(memory: HostMemory, cwd: str) -> Sheet:
 
 def save_sheet(memory: HostMemory, cwd: str) -> Sheet:
     """Checkpoints that were written, with their time at the storage's rate."""
-    rows, rate = memory.saves[:_NUM_SAVES], memory.storage_bytes_per_s
+    rows = memory.saves[:_NUM_SAVES]
+    rate = memory.storage_bytes_per_s
     columns = [
         SheetColumn("checkpoint", [_function(row) for row in rows], is_text=True),
         SheetColumn("step", [str(row.step) for row in rows]),

@@ -81,7 +81,8 @@ def _facts(match: JobMatch) -> Facts:
 
 def sections(match: JobMatch) -> list[tuple[str, list[str]]]:
     """Lists, each below its title."""
-    matched, found = match.matched, []
+    matched = match.matched
+    found = []
     if (difference := matched.difference) is not None:
         found.append(("These calls meet", _different(match, difference)))
     if matched.waiting:

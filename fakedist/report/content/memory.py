@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.layer_table import Fold, fold_layers, fold_table, owner_names, unfolded
+from fakedist.analysis.memory_tables import Fold, fold_layers, fold_table, owner_names, unfolded
 from fakedist.analysis.stack_lines import IN_TORCH, NO_STACK, forward_line, in_engine, script_lines
 from fakedist.cost_model.breakdown import fold_times
 from fakedist.report.content.report_blocks import (
@@ -85,7 +85,8 @@ def _remarks(moments: list[ReservedMoment], cwd: str, *, is_described: bool) -> 
 
 def held_sheet(moment: ReservedMoment, cwd: str, *, is_described: bool) -> Sheet | None:
     """The segments with the most free memory, and the largest block that keeps each reserved; None without any."""
-    rows, least = moment.held, MIN_SHARE * moment.reserved_bytes
+    rows = moment.held
+    least = MIN_SHARE * moment.reserved_bytes
     if not rows or rows[0].free_bytes < least:
         return None
     shown = min(_NUM_HELD, sum(row.free_bytes >= least for row in rows))
@@ -336,13 +337,17 @@ _TIMES = {name: f"{name}_us" for name in ("generation", "forward", "recompute", 
 
 def layer_sheet(run: Run, *, all_layers: bool) -> Sheet:
     """Bytes at the peak by layer, with children; repeated layers share a row unless ``all_layers``."""
-    summary, layers = run.summary, run.table("layers")
-    peak, folds = summary.peak_allocated_bytes, unfolded(layers) if all_layers else fold_layers(layers)
+    summary = run.summary
+    layers = run.table("layers")
+    peak = summary.peak_allocated_bytes
+    folds = unfolded(layers) if all_layers else fold_layers(layers)
     folded = fold_table(layers, folds)
     sizes = folded[["peak_total_bytes", "most_total_bytes"]].max(axis=1)
     shown = sizes.nlargest(len(sizes) if all_layers else MOST_ROWS).index.sort_values()
-    table, least = folded.loc[shown], 0 if all_layers else peak * MIN_SHARE
-    rows, is_small = table.to_dict("records"), (sizes[shown] <= least).tolist()
+    table = folded.loc[shown]
+    least = 0 if all_layers else peak * MIN_SHARE
+    rows = table.to_dict("records")
+    is_small = (sizes[shown] <= least).tolist()
     parts = {}
     for name, (categories, rank) in LAYER_COLUMNS.items():
         sums = [sum(row[f"peak_{category}_bytes"] for category in categories) or None for row in rows]
@@ -357,7 +362,8 @@ def layer_sheet(run: Run, *, all_layers: bool) -> Sheet:
             ("own", "peak_own_bytes", 5, ("own", "yes")),
         )
     ]
-    names, classes = [row["name"] or layer_label("") for row in rows], [str(row["class_name"]) for row in rows]
+    names = [row["name"] or layer_label("") for row in rows]
+    classes = [str(row["class_name"]) for row in rows]
     when = f"in step {summary.steps[-1].step}" if summary.steps else "in the run"
     remarks = [f"most: the most that one such layer held, with children, {when}"]
     remarks += [f"no layer holds {' or '.join(empty)} at the peak"] if empty else []
@@ -401,7 +407,8 @@ def line_sheet(run: Run) -> Sheet | None:
     """
     if run.memory is None or not run.peak_allocated_bytes:
         return None
-    lines, rows = held_lines(run), list[tuple[HeldLine, SheetRow]]()
+    lines = held_lines(run)
+    rows = list[tuple[HeldLine, SheetRow]]()
     for line in lines[:_LINES_ON_PAGE]:
         rows.append((line, SheetRow()))
         inner = line.inner[:_LINES_ON_PAGE]
@@ -447,12 +454,14 @@ class HeldLine:
 
 def held_lines(run: Run) -> list[HeldLine]:
     """The script's lines whose blocks are held at the peak, most bytes first."""
-    cwd, keys = run.manifest.cwd, ["script", "line", "category"]
+    cwd = run.manifest.cwd
+    keys = ["script", "line", "category"]
     sums = _blocks_by_line(run).groupby(keys, sort=False).sum().reset_index().to_dict("records")
     lines = []
     for script, parts in _grouped(sums, "script"):
         inner = [_held_line(short_line(line, cwd), of_line) for line, of_line in _grouped(parts, "line")]
-        label, innermost = short_line(script, cwd), str(parts[0]["line"])
+        label = short_line(script, cwd)
+        innermost = str(parts[0]["line"])
         if len(inner) == 1 and innermost != script:
             label = f"{short_line(innermost, cwd)}, from {label}"
         lines.append(_held_line(label, parts, inner if len(inner) > 1 else []))
@@ -515,7 +524,8 @@ def largest_sheet(run: Run) -> Sheet:
 
     Blocks of the same size, category, phase, operation and stack share a row if their layers share one of the folds.
     """
-    cwd, layers = run.manifest.cwd, run.table("layers")
+    cwd = run.manifest.cwd
+    layers = run.table("layers")
     folds, (names, owners) = fold_layers(layers), block_owners(run)
     blocks = run.table("blocks", _BLOCK_COLUMNS)
     alive = blocks[blocks["at_peak"]].sort_values(["bytes", "alloc_event"], ascending=[False, True], kind="stable")
@@ -530,7 +540,8 @@ def largest_sheet(run: Run) -> Sheet:
     firsts = [group.iloc[0] for group in groups]
     lines = [short_line(str(line), cwd) for line in run.table("stacks")["line"]]
     line_of = [lines[first["stack"]] if first["stack"] >= 0 else "" for first in firsts]
-    texts, rows = _stack_texts(run, {int(first["stack"]) for first in firsts}), []
+    texts = _stack_texts(run, {int(first["stack"]) for first in firsts})
+    rows = []
     for group, first, line in zip(groups, firsts, line_of, strict=True):
         stack = [(text, text == line) for text in texts.get(int(first["stack"]), [])]
         rows.append(SheetRow(repeats=len(group), blocks=[int(at) for at in group.index[:_MOST_EACH]], stack=stack))

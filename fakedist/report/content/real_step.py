@@ -28,11 +28,11 @@ from fakedist.rundir.plain import to_plain
 from fakedist.units import format_us
 
 _TITLES = {
-    "part": "The step",
-    "layer": "By layer, own kernels",
-    "operation": "By operation",
-    "collective": "By collective, exposed time",
-    "family": "By family of kernels",
+    "part": ("The step", "step"),
+    "layer": ("By layer, own kernels", "layer"),
+    "operation": ("By operation", "operation"),
+    "collective": ("By collective, exposed time", "collective"),
+    "family": ("By family of kernels", "family of kernels"),
 }
 _NUM_ROWS = 12
 
@@ -54,7 +54,7 @@ def real_step_report(real: Run, run: Run, *, all_rows: bool) -> Report:
     gpus = [timed[1].gpu or "unknown" for timed in sides]
     remarks = [Remark(f"the GPUs differ: {gpus[0]} and {gpus[1]}", is_warning=True)] if gpus[0] != gpus[1] else []
     blocks: list[Block] = [Verdict(_verdict(tables)), Facts(facts), *remarks]
-    sheets = [_sheet(_TITLES[name], table, all_rows=all_rows) for name, table in tables.items()]
+    sheets = [_sheet(*_TITLES[name], table, all_rows=all_rows) for name, table in tables.items()]
     blocks += [sheet for sheet in sheets if sheet.columns[0].cells]
     if "layer" not in tables:
         blocks.append(Remark("no layer has the same name on both sides: operations are compared instead"))
@@ -82,12 +82,11 @@ def _verdict(tables: dict[str, pd.DataFrame]) -> str:
     return text
 
 
-def _sheet(title: str, table: pd.DataFrame, *, all_rows: bool) -> Sheet:
-    rows = table if all_rows or title == _TITLES["part"] else table[table["slower_us"] > 0].head(_NUM_ROWS)
+def _sheet(title: str, name: str, table: pd.DataFrame, *, all_rows: bool) -> Sheet:
+    is_step = (title, name) == _TITLES["part"]
+    rows = table if all_rows or is_step else table[table["slower_us"] > 0].head(_NUM_ROWS)
     left = len(table) - len(rows)
     ratios = [real / run if run else None for real, run in zip(rows["real_us"], rows["run_us"], strict=True)]
-    has_counts = title != _TITLES["part"]
-    name = title.partition(",")[0].removeprefix("By ").removeprefix("The ")
     columns = [
         SheetColumn(name, rows["name"].tolist(), is_text=True),
         us_column("real slower by", rows["slower_us"].tolist(), KEY),
@@ -95,7 +94,7 @@ def _sheet(title: str, table: pd.DataFrame, *, all_rows: bool) -> Sheet:
         us_column("run", rows["run_us"].tolist()),
         SheetColumn("times", ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios], rank=1),
     ]
-    if has_counts:
+    if not is_step:
         columns += [
             SheetColumn("real's kernels", [f"{count:,}" for count in rows["num_real"]], rank=3),
             SheetColumn("run's", [f"{count:,}" for count in rows["num_run"]], rank=4),

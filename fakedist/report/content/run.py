@@ -13,7 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fakedist.analysis.layer_table import unfolded
+from fakedist.analysis.memory_tables import unfolded
 from fakedist.report.content import memory, time
 from fakedist.report.content.host_memory import host_memory_blocks, short_figures
 from fakedist.report.content.report_blocks import (
@@ -40,7 +40,7 @@ from fakedist.report.content.wording import (
     FINDINGS_TITLE,
     advice_block,
     advice_line,
-    collector_text,
+    collector_gain,
     command_line,
     finding_text,
     gives_alone,
@@ -64,6 +64,7 @@ from fakedist.results.verdict import (
     has_room,
     limit_text,
     limits_text,
+    line_in_file,
     refusal_stack,
     relative_time,
     short_line,
@@ -183,16 +184,20 @@ _BOUNDS = {
 
 
 def _fits(run: Run, *, is_short: bool = False) -> list[Block]:
-    summary, cwd = run.summary, run.manifest.cwd
+    summary = run.summary
+    cwd = run.manifest.cwd
     allocated, reserved, capacity = summary.peak_allocated_bytes, summary.peak_reserved_bytes, summary.capacity_bytes
     of = f"{reserved / capacity:.1%} of the GPU's {format_bytes(capacity)}" if capacity else ""
     if summary.asleep_bytes:
         of += f"; {format_bytes(summary.asleep_bytes)} of it without memory behind it (asleep)"
     of = "".join((of, *(text for note in summary.notes if (text := _BOUNDS.get(note.code)))))
     when = peak_moment(summary) if allocated else "nothing was allocated on the GPU"
-    name, most = "allocated", allocated
+    name = "allocated"
+    most = allocated
     if not allocated and (used := memory.most_in_use(run)):
-        name, most, when = "in use", used, "by processes that the script started"
+        name = "in use"
+        most = used
+        when = "by processes that the script started"
     rows = [
         Fact(name, format_bytes(most), when, key="peak_allocated"),
         Fact("reserved", format_bytes(reserved), of, key="peak_reserved"),
@@ -209,20 +214,21 @@ def _fits(run: Run, *, is_short: bool = False) -> list[Block]:
 
 def _answers(run: Run) -> list[Block]:
     """The remedy or the first advice, and what limits the step: that first where memory has room."""
-    summary, rows = run.summary, []
+    summary = run.summary
+    rows = []
     if remedy := remedy_text(summary):
         rows.append(Fact("what would make it fit, estimated", remedy, key="remedy"))
     elif advice := top_advice(summary, run.manifest.cwd):
         rows.append(Fact("what would help", advice, key="advice"))
     if limit := step_verdict(summary):
-        name, _, text = limit.partition(": ")
-        rows.insert(0 if has_room(summary) else len(rows), Fact(name, text, key="limit"))
+        rows.insert(0 if has_room(summary) else len(rows), Fact(*limit, key="limit"))
     return [Facts(rows, kind="answers")] if rows else []
 
 
 def _holders(run: Run) -> list[Block]:
     """The layer, without its children, and the line that hold most at the peak."""
-    rows, peak = [], run.peak_allocated_bytes
+    rows = []
+    peak = run.peak_allocated_bytes
     if peak and run.by_category is not None and len(layers := run.layers()):
         row = layers.nlargest(1, "peak_own_bytes").to_dict("records")[0]
         held = row["peak_own_bytes"]
@@ -247,7 +253,7 @@ def _findings(run: Run, *, is_alone: bool) -> list[Block]:
             finding.text,
             finding.code,
             "" if finding.is_certain else unsure,
-            line=short_line(finding.line, run.manifest.cwd).partition(" (")[0],
+            line=line_in_file(finding.line, run.manifest.cwd),
             remarks=[": ".join(filter(None, (finding.change, gives_text(finding))))],
         )
         for finding in run.findings
@@ -282,7 +288,9 @@ def _advice(run: Run, charts: Callable[[], RunCharts]) -> list[Block]:
 
 
 def _memory(run: Run, charts: Callable[[], RunCharts], *, all_layers: bool) -> list[Block]:
-    summary, cwd, is_described = run.summary, run.manifest.cwd, run.by_category is not None
+    summary = run.summary
+    cwd = run.manifest.cwd
+    is_described = run.by_category is not None
     blocks: list[Block] = [Chapter("memory", "Memory", "Memory over the steps", "measured")]
     blocks += [Details(lambda: charts().timeline())]
     if summary.peak_reserved_bytes and is_described:
@@ -346,7 +354,8 @@ def _outside(run: Run) -> list[Block]:
 def _notes(run: Run, folder: Path | None) -> list[Block]:
     """The run itself, and limits of the figures: notes, unanswered functions, made-up values."""
     notes = [*run.summary.notes, *run.finding_notes]
-    texts, num = note_texts(notes, run.manifest.cwd), num_warnings(notes)
+    texts = note_texts(notes, run.manifest.cwd)
+    num = num_warnings(notes)
     lists = (
         Items("Notes: figures that are made up, missing or may be wrong", texts[:num]),
         Items(f"{counted(len(texts) - num, 'note')}: no figure is in doubt", texts[num:], is_folded=True),
@@ -362,7 +371,9 @@ def _notes(run: Run, folder: Path | None) -> list[Block]:
 
 def _about(run: Run, folder: Path | None) -> list[Block]:
     """The job that ran: command, world, rank, versions, GPU. ``folder`` is the directory that the page is for."""
-    manifest, job, summary = run.manifest, run.manifest.job, run.summary
+    manifest = run.manifest
+    job = run.manifest.job
+    summary = run.summary
     title = "This snapshot" if run.is_snapshot else "This run"
     names = {name: name.replace("wall_us", "wall time").replace("_", " ") for name in manifest.provenance}
     provenance = [Fact(names[name], text) for name, text in manifest.provenance.items()]
@@ -425,7 +436,8 @@ def short_report(run_directory: Path | Run) -> Report:
     The gravest warning of figures that are made up or may be wrong follows. The last line says how to see the rest.
     """
     run = open_run(run_directory).keeping_tables()
-    summary, cwd = run.summary, run.manifest.cwd
+    summary = run.summary
+    cwd = run.manifest.cwd
     blocks: list[Block] = [Facts([Fact(*row) for row in short_facts(run)], kind="about")]
     if run.memory is not None:
         blocks += _fits(run, is_short=True)
@@ -533,8 +545,8 @@ def _gain_lines(summary: Summary, findings: Sequence[Finding]) -> list[str]:
         and f"; {gain.title}: " not in limit
         and gain.title not in named
     ]
-    if text := collector_text(step):
-        pieces.append((step.step_us - step.collector_us, text.partition("; ")[0]))
+    if text := collector_gain(step):
+        pieces.append((step.step_us - step.collector_us, text))
     return [text for _, text in sorted(pieces)[:_NUM_GAINS]]
 
 

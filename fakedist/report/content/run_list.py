@@ -13,8 +13,15 @@ from fakedist.errors import RunDirectoryError
 from fakedist.rank_list import format_rank_list
 from fakedist.report.content.report_blocks import KEY, Block, Remark, Report, Sheet, SheetColumn, bytes_column
 from fakedist.results.verdict import verdict
-from fakedist.rundir.directory import HOME, MANIFEST_NAME, is_in_use, rank_directories, why_kept
-from fakedist.rundir.manifest import Manifest, load_manifest
+from fakedist.rundir.directory import (
+    HOME,
+    MANIFEST_NAME,
+    Manifest,
+    is_in_use,
+    load_manifest,
+    rank_directories,
+    why_kept,
+)
 from fakedist.rundir.notes import counted
 from fakedist.rundir.outcome import Outcome
 from fakedist.units import format_age, format_bytes
@@ -81,7 +88,8 @@ def _job(manifests: list[Manifest]) -> str:
     jobs = [manifest.job for manifest in manifests if manifest.job is not None]
     if not jobs:
         return next((Path(manifest.imported.report).name for manifest in manifests if manifest.imported), "-")
-    first, ranks = jobs[0], [job.rank for job in jobs]
+    first = jobs[0]
+    ranks = [job.rank for job in jobs]
     which = f"rank{'s' * (len(ranks) > 1)} {format_rank_list(ranks)} of {first.world_size:,}"
     return f"{' '.join([Path(first.target).name, *first.arguments])}, {which}"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
+from fakedist.analysis.memory_tables import fold_layers, fold_table, unfolded
 from fakedist.analysis.typed_tables import rows_of
 from fakedist.cost_model.breakdown import PEAK_DTYPE, fold_times
 from fakedist.cost_model.gains import launch_bound
@@ -162,7 +162,8 @@ def operation_sheet(run: Run, most: int = _NUM_OPERATIONS) -> Sheet:
     kernels = kernels[kernels["family"].astype(str) != "communication"]
     names = kernels["operation"].astype(str).replace("", "(no operation traced)")
     sums = kernels["duration_us"].groupby(names).agg(["size", "sum"]).sort_values("sum", ascending=False)
-    rows, whole = sums.head(most), float(sums["sum"].sum()) or 1.0
+    rows = sums.head(most)
+    whole = float(sums["sum"].sum()) or 1.0
     columns = [
         text_column("operation", [str(name) for name in rows.index]),
         count_column("kernels", rows["size"].tolist(), 2),
@@ -301,7 +302,8 @@ def top_kernels(run: Run) -> pd.DataFrame:
 def top_sheet(run: Run) -> Sheet:
     """The kernels that take the most time, by name, shape and layer."""
     time, source = timed(run)
-    rows, whole = rows_of(KernelTime, top_kernels(run)), time.kernel_us or 1.0
+    rows = rows_of(KernelTime, top_kernels(run))
+    whole = time.kernel_us or 1.0
     num_more = int((run.table("kernel_names", ["family"])["family"] != "communication").sum()) - len(rows)
     flops, moved = ([getattr(row, name) / (getattr(row, us) or 1.0) for row in rows]
                     for name, us in (("flops", "flops_us"), ("moved_bytes", "moved_us")))  # fmt: skip
@@ -344,7 +346,8 @@ def top_sheet(run: Run) -> Sheet:
 
 def group_time_sheet(time: StepTime, word: str) -> Sheet:
     """Collectives by group and operation, and how much of them the step waits for."""
-    rows, step_us = time.by_group, time.step_us or 1.0
+    rows = time.by_group
+    step_us = time.step_us or 1.0
     nodes = [f"{row.group_size:,} on {row.num_nodes:,}" if row.group_size else "-" for row in rows]
     moved = [format_bytes(row.moved_bytes) if row.moved_bytes else "-" for row in rows]
     is_named = any(row.group for row in rows)
@@ -399,7 +402,8 @@ _PATH_CHIPS = {
 
 def path_sheet(time: StepTime, word: str) -> Sheet:
     """The longest parts of the step's critical path."""
-    rows, rest = time.critical_path, time.critical_path[_NUM_PATH:]
+    rows = time.critical_path
+    rest = time.critical_path[_NUM_PATH:]
     step_us = time.step_us or 1.0
     has_lanes = any(row.lane for row in rows)
     columns = [
@@ -440,7 +444,8 @@ def _path_location(row: PathPart) -> str:
 
 def range_sheet(time: StepTime, word: str) -> Sheet:
     """The script's own ranges by name, most time first."""
-    rows, whole = time.ranges[:MOST_KERNEL_ROWS], time.kernel_us or 1.0
+    rows = time.ranges[:MOST_KERNEL_ROWS]
+    whole = time.kernel_us or 1.0
     columns = [
         text_column("range", [row.name for row in rows]),
         count_column("times", [row.num_ranges for row in rows], 2),
@@ -537,7 +542,8 @@ _CALIBRATED = "calibration table"
 
 def uncertainty_sheets(source: KernelSource) -> list[Sheet]:
     """A table of the largest parts of the interval; none without an interval."""
-    parts, step_us = source.uncertain, source.step_us or 1.0
+    parts = source.uncertain
+    step_us = source.step_us or 1.0
     names = [f"{part.name} on {part.group}" if part.kind == "collectives" else part.name for part in parts]
     columns = [
         text_column("estimate of", names),
@@ -582,7 +588,8 @@ def priced_report(
         RunDirectoryError: No step was timed, or a table is missing or damaged.
     """
     time, source = timed(run)
-    made_for, steps = run.summary.gpu, {text: timed(after)[0] for text, after in changed.items()}
+    made_for = run.summary.gpu
+    steps = {text: timed(after)[0] for text, after in changed.items()}
     priced = f"priced for {source.gpu}"
     if made_for != source.gpu:
         priced += f", run for {made_for}; its memory and its choice of kernels stay those of the run"

@@ -210,7 +210,9 @@ def _briefly(row: GroupCalls) -> str:
 
 
 def _when(row: GroupCalls) -> str:
-    when, num_layers, of_layers = ", ".join(row.when), row.num_layers, row.of_layers
+    when = ", ".join(row.when)
+    num_layers = row.num_layers
+    of_layers = row.of_layers
     if not num_layers:
         return when
     return f"{when}; " + ("every layer" if num_layers == of_layers else f"{num_layers} of {of_layers} layers")

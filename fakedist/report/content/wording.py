@@ -14,7 +14,7 @@ from fakedist.options import Job
 from fakedist.report.content import report_blocks as blocks
 from fakedist.report.content.report_blocks import Fact
 from fakedist.results.run import Run
-from fakedist.results.verdict import communication_word, short_line, span_text, step_text, verdict
+from fakedist.results.verdict import communication_word, line_in_file, short_line, span_text, step_text, verdict
 from fakedist.rundir.directory import PAGE_NAME
 from fakedist.rundir.finding import Finding
 from fakedist.rundir.notes import Note, listed
@@ -59,7 +59,8 @@ def command_line(command: list[str]) -> str:
 
 def ending(summary: Summary, cwd: str) -> str:
     """The run's end, and the number of its steps."""
-    exit_, num_steps = summary.exit, len(summary.steps)
+    exit_ = summary.exit
+    num_steps = len(summary.steps)
     if exit_.ended_by_itself and not num_steps:
         left = summary.left_during_init
         read = ""
@@ -70,9 +71,7 @@ def ending(summary: Summary, cwd: str) -> str:
             where = short_line(left.line, cwd)
             return f"left the job during init, before a first step: exit {exit_.code} at {where}{read}"
         return "finished without a training step" + (f": exit {exit_.code}" if exit_.code else "") + read
-    message = exit_.message.split(". ")[0]
-    how = exit_.outcome.replace("_", " ") + (f" ({message})" if message else "")
-    return f"{how} after {num_steps} step{'' if num_steps == 1 else 's'}"
+    return f"{exit_.in_words} after {num_steps} step{'' if num_steps == 1 else 's'}"
 
 
 def note_texts(notes: Sequence[Note], cwd: str) -> list[str]:
@@ -90,7 +89,8 @@ def _gravity(code: str) -> int:
 
 
 def _within(text: str, cwd: str) -> str:
-    text, root = _PACKAGES_WITHIN.sub("", text), cwd.rstrip("/")
+    text = _PACKAGES_WITHIN.sub("", text)
+    root = cwd.rstrip("/")
     return text.replace(f" {root}/", " ") if root else text
 
 
@@ -119,7 +119,7 @@ def advice_block(advice: Advice, run: Run) -> blocks.Advice:
         _gives(advice),
         advice.text,
         of=f"{_OF[advice.of]}{at_peak}{'' if gives_alone(advice) else ' by itself'}",
-        line=short_line(advice.line, run.manifest.cwd).partition(" (")[0],
+        line=line_in_file(advice.line, run.manifest.cwd),
         remarks=[then] if then else [],
         rule=advice.rule,
     )
@@ -142,7 +142,7 @@ FINDINGS_TITLE = "Findings, gains estimated (fakedist explain CODE)"
 
 def finding_text(finding: Finding, cwd: str) -> str:
     """A finding in short: "FD105 the peak is ...: fused=True, at most 1.20 GiB less (train.py:7)"."""
-    line = short_line(finding.line, cwd).partition(" (")[0]
+    line = line_in_file(finding.line, cwd)
     text = "; ".join(filter(None, (f"{finding.code} {finding.text}: {finding.change}", gives_text(finding))))
     return f"{text} ({line})" if line else text
 
@@ -175,9 +175,11 @@ def _price(advice: Advice | Remedy, *, is_short: bool = False) -> str:
         return ""
     if not high:
         return "the step takes no longer"
-    shares, times = f"{advice.step_share_high:.0%}", format_us(high)
+    shares = f"{advice.step_share_high:.0%}"
+    times = format_us(high)
     if f"{advice.step_share:.0%}" != shares:
-        shares, times = f"{advice.step_share:.0%} to {shares}", f"{format_us(low) if low else '0'} to {times}"
+        shares = f"{advice.step_share:.0%} to {shares}"
+        times = f"{format_us(low) if low else '0'} to {times}"
     return f"the step +{shares}" + ("" if is_short else f" (estimated {times} of {advice.spent_on})")
 
 
@@ -199,7 +201,7 @@ def top_advice(summary: Summary, cwd: str) -> str:
         return ""
     top = summary.advice[0]
     of = "less" if top.of == "peak_allocated_bytes" else _OF[top.of]
-    line = short_line(top.line, cwd).partition(" (")[0]
+    line = line_in_file(top.line, cwd)
     return f"{_gives(top)} {of}, estimated: {top.title}" + (f" ({line})" if line else "")
 
 
@@ -227,7 +229,9 @@ def run_facts(run: Run) -> list[tuple[str, str]]:
 
     A snapshot has its file, its device and the length of its history. An imported run has its report.
     """
-    summary, manifest, page = run.summary, run.manifest, run.path / PAGE_NAME
+    summary = run.summary
+    manifest = run.manifest
+    page = run.path / PAGE_NAME
     where = [("run", str(run.path)), *([("page", str(page))] if page.exists() else [])]
     if run.is_snapshot:
         return [("file", str(run.path)), ("device", run.device), ("history", f"{run.num_rows('events'):,} events")]
@@ -237,17 +241,23 @@ def run_facts(run: Run) -> list[tuple[str, str]]:
     return [
         ("job", job_command(manifest.job)),
         ("rank", f"{summary.rank:,} of {summary.world_size:,} ({manifest.job.gpus_per_node} GPUs a node)"),
-        ("device", f"{summary.device}: {summary.gpu or 'never reached'}, torch {summary.torch or 'unknown'}"),
+        ("device", f"{_device(summary)}, torch {summary.torch or 'unknown'}"),
         ("ended", ending(summary, manifest.cwd)),
         *where,
     ]
 
 
+def _device(summary: Summary) -> str:
+    return f"{summary.device}: {summary.gpu or 'never reached'}"
+
+
 def short_facts(run: Run) -> list[tuple[str, str]]:
     """The facts of a run that its verdict does not repeat: its job, its rank and device, how it ended and its page."""
-    summary, facts = run.summary, dict(run_facts(run))
+    summary = run.summary
+    facts = dict(run_facts(run))
     if "rank" in facts:
-        facts["rank"] += f", {facts.pop('device').partition(', torch ')[0]}"
+        del facts["device"]
+        facts["rank"] += f", {_device(summary)}"
     went_on = summary.out_of_memory is not None and summary.out_of_memory.went_on
     if verdict(summary, run.manifest.cwd) and (summary.exit.outcome is Outcome.STOPPED or went_on):
         facts.pop("ended", None)
@@ -330,7 +340,8 @@ def time_figures(time: StepTime, source: KernelSource) -> list[Fact]:
         Fact("kernels", f"{time.num_kernels:,}", f"{format_us(time.kernel_us)} in total, without communication")
     )
     if (fraction := time.model_flops_utilisation) is not None and time.peaks is not None and time.flops:
-        peak, done = format_flops(time.peaks.flops[PEAK_DTYPE]), format_flops(time.model_flops)
+        peak = format_flops(time.peaks.flops[PEAK_DTYPE])
+        done = format_flops(time.model_flops)
         basis = f"{done} of the model in the time it computes, of {peak}/s ({PEAK_DTYPE}, dense){_lacking(time)}"
         rows.append(Fact("utilisation", f"{fraction:.1%}", basis))
     return [*rows, *throughput_figures(time)]
@@ -384,15 +395,19 @@ def throughput_figures(time: StepTime) -> list[Fact]:
 _FULL_CLOCK = 0.99
 
 
-def collector_text(time: StepTime) -> str:
-    """Advice against pauses of Python's garbage collector that are worth it; else empty."""
+def collector_gain(time: StepTime) -> str:
+    """The pauses of Python's garbage collector if avoiding them is worth it; else empty."""
     if time.collector_us < MIN_SHARE * time.step_us or not time.collector_us:
         return ""
-    return (
-        f"without garbage collection: {format_us(time.collector_us)} a step ({time.collector_us / time.step_us:.1%}), "
-        "which its time leaves out; by gc.freeze() once the model is built, or gc.disable() and a gc.collect() now and "
-        "then"
-    )
+    share = f"{time.collector_us / time.step_us:.1%}"
+    return f"without garbage collection: {format_us(time.collector_us)} a step ({share}), which its time leaves out"
+
+
+def collector_text(time: StepTime) -> str:
+    """Advice against these pauses; empty if it is not worth it."""
+    gain = collector_gain(time)
+    way = "by gc.freeze() once the model is built, or gc.disable() and a gc.collect() now and then"
+    return f"{gain}; {way}" if gain else ""
 
 
 def clock_text(source: KernelSource) -> str:

@@ -90,7 +90,7 @@ class MemoryCurve:
 def read_curve(run: Run) -> MemoryCurve:
     """Read a run's memory."""
     blocks = run.table("blocks", BLOCK_COLUMNS)
-    lines = job_lines(run, run.manifest.cwd)
+    lines = [short_line(line, run.manifest.cwd) for line in run.table("stacks")["line"].astype(str)]
     table = run.table("events", ["allocated_bytes", "reserved_bytes", "time_us"])
     num = len(table)
     made, freed = blocks["alloc_event"].to_numpy(), blocks["free_event"].to_numpy()
@@ -112,11 +112,6 @@ def read_curve(run: Run) -> MemoryCurve:
         reserved=table["reserved_bytes"].to_numpy("i8"),
         time_us=table["time_us"].to_numpy("i8"),
     )
-
-
-def job_lines(run: Run, cwd: str) -> list[str]:
-    """For each stack, the innermost line outside of torch, relative to the working directory."""
-    return [short_line(line, cwd) for line in run.table("stacks")["line"].astype(str)]
 
 
 def by_category(blocks: pd.DataFrame) -> Colouring:
@@ -141,7 +136,7 @@ def highest_moves(allocated: Array, num_points: int) -> Array:
     """The move with the most memory of each of ``num_points`` stretches, and the first and last move."""
     if len(allocated) <= num_points:
         return np.arange(len(allocated))
-    first = _edges(len(allocated), num_points)[:-1]
+    first = np.linspace(0, len(allocated), num_points + 1).astype("i8")[:-1]
     most = np.maximum.reduceat(allocated, first)
     reached = np.flatnonzero(allocated == np.repeat(most, np.diff(first, append=len(allocated))))
     highest = reached[np.searchsorted(reached, first)]
@@ -155,7 +150,8 @@ def least_between(allocated: Array, chosen: Array) -> Array:
 
 def held_by_colour(curve: MemoryCurve, chosen: Array) -> Array:
     """Bytes after each chosen move: one row per name of the colouring, one column per chosen move."""
-    num, width = len(curve.colouring.names), len(chosen) + 1
+    num = len(curve.colouring.names)
+    width = len(chosen) + 1
     size = curve.blocks["bytes"].to_numpy("i8")
     row = curve.colouring.of_block * width
     change = np.zeros(num * width, "i8")
@@ -170,10 +166,6 @@ def most_reserved(curve: MemoryCurve, chosen: Array) -> Array:
     if not len(chosen):
         return curve.reserved[:0]
     return np.maximum.reduceat(curve.reserved, np.concatenate([[0], curve.events[chosen[1:]]]))
-
-
-def _edges(num: int, parts: int) -> Array:
-    return np.linspace(0, num, parts + 1).astype("i8")
 
 
 #: Points of a curve. Of the moves between two points, the one with the most memory is drawn, so the peak is exact.
@@ -213,7 +205,8 @@ def timeline_of(run: Run, curve: MemoryCurve, *, axis: str, num_points: int) -> 
     chosen = highest_moves(curve.allocated, num_points)
     unit, size = byte_unit(run.peak_allocated_bytes)
     positions = _positions(curve, chosen, axis)
-    least, total = least_between(curve.allocated, chosen) / size, curve.allocated[chosen] / size
+    least = least_between(curve.allocated, chosen) / size
+    total = curve.allocated[chosen] / size
     figure = new_figure()
     held = held_by_colour(curve, chosen)
     for code, (name, category) in enumerate(zip(curve.colouring.names, curve.colouring.colours, strict=True)):
@@ -381,7 +374,8 @@ def compared_timeline(before: Run, after: Run, *, num_points: int = NUM_POINTS) 
     unit, size = byte_unit(max(before.peak_allocated_bytes, after.peak_allocated_bytes))
     for side, (name, run, curve) in enumerate(zip("AB", (before, after), curves, strict=True)):
         most = on_axis(curve, pieces, side, num_points)[1]
-        colour, peak = SIDE_COLOURS[name], format_bytes(run.peak_allocated_bytes)
+        colour = SIDE_COLOURS[name]
+        peak = format_bytes(run.peak_allocated_bytes)
         x = np.arange(num_points) / num_points
         line = {"width": 1.5, "shape": "hv", "color": colour}
         _add_line(figure, name, f"{name}: {shown(run.path.name)}, peak {peak}", x, most / size, unit=unit, line=line)
@@ -465,13 +459,15 @@ def _peak_boxes(run: Run) -> pd.DataFrame:
     for at, row in enumerate(table.to_dict("records")):
         if not row["peak_total_bytes"]:
             continue
-        name, repeats = str(row["name"]) or "outside of modules", int(row["num_repeats"])
+        name = str(row["name"]) or "outside of modules"
+        repeats = int(row["num_repeats"])
         several = f"<br>{repeats:,} layers" if repeats > 1 else ""
         short = name.rpartition(".")[2] + (f" x{repeats:,}" if repeats > 1 else "")
         rows.append((str(at), parents[at], short, name, 0, row["peak_total_bytes"], several, SOFT))
         for category, held in zip(CATEGORIES, own[at].tolist(), strict=True):
             if held:
-                text, colour = f"{name}: {spoken(category)}", CATEGORY_COLOURS[category]
+                text = f"{name}: {spoken(category)}"
+                colour = CATEGORY_COLOURS[category]
                 rows.append((f"{at}/{category}", str(at), spoken(category), text, held, held, several, colour))
     boxes = pd.DataFrame(rows, columns=["id", "parent", "short", "name", "own_bytes", "bytes", "repeats", "colour"])
     boxes["label"] = [label(box) for box in boxes["short"]]
@@ -597,7 +593,8 @@ def segment_map(run: Run, *, moment: str = "peak_reserved", most: int = MOST_ROW
     if run.memory is None:
         raise ValueError(f"{run.path} has no memory: it was imported from a tool that does not record it")
     segments = run.memory.segments(moment)
-    rows, num_others = segments.head(most), max(len(segments) - most, 0)
+    rows = segments.head(most)
+    num_others = max(len(segments) - most, 0)
     figure = new_figure()
     _add_segments(figure, rows)
     blocks = run.memory.segment_blocks(moment)

@@ -81,7 +81,8 @@ def calls_of(calls: Calls, num_moves: int) -> go.Figure:
     for at, (group, name, operation) in enumerate(calls.lanes):
         own = np.flatnonzero(calls.lane == at)
         largest = np.sort(own[np.argsort(-calls.bytes[own], kind="stable")[: MOST_CALLS // len(calls.lanes)]])
-        move, floor = calls.move[largest], float(len(calls.lanes) - 1 - at)
+        move = calls.move[largest]
+        floor = float(len(calls.lanes) - 1 - at)
         tall = floor + 0.06 + 0.58 * np.cbrt(calls.bytes[largest] / most)
         title = f"{label(name)} · {shown(operation)}"
         figure.add_scatter(

@@ -368,12 +368,15 @@ def _add_bars(figure: go.Figure, run: Run, kernels: pd.DataFrame, *, first_row: 
     codes, labels = bar_labels(run, rows)
     stream = np.unique(drawn["stream"].to_numpy("u8"), return_inverse=True)[1]
     layers = run.table("layers", ["name"])["name"].astype(str).to_numpy()[rows["layer"].to_numpy("i8")]
-    start, length = drawn["start_us"].to_numpy("f8"), (drawn["end_us"] - drawn["start_us"]).to_numpy("f8")
-    families, communication = rows["family"].to_numpy("i8"), FAMILIES.index("communication")
+    start = drawn["start_us"].to_numpy("f8")
+    length = (drawn["end_us"] - drawn["start_us"]).to_numpy("f8")
+    families = rows["family"].to_numpy("i8")
+    communication = FAMILIES.index("communication")
     known, num_kernels = drawn["known"].tolist(), drawn["num_kernels"].tolist()
     hidden = hidden_us(drawn, kernels)
     for at in sorted(kernels["family"].unique().tolist()):  # the page draws families that no bar here stands for
-        family, own = FAMILIES[at], np.flatnonzero(families == at)
+        family = FAMILIES[at]
+        own = np.flatnonzero(families == at)
         figure.add_bar(
             **_places(start[own], length[own], first_row + stream[own]),
             meta=family,

@@ -101,7 +101,8 @@ def phase_bars(summary: Summary) -> tuple[BarChart, int] | None:
         return None
     by_use = sorted(range(len(known)), key=lambda at: -known[at].peak_used_bytes)
     rows = [known[at] for at in sorted(by_use[:_MOST_PHASES])]
-    most, capacity = known[by_use[0]].peak_used_bytes, summary.capacity_bytes
+    most = known[by_use[0]].peak_used_bytes
+    capacity = summary.capacity_bytes
     has_limit = most < capacity < 2 * most
     whole = capacity if has_limit else most
     bars = []
@@ -109,7 +110,8 @@ def phase_bars(summary: Summary) -> tuple[BarChart, int] | None:
         sizes = [(name, style, getattr(row, key)) for name, style, key in _IN_USE]
         at_end = sum(size for *_, size in sizes)
         sizes.append((*_AT_PEAK, row.peak_used_bytes - at_end))
-        text, more = format_bytes(row.peak_used_bytes), f"{format_bytes(at_end)} at its end"
+        text = format_bytes(row.peak_used_bytes)
+        more = f"{format_bytes(at_end)} at its end"
         parts = [Part(*size) for size in sizes]
         bars.append(Bar(f"{row.phase}, step {row.step}", parts, text, more, capacity if has_limit else 0))
     seen = _styles(bars)

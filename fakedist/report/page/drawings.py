@@ -10,24 +10,27 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import re
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.analysis.layer_table import Fold, fold_layers, with_children
+from fakedist.analysis.memory_tables import Fold, fold_layers, with_children
 from fakedist.analysis.recording import Array
 from fakedist.cost_model.breakdown import name_rows
 from fakedist.cost_model.host_times import thread_titles
 from fakedist.cost_model.step_axis import bars, hidden_us, kind_runs, layer_runs, longest_runs
-from fakedist.report.content.memory import block_owners
+from fakedist.report.content.memory import block_owners, frame_texts
 from fakedist.report.content.time import top_kernels
 from fakedist.report.figures.memory_figures import MemoryCurve, named_bands
 from fakedist.report.figures.run_figures import Calls
 from fakedist.report.figures.time_figures import bar_labels, drawn_host, drawn_ranges, host_lanes, lane_titles
 from fakedist.results.run import Run
 from fakedist.results.verdict import short_operation
+from fakedist.rundir.notes import counted
 from fakedist.rundir.schema import CATEGORIES, FAMILIES, KINDS
+from fakedist.rundir.sources import INDUCTOR_FILE, WRAPPERS
 from fakedist.rundir.step_time import StepTime
 from fakedist.units import format_bytes
 
@@ -55,7 +58,9 @@ class Pack:
 
     def text(self) -> str:
         """The whole block as base64 text."""
-        index, body, at = {}, [], 0
+        index = {}
+        body = []
+        at = 0
         for name, array in self.numbers.items():
             index[name] = [array.dtype.str.lstrip("<|"), at, len(array)]
             data = array.tobytes()
@@ -192,7 +197,8 @@ def add_times(pack: Pack, run: Run, curve: MemoryCurve) -> None:
         return
     busiest = kernels.groupby("stream")["duration_us"].sum().idxmax()
     kernels = kernels[kernels["stream"] == busiest].sort_values(["op", "start_us"], kind="stable")
-    op, start = run.table("events", ["op"])["op"].to_numpy()[curve.events], kernels["start_us"].to_numpy("f8")
+    op = run.table("events", ["op"])["op"].to_numpy()[curve.events]
+    start = kernels["start_us"].to_numpy("f8")
     inside = np.flatnonzero((op >= kernels["op"].iloc[0]) & (op <= kernels["op"].iloc[-1]))
     if len(inside) < 2:
         return
@@ -356,3 +362,71 @@ def add_layer_times(pack: Pack, times: pd.DataFrame, layers: pd.DataFrame) -> No
         own = times["own_us" if name == "total_us" else name].to_numpy("f8")
         pack.add(f"time_{name}", np.round(with_children(layers, own) * 1e3).astype("i8"))
     pack.add("time_own_us", np.round(times["own_us"].to_numpy() * 1e3).astype("i8"))
+
+
+#: Calls in the tree, and letters of a frame, so that no page grows beyond 2.5 MB.
+MOST_NODES = 40_000
+_MOST_LETTERS = 400
+_LIBRARY = re.compile(
+    r"/(?:site|dist)-packages/|/lib/python3[.\d]*/|/torch/|^<|^\W*$|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|so)\b"
+    rf"|{INDUCTOR_FILE.pattern}"
+)
+
+
+def is_library(filename: str) -> bool:
+    """Return whether a frame's file was installed, generated or compiled, and so is not the job's own code."""
+    return filename.endswith(WRAPPERS) or _LIBRARY.search(filename) is not None
+
+
+def add_stacks(pack: Pack, run: Run, curve: MemoryCurve) -> bool:
+    """Add the tree: of each node its caller (0 is the root) and its frame, and the innermost node of each stack.
+
+    Stacks with the most bytes come first. Those beyond ``MOST_NODES`` calls end at a node that says how many they are.
+    Returns whether any block has a stack.
+    """
+    frames = run.table("frames")
+    same = frames.groupby(["filename", "line", "function"], sort=False).ngroup().to_numpy()
+    nodes, leaf, left_out = _tree(run.table("stacks")["frames"].tolist(), same, _heaviest(curve))
+    used, frame = np.unique(np.array([number for _, number in nodes], "i8"), return_inverse=True)
+    kept = frames.iloc[np.unique(same, return_index=True)[1][used]]
+    texts = [text[:_MOST_LETTERS] for text in frame_texts(kept, run.manifest.cwd)]
+    library = [is_library(str(name)) for name in kept["filename"]]
+    parents = [parent for parent, _ in nodes]
+    if left_out:
+        leaf = np.where(leaf < 0, len(nodes) + 1, leaf)
+        parents = [*parents, 0]
+        frame = np.append(frame, len(texts))
+        texts.append(f"({counted(len(left_out), 'stack')} with the fewest bytes: left out of this page)")
+        library.append(False)
+    pack.add("node_parent", parents)
+    pack.add("node_frame", frame)
+    pack.add("stack_node", np.append(leaf, 0))  # of blocks without a stack
+    pack.add("frame_library", library)
+    pack.meta["frames"] = texts
+    return bool(texts)
+
+
+def _heaviest(curve: MemoryCurve) -> list[int]:
+    """The stacks that have blocks, most bytes first."""
+    stack = curve.blocks["stack"].to_numpy()
+    bytes_ = np.bincount(stack + 1, curve.blocks["bytes"].to_numpy("f8"), len(curve.lines) + 1)[1:]
+    order = np.argsort(-bytes_, kind="stable")
+    return [int(number) for number in order if bytes_[number] > 0]
+
+
+def _tree(stacks: list[Array], same: Array, wanted: list[int]) -> tuple[list[tuple[int, int]], Array, list[int]]:
+    """Nodes as (parent, frame), numbered from 1; each stack's innermost node (-1 if left out); what is left out.
+
+    ``same`` has one number for all rows of the table ``frames`` that are equal.
+    """
+    numbers: dict[tuple[int, int], int] = {}
+    leaf = np.zeros(len(stacks), "i8")
+    for at, stack in enumerate(wanted):
+        if len(numbers) + len(stacks[stack]) > MOST_NODES:
+            leaf[wanted[at:]] = -1
+            return list(numbers), leaf, wanted[at:]
+        node = 0
+        for frame in same[np.asarray(stacks[stack], "i8")][::-1].tolist():
+            node = numbers.setdefault((node, frame), len(numbers) + 1)
+        leaf[stack] = node
+    return list(numbers), leaf, []

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 import pandas as pd
 import plotly.graph_objects as go
 
-from fakedist.analysis.layer_table import Fold, fold_layers
+from fakedist.analysis.memory_tables import Fold, fold_layers
 from fakedist.analysis.topology import ranks_of, read_groups
 from fakedist.cost_model.breakdown import kind_family_us
 from fakedist.report.content.memory import MOMENT_NAMES
@@ -38,8 +38,7 @@ from fakedist.report.figures.time_figures import has_roofline, lanes_of, read_ke
 from fakedist.report.page import drawings
 from fakedist.report.page.assets import figure_object
 from fakedist.report.page.bars import BarChart, memory_bars, phase_bars, time_bars
-from fakedist.report.page.drawings import Pack
-from fakedist.report.page.stacks import add_stacks
+from fakedist.report.page.drawings import Pack, add_stacks
 from fakedist.report.page.switches import Switch, add_switches
 from fakedist.results.run import Run
 from fakedist.results.verdict import interval_text, limit_name, step_word
@@ -90,7 +89,10 @@ class RunCharts:
         )
 
     def _timeline(self) -> Drawing:
-        run, curve, pack, summary = self._run, self._curve, self._pack, self._run.summary
+        run = self._run
+        curve = self._curve
+        pack = self._pack
+        summary = self._run.summary
         self.switches  # noqa: B018  (they are in the pack)
         drawings.add_layers(pack, run.table("layers"), self._folds)
         drawings.add_timeline(pack, run, curve)
@@ -152,7 +154,8 @@ class RunCharts:
     def time(self) -> list[Block]:
         """Where the time of a step goes: its parts, its limits, its lanes, its kinds, and its roofline."""
         run, (time, source) = self._run, timed(self._run)
-        word, step_us = source.source, time.step_us or 1.0
+        word = source.source
+        step_us = time.step_us or 1.0
         kernels = read_kernels(run)
         shares = {
             "computes": time.busy_us,
@@ -164,7 +167,8 @@ class RunCharts:
         bars = time_bars([("the step", parts, format_us(time.step_us), "")], _SHARES, step_us)
 
         def lanes() -> Drawing:
-            pack, layers = Pack(), run.table("layers")
+            pack = Pack()
+            layers = run.table("layers")
             drawings.add_kernels(pack, run, kernels, layers, time)
             drawings.add_layer_times(pack, run.table("layer_times"), layers)
             drawings.add_folds(pack, self._folds)
@@ -183,11 +187,13 @@ class RunCharts:
 
     def groups(self) -> list[Block]:
         """The groups of the rank, its place in each, and what can run at once."""
-        run, job = self._run, self._run.manifest.job
+        run = self._run
+        job = self._run.manifest.job
         groups = read_groups(run.table("groups"))
         if job is None or not groups:
             return []
-        topology, pictures = RunTopology(run), []
+        topology = RunTopology(run)
+        pictures = []
         for group in groups[:_MOST_GROUPS]:
             nodes = {rank // job.gpus_per_node for rank in ranks_of(group.ranks)}
             where = "within one node" if len(nodes) == 1 else f"across {len(nodes):,} nodes"

@@ -29,11 +29,6 @@ _HEADERS = {
 Answer = tuple[HTTPStatus, str, bytes]
 
 
-def no_page(_address: str) -> str | None:
-    """A page that links to no other."""
-    return None
-
-
 class PageServer(ThreadingHTTPServer):
     """Serves one page, and those that it links to, until it is shut down. Port 0 takes a free one.
 
@@ -45,7 +40,7 @@ class PageServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, text: str, port: int, linked: Callable[[str], str | None] = no_page) -> None:
+    def __init__(self, text: str, port: int, linked: Callable[[str], str | None] = lambda _address: None) -> None:
         self.body = text.encode()
         self._linked, self._making = linked, threading.Lock()
         self.path = f"/{secrets.token_urlsafe(24)}/"
@@ -61,7 +56,7 @@ class PageServer(ThreadingHTTPServer):
 
     def answer(self, path: str) -> Answer | None:
         """Return what is at a path; None for nothing."""
-        if not self.is_at(path[: len(self.path)], self.path):
+        if not secrets.compare_digest(path[: len(self.path)].encode(), self.path.encode()):
             return None
         if path == self.path:
             body: bytes | None = self.body
@@ -75,11 +70,6 @@ class PageServer(ThreadingHTTPServer):
         """Print nothing of a browser that went away before it had its answer."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
-
-    @staticmethod
-    def is_at(path: str, known: str) -> bool:
-        """Whether two paths are equal, found in the same time wherever they differ."""
-        return secrets.compare_digest(path.encode(), known.encode())
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -14,7 +14,7 @@ import pandas as pd
 
 from fakedist.analysis.advice import RULES, advice_of
 from fakedist.analysis.evidence import Change, Evidence, Room, Saving, Setup
-from fakedist.analysis.layer_table import fold_layers
+from fakedist.analysis.memory_tables import fold_layers
 from fakedist.analysis.recording import Array
 from fakedist.gpu.models.catalogue import gpu_of_product
 from fakedist.report.figures.memory_figures import MemoryCurve

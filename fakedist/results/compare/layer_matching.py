@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import pandas as pd
 
-from fakedist.analysis.layer_table import with_children
+from fakedist.analysis.memory_tables import with_children
 
 OUTSIDE = "(outside of modules)"
 #: How alike two layers with different names must be, from 0 to 1, to count as one renamed layer.

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fakedist.results.compare.layer_matching import OUTSIDE
 from fakedist.results.run import Run
-from fakedist.rundir.manifest import Manifest
+from fakedist.rundir.directory import Manifest
 from fakedist.rundir.outcome import BEYOND_CAPACITY, Ending, Outcome
 from fakedist.rundir.summary import Summary
 from fakedist.units import format_bytes, format_change, format_us, format_us_change
@@ -104,8 +104,7 @@ def _incomplete(summary: Summary) -> str:
 def _ending(ending: Ending) -> str:
     if ending.outcome in (Outcome.FINISHED, Outcome.STOPPED):
         return "finished"  # a run is stopped after --steps
-    message = ending.message.split(". ")[0]
-    return ending.outcome.replace("_", " ") + (f" ({message})" if message else "")
+    return ending.in_words
 
 
 def _text(value: object) -> str:
@@ -200,9 +199,11 @@ class Cause:
     def phrase(self, *, is_time: bool = False, is_change: bool = True) -> str:
         """The layers and their change, or what they hold or take: "activations of layers.*.mlp, +2.88 GiB"."""
         if is_time:
-            name, amount = self.category, (format_us_change if is_change else format_us)(self.part)
+            name = self.category
+            amount = (format_us_change if is_change else format_us)(self.part)
         else:
-            name, amount = _CATEGORY_WORDS[self.category], (format_change if is_change else format_bytes)(self.part)
+            name = _CATEGORY_WORDS[self.category]
+            amount = (format_change if is_change else format_bytes)(self.part)
         return f"{name} {_of_layers(self.layer)}, {amount}"
 
 
@@ -247,7 +248,8 @@ def _descend(paths: pd.Series, changes: pd.Series) -> tuple[str, float]:
         best = max(branches, key=lambda branch: sums[branch] / change)
         if not _STANDS_FOR[0] <= sums[best] / change <= _STANDS_FOR[1]:
             break
-        at, change = best, sums[best]
+        at = best
+        change = sums[best]
     return ".".join(at), change
 
 

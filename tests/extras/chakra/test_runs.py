@@ -10,8 +10,7 @@ import pytest
 
 from fakedist.cli import main
 from fakedist.errors import JobError
-from fakedist.extras.chakra.chakra import message_classes
-from fakedist.extras.chakra.runs import export_chakra
+from fakedist.extras.chakra.chakra import export_chakra, message_classes
 from fakedist.results.opening import open_run
 from fakedist.rundir.tables import read_table, write_table
 from tests.extras.chakra.test_chakra import attributes, read

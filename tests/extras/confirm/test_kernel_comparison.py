@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fakedist.extras.confirm.jobs import JOBS
-from fakedist.extras.confirm.kernel_comparison import StepKernels, compare_times, run_times
+from fakedist.extras.confirm.pieces import StepKernels, compare_times, run_times
 from fakedist.extras.confirm.recorded_jobs import Way
 
 MEASURED = StepKernels(

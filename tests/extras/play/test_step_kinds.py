@@ -12,7 +12,7 @@ import pytest
 
 from fakedist.analysis.blocks import build_blocks
 from fakedist.errors import JobError
-from fakedist.extras.play.playing import play_steps
+from fakedist.extras.play.player import play_steps
 from fakedist.extras.play.step_kinds import NUM_COUNTS, StepKinds, recorded_sizes, step_kinds
 from tests.unit.analysis.recorded import MIB, HandMade
 

@@ -19,7 +19,7 @@ from fakedist.extras.rl.engine_memory import (
     starts,
 )
 from fakedist.results.building import build_tables
-from fakedist.rundir.manifest import load_manifest
+from fakedist.rundir.directory import load_manifest
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.records import EngineRecord
 from fakedist.rundir.summary import Summary

@@ -5,8 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from fakedist.extras.confirm.recorded_jobs import ROOT
-from fakedist.extras.confirm.session import Session
+from fakedist.extras.confirm.recorded_jobs import ROOT, Session
 
 
 def run(session: Session) -> bool:

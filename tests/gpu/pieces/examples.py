@@ -16,8 +16,7 @@ from fakedist.analysis.recording import read_recording
 from fakedist.extras.confirm.allocator_history import EventsBuilder, JobRecord
 from fakedist.extras.confirm.history_differences import HistoryDifference, compare_job
 from fakedist.extras.confirm.pieces import columns, peaks
-from fakedist.extras.confirm.recorded_jobs import ROOT, Way
-from fakedist.extras.confirm.session import Session
+from fakedist.extras.confirm.recorded_jobs import ROOT, Session, Way
 from fakedist.rundir.schema import ACTIONS
 
 

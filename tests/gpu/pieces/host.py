@@ -16,8 +16,7 @@ from typing import Any
 
 from fakedist.extras.confirm.jobs import GpuJob
 from fakedist.extras.confirm.pieces import ScriptFailedError, run_script
-from fakedist.extras.confirm.recorded_jobs import ROOT, job_environment
-from fakedist.extras.confirm.session import Session
+from fakedist.extras.confirm.recorded_jobs import ROOT, Session, job_environment
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.options import Job
-from fakedist.rundir.directory import create_run_directory
-from fakedist.rundir.manifest import load_manifest, new_manifest, write_manifest
+from fakedist.rundir.directory import create_run_directory, load_manifest, new_manifest, write_manifest
 from tests.accuracy import many
 from tests.accuracy.many import JobFailedError, Way, compare_all
 from tests.unit.report.handmade import summary_of_nothing

@@ -12,7 +12,7 @@ import pytest
 from fakedist.analysis.advice import find_advice
 from fakedist.analysis.evidence import Room, Setup
 from fakedist.results.building import build_tables, compute_tables
-from fakedist.rundir.manifest import load_manifest
+from fakedist.rundir.directory import load_manifest
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.records import StepRecord
 from fakedist.rundir.summary import Advice

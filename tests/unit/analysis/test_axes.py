@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from fakedist.analysis.axes import axes_of, find_pipeline, find_replicas
+from fakedist.analysis.topology import axes_of, find_pipeline, find_replicas
 from fakedist.errors import JobError
 from fakedist.rank_list import parse_rank_list
 

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from fakedist.analysis.blocks import build_blocks
-from fakedist.analysis.layer_table import Fold, fold_layers, fold_table, layer_table, owner_names, unfolded
+from fakedist.analysis.memory_tables import Fold, fold_layers, fold_table, layer_table, owner_names, unfolded
 from tests.unit.analysis.recorded import MIB, HandMade
 
 

@@ -3,9 +3,8 @@ from pathlib import Path
 import pytest
 
 from fakedist.analysis.blocks import build_blocks, event_places
-from fakedist.analysis.layer_table import fold_layers
-from fakedist.analysis.recording import Recording
-from fakedist.analysis.root_order import trained_first
+from fakedist.analysis.memory_tables import fold_layers
+from fakedist.analysis.recording import Recording, trained_first
 from fakedist.results.building import make_tables
 from fakedist.rundir.rows import PlacingRow
 from tests.unit.analysis.recorded import MIB, HandMade

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.analysis.blocks import build_blocks
-from fakedist.analysis.snapshot_writing import build_snapshot
+from fakedist.analysis.segments import build_snapshot
 from fakedist.rundir.directory import SNAPSHOT_NAME
 from tests.unit.analysis.recorded import BASE, GIB, KIB, MIB, HandMade
 

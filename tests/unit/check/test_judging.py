@@ -10,8 +10,7 @@ import pytest
 from fakedist.check.baselines import baseline_path, baseline_text, read_baseline, settings_of, stale_settings
 from fakedist.check.checking import Checked, judge_job
 from fakedist.check.config import CheckConfig, CheckJob, Figure, read_config
-from fakedist.check.judging import JudgedFigure, judge
-from fakedist.check.measured import RankFigures, RankRecord, measure
+from fakedist.check.judging import JudgedFigure, RankFigures, RankRecord, judge, measure
 from fakedist.check.outputs import check_report, figure_columns
 from fakedist.errors import CheckError
 from fakedist.report.render.markdown import report_markdown

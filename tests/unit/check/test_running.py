@@ -13,7 +13,7 @@ from fakedist.check.running import RankToRun, see_that_it_ran
 from fakedist.errors import ScriptError
 from fakedist.launcher.executors.task import TaskResult
 from fakedist.options import Job
-from fakedist.rundir.manifest import load_manifest, write_manifest
+from fakedist.rundir.directory import load_manifest, write_manifest
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.summary import LeftDuringInit
 from tests.unit.report.handmade import ended_well

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from fakedist.cli.output import say_ending, say_first_failure
 from fakedist.cli.profile import profile
-from fakedist.cli.say import say_ending, say_first_failure
 from fakedist.launcher.ranks import RankRun
 from fakedist.options import Job
 from fakedist.rundir.directory import TAPE_NAME

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.cli.say import linked_page, run_or_last
+from fakedist.cli.output import linked_page, run_or_last
 from tests.unit.report.two_runs import run_of
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fakedist.cost_model.launches import launch_table, work_table
+from fakedist.analysis.launches import launch_table, work_table
 from fakedist.rundir.launch_records import WorkRow
 from tests.unit.cost_model.launches_by_hand import ALL_REDUCE, COPY, PRODUCT, launch, record
 

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fakedist.analysis.launches import launch_table, work_table
 from fakedist.cost_model.busiest_rank import ExpertsLoad, at_pace, own_work
-from fakedist.cost_model.launches import launch_table, work_table
 from fakedist.errors import JobError
 from fakedist.router_load import RouterLoad, RouterPass
 from fakedist.rundir.table_rows import TABLES

@@ -6,11 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.analysis.layer_table import fold_layers
+from fakedist.analysis.launches import launch_table
+from fakedist.analysis.memory_tables import fold_layers
 from fakedist.cost_model.breakdown import path_parts
-from fakedist.cost_model.launches import launch_table
-from fakedist.cost_model.placing import StepInterval
-from fakedist.cost_model.step import PricedStep, PriceList
+from fakedist.cost_model.step import PricedStep, PriceList, StepInterval
 from fakedist.cost_model.timeline import IDLE, ON_GPU, ON_HOST, CriticalPath, Placed, Timeline, find_critical_path
 from fakedist.rundir.step_time import PathPart
 from tests.unit.cost_model.launches_by_hand import ALL_REDUCE, COPY, Host, launch, record

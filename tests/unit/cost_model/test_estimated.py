@@ -6,12 +6,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.analysis.layer_table import fold_layers
+from fakedist.analysis.launches import launch_table, recorded_ranges, work_table
+from fakedist.analysis.memory_tables import fold_layers
 from fakedist.cost_model.accuracy import closest
 from fakedist.cost_model.estimated import Models, NetworkChoice, StepTimes, estimate_times, network_of
 from fakedist.cost_model.gains import find_gains
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
-from fakedist.cost_model.launches import launch_table, recorded_ranges, work_table
 from fakedist.cost_model.nccl.settings import Nccl
 from fakedist.cost_model.timeline import Array
 from fakedist.gpu.models.catalogue import find_gpu

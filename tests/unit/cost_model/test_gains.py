@@ -5,11 +5,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.analysis.layer_table import fold_layers
+from fakedist.analysis.launches import launch_table, recorded_ranges, work_table
+from fakedist.analysis.memory_tables import fold_layers
 from fakedist.cost_model.estimated import Models, estimate_times, network_of
 from fakedist.cost_model.gains import find_gains, launch_bound
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
-from fakedist.cost_model.launches import launch_table, recorded_ranges, work_table
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.rundir.launch_records import WorkRow

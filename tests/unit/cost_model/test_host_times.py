@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.analysis.layer_table import fold_layers
+from fakedist.analysis.launches import launch_table, work_table
+from fakedist.analysis.memory_tables import fold_layers
 from fakedist.cost_model.host_times import (
     host_bars,
     host_parts,
@@ -16,8 +17,7 @@ from fakedist.cost_model.host_times import (
     layers_host_us,
     thread_titles,
 )
-from fakedist.cost_model.launches import launch_table, work_table
-from fakedist.cost_model.placing import StepLaunches
+from fakedist.cost_model.step import StepLaunches
 from fakedist.cost_model.timeline import Placed
 from fakedist.cost_model.what_if import changed_launches, read_what_if
 from fakedist.rundir.launch_records import WorkRow

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fakedist.analysis.launches import launch_table
 from fakedist.cost_model.hosts import (
     CONSTANT_RANGE,
     HOSTS,
@@ -22,7 +23,6 @@ from fakedist.cost_model.hosts import (
     read_host,
     scaled,
 )
-from fakedist.cost_model.launches import launch_table
 from fakedist.cost_model.timeline import IDLE, ON_GPU, Placed, Timeline, find_critical_path
 from fakedist.errors import JobError
 from fakedist.gpu.models import catalogue

@@ -9,9 +9,7 @@ import pytest
 
 from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.hosts import HostCosts
-from fakedist.cost_model.limits import find_limits
-from fakedist.cost_model.placing import StepInterval, StepLaunches
-from fakedist.cost_model.step import PricedStep, PriceList
+from fakedist.cost_model.step import PricedStep, PriceList, StepInterval, StepLaunches, find_limits
 from fakedist.cost_model.timeline import CriticalPath
 from fakedist.gpu.models.catalogue import GPUS
 from tests.unit.cost_model.launches_by_hand import Host

@@ -6,7 +6,7 @@ import pytest
 
 from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.collectives.fabric import FABRICS
-from fakedist.cost_model.placing import PlacedStep, StepLaunches
+from fakedist.cost_model.step import PlacedStep, StepLaunches
 from fakedist.gpu.models.catalogue import GPUS
 from tests.unit.cost_model.launches_by_hand import Host
 

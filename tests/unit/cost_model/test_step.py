@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from fakedist.analysis.launches import launch_table, work_table
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
-from fakedist.cost_model.launches import launch_table, work_table
 from fakedist.cost_model.step import PricedStep, price_step
 from fakedist.gpu.demand.launch_demand import Tagged
 from fakedist.gpu.demand.operation_demand import Demand

@@ -13,7 +13,7 @@ from fakedist.cost_model.breakdown import timed
 from fakedist.cost_model.step_axis import bars, kind_runs, layer_runs, trace_events
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
-from fakedist.rundir.manifest import load_manifest
+from fakedist.rundir.directory import load_manifest
 from fakedist.rundir.notes import Note
 from fakedist.rundir.schema import KINDS
 from tests.unit.analysis.recorded import GIB, MIB, HandMade, new_run, wrote_nothing

@@ -5,9 +5,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from fakedist.analysis.launches import launch_table, work_table
 from fakedist.cost_model.hosts import CONSTANT_RANGE as HOST_RANGE
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
-from fakedist.cost_model.launches import launch_table, work_table
 from fakedist.cost_model.step import PricedStep, price_step
 from fakedist.cost_model.timeline import Array
 from fakedist.gpu.models.catalogue import find_gpu

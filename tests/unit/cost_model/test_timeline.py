@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakedist.cost_model.launches import launch_table
+from fakedist.analysis.launches import launch_table
 from fakedist.cost_model.timeline import Placed, Timeline
 from fakedist.errors import RunDirectoryError
 from tests.unit.cost_model.launches_by_hand import ALL_REDUCE, COPY, Host, launch, record

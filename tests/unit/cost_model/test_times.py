@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.analysis.layer_table import fold_layers
+from fakedist.analysis.launches import kernel_table, recorded_ranges
+from fakedist.analysis.memory_tables import fold_layers
 from fakedist.cost_model.breakdown import (
     break_down,
     by_name,
@@ -20,7 +21,6 @@ from fakedist.cost_model.breakdown import (
     timed,
 )
 from fakedist.cost_model.estimated import StepTimes
-from fakedist.cost_model.launches import kernel_table, recorded_ranges
 from fakedist.cost_model.step_axis import range_events
 from fakedist.rundir.encoding import columns_of
 from fakedist.rundir.launch_records import RangeRow

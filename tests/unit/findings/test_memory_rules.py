@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from fakedist.cli import main
-from fakedist.findings.ignoring import is_ignored
+from fakedist.findings.finding_all import is_ignored
 from fakedist.findings.memory_rules import _adapted_layers
 from fakedist.findings.registry import RULES
 from fakedist.findings.rule_pages import markdown, page_of

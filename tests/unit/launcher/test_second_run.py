@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from fakedist.errors import RecordingError
-from fakedist.launcher.second_run import time_in_second_run
+from fakedist.launcher.launching import time_in_second_run
 from fakedist.options import Job
-from fakedist.rundir.directory import JOURNAL_NAME, KERNELS_NAME
+from fakedist.rundir.directory import JOURNAL_NAME, KERNELS_NAME, load_job
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.journal import JournalWriter, read_journal
 from fakedist.rundir.launch_records import HostClockRecord, LaunchKeysRecord
-from fakedist.rundir.manifest import load_job
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.records import NoteRecord, StepRecord
 from fakedist.rundir.time_notes import host_clock_disturbed, timed_early

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.launcher.executors.process import start_supervisor
-from fakedist.launcher.executors.supervising import Order, Supervised
+from fakedist.launcher.executors.process import Order, Supervised, start_supervisor
 from fakedist.launcher.process_tree import descendants
 
 ROOT = Path(__file__).parents[3]

@@ -18,8 +18,8 @@ from fakedist.cli.profile import profile as profile_command_line
 from fakedist.errors import JobError
 from fakedist.options import Door, Job, JobOptions, profile_arguments
 from fakedist.options.definition import OPTIONS
+from fakedist.options.kinds import Option
 from fakedist.options.making import option_named
-from fakedist.options.option import Option
 from fakedist.options.options_page import markdown
 
 #: Written by hand for each option: what a command line gives for the option's example.

@@ -30,7 +30,7 @@ import sys
 del sys.path[0]
 sys.path[:0] = [{root!r}]
 from fakedist.options import Job
-from fakedist.rank.script import run_as_main, without_our_frames
+from fakedist.rank.preloading import run_as_main, without_our_frames
 del sys.path[0]
 try:
     run_as_main(Job(world_size=1, rank=0, target={target!r}, is_module={is_module!r}, arguments={arguments!r}))

@@ -9,7 +9,7 @@ from fakedist.check.checking import Checked, Mismatch
 from fakedist.check.config import Figure, read_config
 from fakedist.check.judging import JudgedFigure
 from fakedist.errors import ScriptError
-from fakedist.rundir.manifest import load_manifest, write_manifest
+from fakedist.rundir.directory import load_manifest, write_manifest
 from fakedist.rundir.notes import not_answered, values_made_up
 from fakedist.rundir.step_time import (
     GroupTime,

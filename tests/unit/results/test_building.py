@@ -19,9 +19,8 @@ from fakedist.report.content.wording import run_facts
 from fakedist.results import building, summing_up
 from fakedist.results.building import build_tables, compute_tables
 from fakedist.results.opening import open_run, open_run_directory
-from fakedist.rundir.directory import JOURNAL_NAME, SNAPSHOT_NAME, create_run_directory
+from fakedist.rundir.directory import JOURNAL_NAME, SNAPSHOT_NAME, create_run_directory, new_manifest
 from fakedist.rundir.journal import MAGIC
-from fakedist.rundir.manifest import new_manifest
 from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.schema import ACTIONS
 from fakedist.rundir.summary import OutOfMemory, Summary
@@ -102,6 +101,17 @@ def test_a_journal_cut_off_anywhere_gives_what_it_has(tmp_path: Path) -> None:
     cut = "the recording ends in the middle of a record, which is left out"
     assert cut in texts(manifest)
     assert manifest["dropped"][-1] == {"code": "recording_cut", "text": cut}
+
+
+def test_records_of_an_unknown_kind_are_left_out_and_named(tmp_path: Path) -> None:
+    run = one_step().write(new_run(tmp_path))
+    write_plain(tmp_path / "other", {"kind": "surprise", "rows": [1, 2]})
+    with (run / JOURNAL_NAME).open("ab") as journal:
+        journal.write((tmp_path / "other").read_bytes()[len(MAGIC) :])
+    manifest = built(run)
+    assert manifest["summary"]["peak_allocated_bytes"] > 0
+    text = "the recording has records that this fakedist does not know, which are left out: surprise"
+    assert {"code": "records_unknown", "text": text} in manifest["dropped"]
 
 
 @pytest.mark.parametrize(

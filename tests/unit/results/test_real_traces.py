@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from fakedist.results.imported import open_imported
+from fakedist.results.building import open_imported
 from fakedist.results.run import Run
 from fakedist.rundir.step_time import KernelSource, StepTime
 from fakedist.traces.chrome_trace import read_chrome_trace

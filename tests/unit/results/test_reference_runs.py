@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fakedist.report.content.comparison import comparison_object
+from fakedist.results.building import write_run
 from fakedist.results.comparison import Comparison
-from fakedist.results.imported import write_run
 from fakedist.results.opening import open_run
 from fakedist.rundir.plain import to_plain
 from fakedist.traces.nsys_report import read_report

@@ -16,7 +16,7 @@ from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.results.repricing import check_measured, gpu_of, is_traced, times_of
 from fakedist.results.run import Run
-from fakedist.rundir.manifest import load_manifest, write_manifest
+from fakedist.rundir.directory import load_manifest, write_manifest
 from fakedist.rundir.summary import Summary
 from fakedist.rundir.time_notes import not_timed
 from tests.unit.analysis.recorded import GPU

@@ -13,8 +13,7 @@ from fakedist.report.content.comparison import comparison_object, comparison_rep
 from fakedist.report.render.html import report_page
 from fakedist.report.render.markdown import report_markdown
 from fakedist.results.snapshot_comparison import SnapshotComparison, open_comparison
-from fakedist.rundir.directory import SNAPSHOT_NAME
-from fakedist.rundir.manifest import import_manifest
+from fakedist.rundir.directory import SNAPSHOT_NAME, import_manifest
 from tests.unit.analysis.recorded import MIB
 from tests.unit.report.reading import read_page
 from tests.unit.report.two_runs import run_of

@@ -7,7 +7,7 @@ import pytest
 
 from fakedist.errors import RunDirectoryError
 from fakedist.options import Job
-from fakedist.rundir.manifest import Imported, import_manifest, load_job, load_manifest, new_manifest, write_manifest
+from fakedist.rundir.directory import Imported, import_manifest, load_job, load_manifest, new_manifest, write_manifest
 from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.schema import SCHEMA_VERSION

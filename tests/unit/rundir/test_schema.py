@@ -10,7 +10,7 @@ import pytest
 from fakedist.analysis.typed_tables import table_of
 from fakedist.errors import RunDirectoryError
 from fakedist.rundir import schema_page
-from fakedist.rundir.manifest import Manifest
+from fakedist.rundir.directory import Manifest
 from fakedist.rundir.schema import Column, ColumnMark, Each, Int32, RowOf, Table
 from fakedist.rundir.summary import Summary
 from fakedist.rundir.table_rows import TABLES

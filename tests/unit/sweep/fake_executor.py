@@ -9,8 +9,7 @@ from pathlib import Path
 
 from fakedist.launcher.executors.task import Task, TaskResult
 from fakedist.results.building import build_tables
-from fakedist.rundir.directory import SOURCES_NAME
-from fakedist.rundir.manifest import load_manifest, write_manifest
+from fakedist.rundir.directory import SOURCES_NAME, load_manifest, write_manifest
 from fakedist.rundir.outcome import BY_ITSELF, Ending, Outcome
 from tests.unit.analysis.recorded import new_run
 from tests.unit.report.handmade import recorded

@@ -11,10 +11,9 @@ import pytest
 from fakedist.cli import main
 from fakedist.report.render.html import report_page
 from fakedist.sweep.charts import maps, memory_against_speed, parallel_axes
-from fakedist.sweep.opened import Sweep
 from fakedist.sweep.point_rows import Status
 from fakedist.sweep.sheets import sweep_report
-from fakedist.sweep.sweep_directory import JOURNAL_NAME, SweepJournal, write_about
+from fakedist.sweep.sweep_directory import JOURNAL_NAME, Sweep, SweepJournal, write_about
 from tests.unit.report.reading import read_page
 from tests.unit.sweep.rows_by_hand import row
 from tests.unit.sweep.test_sheets import ROWS, sweep

@@ -16,13 +16,12 @@ from fakedist.report.render.markdown import report_markdown
 from fakedist.report.render.terminal import render
 from fakedist.sweep.charts import maps, memory_against_speed, parallel_axes
 from fakedist.sweep.command import Texts
-from fakedist.sweep.opened import Sweep
 from fakedist.sweep.plan import CommandLineSettings, sweep_of_command
 from fakedist.sweep.point_rows import Row, Status
 from fakedist.sweep.ranking import answer, counts_text, row_text, short_label
 from fakedist.sweep.sheets import dry_run, render_dry_run, sweep_report
 from fakedist.sweep.space import COLUMNS
-from fakedist.sweep.sweep_directory import About
+from fakedist.sweep.sweep_directory import About, Sweep
 from tests.unit.sweep.rows_by_hand import row
 
 

@@ -19,10 +19,10 @@ from fakedist.options import Job
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.tables import read_table, write_table
-from fakedist.sweep.opened import Sweep, open_sweep
 from fakedist.sweep.plan import CommandLineSettings, SourceDigests, find_ground, sweep_of_file
 from fakedist.sweep.point_rows import RankKind, RankResult, Row, Status, StepEstimate, estimate_step
 from fakedist.sweep.sheets import reasons
+from fakedist.sweep.sweep_directory import Sweep, open_sweep
 from fakedist.sweep.sweeping import SweepListener, next_rank, run_sweep
 from tests.unit.results.test_job_time import stage
 from tests.unit.sweep.fake_executor import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fakedist.errors import ReportError
-from fakedist.results.imported import open_imported
+from fakedist.results.building import open_imported
 from fakedist.traces.chrome_trace import read_chrome_trace
 from fakedist.traces.one_step import StepChoice
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakedist.results.imported import open_imported
+from fakedist.results.building import open_imported
 from fakedist.traces.chrome_trace import read_chrome_trace
 from fakedist.traces.one_step import StepChoice
 from fakedist.traces.operation_flops import operation_flops

@@ -8,7 +8,7 @@ from rich.console import Console
 from fakedist.errors import ReportError
 from fakedist.report.content.run import run_report
 from fakedist.report.render.terminal import render
-from fakedist.results.imported import write_run
+from fakedist.results.building import write_run
 from fakedist.results.opening import open_run
 from fakedist.rundir.plain import to_plain
 from fakedist.traces.nsys_report import read_report

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fakedist.report.content.time import time_sheets
-from fakedist.results.imported import open_imported
+from fakedist.results.building import open_imported
 from fakedist.results.run import Run
 from fakedist.results.verdict import limit_text
 from tests.unit.traces.test_chrome_trace import event

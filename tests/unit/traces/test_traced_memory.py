@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fakedist.report.content.memory import held_lines
-from fakedist.results.imported import open_imported
+from fakedist.results.building import open_imported
 from fakedist.results.run import Run
 from fakedist.traces.one_step import StepChoice
 from tests.unit.traces.test_chrome_trace import event

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.launches import kernel_table, traced_tables
+from fakedist.analysis.launches import kernel_table, traced_tables
 from fakedist.rundir.encoding import Columns
 from fakedist.rundir.launch_records import LAUNCH_KINDS
 from fakedist.rundir.records import NoteRecord

@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from fakedist.cost_model.accuracy import HELD_HOST_STEPS, HELD_STEPS
-from fakedist.cost_model.kernels.clocks import FP8_HEAT, HEAT
+from fakedist.cost_model.kernels.kernel_times import FP8_HEAT, HEAT
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.rundir.step_time import ClockSteadiness, HostTime
 from tests.truth import __main__ as runner

@@ -11,8 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fakedist.torch_releases import installed
-from fakedist.world.dispatched import operations_of_groups
 from fakedist.world.process_group import around_calls
+from fakedist.world.reroute import operations_of_groups
 
 Enter = Callable[..., Any]
 SIZE, RANK = 4, 1

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.job.step_tokens import StepTokens, rank_throughput, tokens_of
+from fakedist.cost_model.job.job_times import StepTokens, rank_throughput, tokens_of
 from fakedist.rundir.launch_records import WorkRow
 from fakedist.rundir.step_time import RankThroughput, SampleThroughput
 from tests.unit.cost_model.job.test_job_times import ATTENTION, EMBEDDING, tables

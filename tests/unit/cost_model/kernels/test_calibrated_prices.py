@@ -6,16 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.kernels.calibrated_prices import (
+from fakedist.cost_model.kernels.calibration_table import (
     CalibratedPrices,
     CalibratedTimes,
+    CalibrationOrigin,
+    CalibrationTable,
     WorkTimes,
     apply_calibration,
     calibrated_prices_of,
-)
-from fakedist.cost_model.kernels.calibration_table import (
-    CalibrationOrigin,
-    CalibrationTable,
     calibration_table_text,
     made_table,
 )

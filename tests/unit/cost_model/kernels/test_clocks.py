@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fakedist.cost_model.kernels.clocks import FP8_HEAT, HEAT, PowerModel, SustainedClock
+from fakedist.cost_model.kernels.kernel_times import FP8_HEAT, HEAT, PowerModel, SustainedClock
 from fakedist.gpu.models.catalogue import GPUS
 
 ARITHMETIC, MEMORY = np.array([True]), np.array([False])

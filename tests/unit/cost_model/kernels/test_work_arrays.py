@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.kernels.work_arrays import Assumptions, Estimates, WorkArrays, which_limits
+from fakedist.cost_model.kernels.measurements import Assumptions, Estimates, WorkArrays, which_limits
 
 WORK = pd.DataFrame(
     {

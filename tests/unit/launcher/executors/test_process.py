@@ -14,8 +14,7 @@ from fakedist.launcher.executors import process
 from fakedist.launcher.executors.process import TaskProcesses
 from fakedist.launcher.executors.task import Task, TaskResult
 from fakedist.options import Job
-from fakedist.rundir.directory import create_run_directory, is_in_use
-from fakedist.rundir.manifest import new_manifest
+from fakedist.rundir.directory import create_run_directory, is_in_use, new_manifest
 from fakedist.rundir.outcome import Outcome
 from tests.conftest import ROOT
 
@@ -25,7 +24,7 @@ import dataclasses, json, os, signal, sys, time
 from pathlib import Path
 sys.path[0] = "ROOT"
 from fakedist.options import Job
-from fakedist.rundir.manifest import load_manifest, new_manifest, write_manifest
+from fakedist.rundir.directory import load_manifest, new_manifest, write_manifest
 from fakedist.rundir.outcome import Ending, Outcome
 handed = json.loads(Path(sys.argv[1]).read_text())
 job, directory = Job.from_dict(handed["job"]), Path(handed["directory"])

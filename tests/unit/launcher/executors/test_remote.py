@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fakedist.errors import RunDirectoryError
-from fakedist.launcher.executors import remote
+from fakedist.launcher.executors import ray_cluster
 from fakedist.launcher.executors.process import TaskProcesses
-from fakedist.launcher.executors.remote import Handed, SharedMarks, pack, run_there, unpack
+from fakedist.launcher.executors.ray_cluster import Handed, SharedMarks, pack, run_there, unpack
 from fakedist.launcher.executors.task import Task, TaskResult
 from fakedist.options import Job
 from fakedist.rundir.outcome import Outcome
@@ -29,7 +29,7 @@ def ran_in(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         directories.append(given.directory)
         (given.directory / "tables").mkdir(parents=True)
         (given.directory / "tables/peak.parquet").write_bytes(b"peak")
-        return dataclasses.replace(remote.failed(given, ""), outcome=Outcome.STOPPED, code=0)
+        return dataclasses.replace(ray_cluster.failed(given, ""), outcome=Outcome.STOPPED, code=0)
 
     monkeypatch.setattr(TaskProcesses, "run", run)
     return directories

@@ -21,9 +21,9 @@ from torch.distributed import distributed_c10d as c10d
 import fakedist
 from fakedist.rank.frameworks.dynamo import _RUN_THE_SCRIPTS, codes_of_ours
 from fakedist.world.arrivals import Arrivals
-from fakedist.world.dispatched import DispatchedGroup
 from fakedist.world.group import BareGroup, OneBackend
 from fakedist.world.process_group import Done
+from fakedist.world.reroute import DispatchedGroup
 from fakedist.world.store import RankStore
 
 Enter = Callable[..., Any]

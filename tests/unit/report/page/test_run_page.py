@@ -15,7 +15,7 @@ from fakedist.report.render.html import load_page, write_page
 from fakedist.report.render.terminal import render
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
-from fakedist.rundir.manifest import load_manifest, write_manifest
+from fakedist.rundir.directory import load_manifest, write_manifest
 from tests.unit.analysis.recorded import MIB, HandMade, wrote_nothing
 from tests.unit.analysis.test_segments import fragmented
 from tests.unit.report import handmade

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from fakedist.report.figures.memory_figures import read_curve
-from fakedist.report.page import stacks
-from fakedist.report.page.drawings import Pack
-from fakedist.report.page.stacks import add_stacks, is_library
+from fakedist.report.page import drawings
+from fakedist.report.page.drawings import Pack, add_stacks, is_library
 from fakedist.results.opening import open_run
 from tests.unit.analysis.recorded import MIB, HandMade
 from tests.unit.report.handmade import built
@@ -56,7 +55,7 @@ def test_every_stack_is_a_way_through_the_tree(tmp_path: Path) -> None:
 
 
 def test_stacks_that_no_page_can_hold_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "MOST_NODES", 3)
+    monkeypatch.setattr(drawings, "MOST_NODES", 3)
     meta, found = packed(tmp_path / "run")
     assert walked(meta, found, 1) == ["m.py:3 (f)", "train.py:1 (main)"]  # it has the most bytes
     assert walked(meta, found, 0) == ["(1 stack with the fewest bytes: left out of this page)"]

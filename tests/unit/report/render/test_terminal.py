@@ -22,7 +22,7 @@ from fakedist.report.render.terminal import render
 from fakedist.results.building import build_tables
 from fakedist.results.opening import open_run
 from fakedist.rundir import notes, time_notes
-from fakedist.rundir.manifest import load_manifest, write_manifest
+from fakedist.rundir.directory import load_manifest, write_manifest
 from fakedist.rundir.step_time import PathPart, TimeGain
 from fakedist.rundir.summary import Advice, OutOfMemory, Remedy
 from tests.unit.analysis.recorded import GIB, MIB, HandMade, new_run, wrote_nothing

@@ -13,7 +13,7 @@ from fakedist.report.content.comparison import comparison_object, comparison_rep
 from fakedist.report.render.markdown import report_markdown
 from fakedist.report.render.terminal import render
 from fakedist.results.comparison import Comparison
-from fakedist.rundir.manifest import load_manifest, write_manifest
+from fakedist.rundir.directory import load_manifest, write_manifest
 from fakedist.rundir.outcome import BEYOND_CAPACITY
 from tests.unit.analysis.recorded import KIB, MIB, HandMade
 from tests.unit.report.handmade import built

@@ -10,9 +10,9 @@ import pytest
 from fakedist.errors import RunDirectoryError
 from fakedist.report.content.comparison import comparison_object
 from fakedist.report.content.real_step import real_step_report
+from fakedist.results.building import open_imported
 from fakedist.results.compare.against_trace import collective_kind, plain_operation, slower_parts
 from fakedist.results.compare.allocation_streams import compare_streams, plain_line
-from fakedist.results.imported import open_imported
 from fakedist.results.opening import open_run
 from fakedist.results.snapshot_comparison import SnapshotComparison
 from tests.support.real_files import real_file

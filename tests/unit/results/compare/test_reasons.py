@@ -22,7 +22,7 @@ from fakedist.results.compare.reasons import (
 )
 from fakedist.results.compare.side_by_side import with_change
 from fakedist.results.run import Run, RunTables
-from fakedist.rundir.manifest import Manifest
+from fakedist.rundir.directory import Manifest
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.step_time import FamilyTime
 from fakedist.rundir.summary import CollectiveTotal, ReservedMoment

@@ -108,7 +108,8 @@ def traced_tables(kernels: pd.DataFrame, host: HostRecord, calls: pd.DataFrame) 
     at_us = np.where(np.isnan(at_us), kernels["start_us"].to_numpy("f8"), at_us)
     stands_in = (kernels["family"].astype(str) == "communication") & kernels["call"].isin(calls["sequence"])
     own = np.flatnonzero(~stands_in)
-    launched, waited = _launched(kernels.iloc[own], at_us[own]).assign(kernel=own), _waited(host)
+    launched = _launched(kernels.iloc[own], at_us[own]).assign(kernel=own)
+    waited = _waited(host)
     stand_ins = kernels[stands_in].assign(at_us=at_us[stands_in])
     called = _called(_positions(stand_ins, host, calls, launched, waited), calls)
     rows = pd.concat([launched, _held_up(called, launched), called, waited], ignore_index=True)
@@ -289,7 +290,8 @@ def _ranges(host: HostRecord, at_us: Array) -> pd.DataFrame:
     columns = _columns(host.ranges, HostRanges)
     first, end = (np.searchsorted(at_us, columns[name]).tolist() for name in ("begin_us", "end_us"))
     threads, ends = columns["thread"].tolist(), columns["end_us"].tolist()
-    rows, around = [], dict[int, list[float]]()
+    rows = []
+    around = dict[int, list[float]]()
     for row, begin in enumerate(columns["begin_us"].tolist()):
         thread = threads[row]
         around[thread] = [around_end for around_end in around.get(thread, []) if around_end > begin]

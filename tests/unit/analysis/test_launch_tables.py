@@ -5,10 +5,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from fakedist.analysis.launches import launch_table, work_table
 from fakedist.analysis.recording import Recording
 from fakedist.cost_model.estimated import recorded_models
 from fakedist.cost_model.host_times import host_threads
-from fakedist.cost_model.launches import launch_table, work_table
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.rundir.directory import TABLES_NAME
 from fakedist.rundir.encoding import RECORDS, decode, encode
