@@ -73,6 +73,10 @@ class _Process(Protocol):
 Refuse = Callable[[str], None]
 
 
+#: Modules whose processes take the functions that they run from a queue.
+_POOLS = {"concurrent.futures.process", "multiprocessing.pool", "torch.multiprocessing.pool"}
+
+
 class AnotherRank(BaseException):
     """The target that runs here turned out to be another rank. Its ``except Exception`` must not catch this."""
 
@@ -141,6 +145,8 @@ class OwnRanks:
             target, _ = _called(cast("_Process", process))
             target = inspect.unwrap(getattr(target, "func", target))
             function = getattr(target, "__qualname__", type(target).__qualname__)
+            if getattr(target, "__module__", None) in _POOLS:
+                function = "the pool's function"
         self._refuse(function)
         raise RuntimeError("fakedist: this process, which the script started, is a rank of its own of the job")
 

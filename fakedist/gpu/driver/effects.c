@@ -9,7 +9,8 @@
  * made-up value.
  *
  * The recorder knows from the schema of an operation of torch's own what it writes, so these cover their launches. Of
- * others, it knows which arguments are not written: those are protected.
+ * others, it knows which arguments are not written by their schemas: those are protected, except from kernels of which the
+ * recorder has read that they store there.
  *
  * While the host's clock runs in bare steps, launches have no effect: the host reads what it read before, and a look through the known
  * bytes of a segment takes longer than what the clock measures, and empties the caches. */
@@ -93,7 +94,7 @@ static size_t type_bytes(const char *name) {
 }
 
 /* What a kernel does with the words of a parameter. */
-enum use { READS, WRITES, WRITES_FIRST };
+enum use { READS, WRITES, WRITES_FIRST, STORES }; /* the last: its code was read, and does */
 
 static char *demangled(const char *name) {
     static char *(*demangle)(const char *, char *, size_t *, int *);
@@ -198,7 +199,7 @@ API void fakedist_write(const void *address) {
 API void fakedist_kernel_writes(const void *function, const uint8_t *flags, int count) {
     struct effect *e = read_effect(function);
     if (e->num_parameters == count)
-        for (int i = 0; i < count; i++) e->uses[i] = flags[i] ? WRITES : READS;
+        for (int i = 0; i < count; i++) e->uses[i] = flags[i] ? STORES : READS;
     e->follows &= e->num_parameters != count;
     kernel_keep_effect(function, e);
 }
@@ -224,8 +225,8 @@ static void report(struct writes *writes) {
     if (writes->count) memory_written(writes->all, writes->count);
     writes->count = 0;
 }
-static void add(struct writes *writes, const void *address) {
-    if (is_protected(address)) return;
+static void add(struct writes *writes, const void *address, enum use use) {
+    if (use != STORES && is_protected(address)) return;
     if (writes->count == MOST_WRITES) report(writes);
     writes->all[writes->count++] = write_to(address);
 }
@@ -235,7 +236,7 @@ static void follow(const void *address, struct writes *writes) {
     uint64_t words[MOST_POINTERS];
     size_t count = memory_known_words(address, words, MOST_POINTERS);
     for (size_t i = 0; i < count; i++)
-        if (memory_device_of((void *)words[i]) >= 0) add(writes, (void *)words[i]);
+        if (memory_device_of((void *)words[i]) >= 0) add(writes, (void *)words[i], WRITES);
 }
 static void use_argument(const char *argument, size_t size, enum use use, int follows, struct writes *writes) {
     for (size_t at = 0; use != READS && at + sizeof(uint64_t) <= size; at += sizeof(uint64_t)) {
@@ -243,7 +244,7 @@ static void use_argument(const char *argument, size_t size, enum use use, int fo
         memcpy(&word, argument + at, sizeof word);
         if (memory_device_of(word) < 0) continue;
         if (follows) follow(word, writes);
-        add(writes, word);
+        add(writes, word, use);
         if (use == WRITES_FIRST) break;
     }
 }

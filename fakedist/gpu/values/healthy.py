@@ -21,6 +21,20 @@ from dataclasses import dataclass, replace
 from types import CodeType, FrameType, FunctionType, GetSetDescriptorType, MethodDescriptorType, ModuleType
 
 from fakedist.gpu.values.code_paths import RAISES, RETURNS, CodePaths, Constant, Name, Stack, paths_of
+from fakedist.gpu.values.symbolic import (
+    RESULTS,
+    Current,
+    Given,
+    Listed,
+    appended,
+    applied,
+    known_value,
+    reduced,
+    result_of_call,
+    result_of_instruction,
+    top_of,
+    unpacked,
+)
 
 #: The instructions that a walk follows, those of them after a test of the value, and the branches with both ways.
 _MOST_STEPS = 3_000
@@ -44,21 +58,9 @@ _CONTAINERS = (list, dict, set, tuple)
 _SIZES = frozenset({"shape", "ndim", "nbytes", "size", "numel", "dim"})
 _GROWS = frozenset({"append", "add", "extend", "insert", "update", "appendleft"})
 
-#: Names of functions of Python alone; what others give is not known.
-_PURE: frozenset[object] = frozenset(
-    [bool, int, float, abs, round, min, max, sum, len, operator.not_, math.isnan, math.isfinite, math.isinf]
-)
 #: The truth values that these read are not what they give.
 _OTHERWISE = (min, max, sum, sorted, filter, map, len)
 _ENDS = frozenset((sys.exit, os._exit, os.abort))
-_COMPARISONS: dict[str, Callable[..., object]] = {
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
-}  # fmt: skip
-_OPERATORS: dict[str, Callable[..., object]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
-    "%": operator.mod, "&": operator.and_, "|": operator.or_, "^": operator.xor,
-}  # fmt: skip
-
 #: A truth value or a number that a script reads.
 Number = bool | int | float
 
@@ -86,27 +88,6 @@ class Outlook:
     answer: Number
     avoids: Health
     is_tested: bool
-
-
-@dataclass(frozen=True)
-class _Given:
-    """A value that follows from the one that is read."""
-
-    value: object
-
-
-@dataclass(frozen=True)
-class _Current(Constant):
-    """A value that follows from variables that the read does not change, by how far out their functions are."""
-
-    names: frozenset[tuple[int, Name]]
-
-
-@dataclass(frozen=True)
-class _Listed:
-    """A list, some of whose elements are known."""
-
-    items: tuple[object, ...]
 
 
 #: How a variable of a running function is found; the default if it cannot be.
@@ -256,7 +237,7 @@ class _Walk:
 
     def verdict(self) -> Health:
         """How healthy the job is with this answer."""
-        point = self._resumed(self._frame, _Given(self._answer))
+        point = self._resumed(self._frame, Given(self._answer))
         found = None if point is None else self._way(point, None)
         return Health.FINE if found is None else found
 
@@ -280,8 +261,8 @@ class _Walk:
         name = paths.instructions[index].opname
         if name.startswith(("POP_JUMP", "JUMP_IF")) or name in ("TO_BOOL", "UNARY_NOT"):
             return _Point(frame, index, (*stack[:-1], value), {})
-        if name == "CONTAINS_OP" and paths.instructions[index].arg and isinstance(value, _Given):
-            value = _Given(not value.value)
+        if name == "CONTAINS_OP" and paths.instructions[index].arg and isinstance(value, Given):
+            value = Given(not value.value)
         if name.startswith("CALL"):
             value = self._through(self._called_object(self._callee(paths, index, stack), frame), value)
         if paths.instructions[index + 1].opname == "POP_TOP":
@@ -293,7 +274,7 @@ class _Walk:
     def _through(callee: object, value: object) -> object:
         """The value that a function of Python gives that reads or is given a value on the way."""
         if callee is all or callee is any:
-            return _reduced(callee, _Listed((value, None)))
+            return reduced(callee, Listed((value, None)))
         return None if any(callee is other for other in _OTHERWISE) else value
 
     def _way(self, point: _Point | None, decided: _Decision | None, left: int = _MOST_STEPS) -> Health | None:
@@ -313,7 +294,7 @@ class _Walk:
             name = paths.instructions[point.index].opname
             if name in RAISES:
                 return _failed(decided)
-            if name in RETURNS or (name == "YIELD_VALUE" and isinstance(_top(point.stack), _Given)):
+            if name in RETURNS or (name == "YIELD_VALUE" and isinstance(top_of(point.stack), Given)):
                 point = self._returned(point, paths, is_decided=decided is not None)
                 continue
             if len(paths.after[point.index]) < 2:
@@ -323,15 +304,15 @@ class _Walk:
                 if point is None:
                     return _failed(decided)
                 continue
-            condition = self._settled(_top(point.stack), point)
-            is_current = isinstance(condition, _Current)
+            condition = self._settled(top_of(point.stack), point)
+            is_current = isinstance(condition, Current)
             if is_current and any(paths.stays(point.index, way) for way in paths.after[point.index]):
                 condition = None  # a loop's counter has another value in another round
-            if isinstance(condition, _Current) and self._used is not None:
+            if isinstance(condition, Current) and self._used is not None:
                 self._used.update({(depth, name): self._value_of(depth, name) for depth, name in condition.names})
             if (way := _chosen(paths, point.index, condition)) is None:
                 return self._fork(point, paths, decided, left)
-            if isinstance(condition, _Given) or (isinstance(condition, _Listed) and decided is not None):
+            if isinstance(condition, Given) or (isinstance(condition, Listed) and decided is not None):
                 self.ways.append((point.frame.f_code, point.index, way))
                 decided, left = _Decision(point.frame, point.index), _MOST_STEPS_AFTER
                 if paths.stays(point.index, way):
@@ -373,7 +354,7 @@ class _Walk:
         is_generator = bool(point.frame.f_code.co_flags & inspect.CO_GENERATOR)
         if is_generator != (instruction.opname == "YIELD_VALUE"):
             return None  # a generator that ends, or a coroutine that waits
-        value = Constant(instruction.argval) if instruction.opname == "RETURN_CONST" else _top(point.stack)
+        value = Constant(instruction.argval) if instruction.opname == "RETURN_CONST" else top_of(point.stack)
         if isinstance(point.frame, _Entered):
             value = _answered(value, is_decided=is_decided)
             caller = point.frame.caller
@@ -395,9 +376,9 @@ class _Walk:
             kept = len(stack) - int(name in ("LOAD_ATTR", "LOAD_METHOD"))
             after = (*stack[:kept], *(self._loaded(value, point) for value in after[kept:]))
         elif name in _APPENDS:
-            after = _appended(after, instruction.arg or 1, _top(stack))
+            after = appended(after, instruction.arg or 1, top_of(stack))
         elif name == "UNPACK_SEQUENCE":
-            after = (*stack[:-1], *_unpacked(_top(stack), instruction.arg or 0))
+            after = (*stack[:-1], *unpacked(top_of(stack), instruction.arg or 0))
         elif name.startswith("CALL"):
             callee = self._callee(paths, point.index, stack)
             function = self._called_object(callee, point.frame)
@@ -408,22 +389,25 @@ class _Walk:
             if (entered := self._entering(callee, function, arguments, point)) is not None:
                 return entered
             if isinstance(callee, Name) and callee.path[-1] in _GROWS and len(callee.path) > 1:
-                variables = _assigned(variables, ".".join(callee.path[:-1]), _Current(True, frozenset()))
-            result = _called(function, arguments) or self._measured(callee, arguments, point)
+                variables = _assigned(variables, ".".join(callee.path[:-1]), Current(True, frozenset()))
+            result = result_of_call(function, arguments) or self._measured(callee, arguments, point)
             after = (*after[:-1], result)
         elif name.startswith("IMPORT_"):
-            after = (*after[:-1], _imported(name, instruction.argval, _top(stack)))
+            after = (*after[:-1], _imported(name, instruction.argval, top_of(stack)))
         elif name == "BINARY_SUBSCR":
             after = (*after[:-1], self._item(instruction, point))
-        elif after and name in _RESULTS:
-            is_given = any(isinstance(value, _Given) for value in stack[-2:])
-            self.is_compared |= name == "COMPARE_OP" and is_given and None in map(_known, stack[-2:])
+        elif after and name in RESULTS:
+            is_given = any(isinstance(value, Given) for value in stack[-2:])
+            self.is_compared |= name == "COMPARE_OP" and is_given and None in map(known_value, stack[-2:])
             if name == "COMPARE_OP" and is_given:
                 constants = [value.value for value in stack[-2:] if isinstance(value, Constant)]
                 self.numbers += [value for value in constants if isinstance(value, (int, float))]
             if name in ("TO_BOOL", "UNARY_NOT"):
                 stack = (*stack[:-1], self._settled(stack[-1], point))
-            after = (*after[:-1], _result(instruction.opname, instruction.argrepr, instruction.arg, stack, after[-1]))
+            after = (
+                *after[:-1],
+                result_of_instruction(instruction.opname, instruction.argrepr, instruction.arg, stack, after[-1]),
+            )
         return _Point(point.frame, paths.after[point.index][0], after, variables)
 
     def _loaded(self, value: object, point: _Point) -> object:
@@ -442,7 +426,7 @@ class _Walk:
         if type(found) not in kinds:
             return name
         depth = self._depths.get(id(point.frame))
-        return _Current(_value_now(found), frozenset() if depth is None else frozenset({(depth, name)}))
+        return Current(_value_now(found), frozenset() if depth is None else frozenset({(depth, name)}))
 
     def _item(self, instruction: dis.Instruction, point: _Point) -> object:
         place = _place(instruction.opname, None, point.stack)
@@ -451,29 +435,29 @@ class _Walk:
         container, index = point.stack[-2:]
         if isinstance(container, Name) and container.path[-1] == "shape":
             container = self._measured(container, (), point)
-        if isinstance(container, _Listed) and isinstance(index, Constant) and type(index.value) is int:
+        if isinstance(container, Listed) and isinstance(index, Constant) and type(index.value) is int:
             items = container.items
             return items[index.value] if -len(items) <= index.value < len(items) else None
-        return _applied(operator.getitem, (container, index))
+        return applied(operator.getitem, (container, index))
 
     def _measured(self, name: object, arguments: Sequence[object], point: _Point) -> object:
         """A size that C code knows: ``len(x)``, ``x.shape``, ``x.numel()``; None if it is something else."""
         if not isinstance(name, Name) or not all(isinstance(value, Constant) for value in arguments):
             return None
         if name.path == ("len",):
-            return arguments[0] if len(arguments) == 1 and isinstance(arguments[0], _Current) else None
+            return arguments[0] if len(arguments) == 1 and isinstance(arguments[0], Current) else None
         owner = self._object(replace(name, path=name.path[:-1]), point.frame) if name.path[-1] in _SIZES else None
         member = inspect.getattr_static(type(owner), name.path[-1], None)
         if isinstance(member, GetSetDescriptorType):
             return Constant(getattr(owner, name.path[-1]))
-        return _applied(getattr(owner, name.path[-1]), arguments) if isinstance(member, MethodDescriptorType) else None
+        return applied(getattr(owner, name.path[-1]), arguments) if isinstance(member, MethodDescriptorType) else None
 
     def _entering(self, callee: object, function: object, arguments: Sequence[object], point: _Point) -> _Point | None:
         """The first instruction of a function of Python that gets the value; None if it cannot be followed."""
         depth = point.frame.depth + 1 if isinstance(point.frame, _Entered) else 0
         if not isinstance(function, FunctionType) or depth >= _MOST_ENTERED or _is_paused(function.__code__):
             return None
-        if not any(isinstance(value, _Given) for value in arguments):
+        if not any(isinstance(value, Given) for value in arguments):
             return None
         code = function.__code__
         is_bound = isinstance(callee, Name) and len(callee.path) > 1
@@ -528,8 +512,8 @@ def _value_now(value: object) -> object:
 def _answered(value: object, *, is_decided: bool) -> object:
     """A function's result as its caller gets it; None if it is not known."""
     if is_decided and isinstance(value, Constant):
-        return _Given(value.value)  # another answer may have returned another
-    return value if isinstance(value, (_Given, Constant, _Listed)) else None
+        return Given(value.value)  # another answer may have returned another
+    return value if isinstance(value, (Given, Constant, Listed)) else None
 
 
 def _imported(name: str, argval: object, module: object) -> object:
@@ -567,22 +551,14 @@ def _failed(decided: _Decision | None) -> Health | None:
     return None if decided is None else Health.FAILS
 
 
-def _known(value: object) -> object:
-    return value if isinstance(value, (_Given, Constant)) else None
-
-
-def _top(stack: Stack) -> object:
-    return stack[-1] if stack else None
-
-
 def _chosen(paths: CodePaths, index: int, condition: object) -> int | None:
     """The way that a branch takes; None if its condition is not known."""
     name = paths.instructions[index].opname
     if len(paths.after[index]) != 2 or not name.startswith(("POP_JUMP", "JUMP_IF")):
         return None
-    if not isinstance(condition, (_Given, Constant, _Listed)):
+    if not isinstance(condition, (Given, Constant, Listed)):
         return None
-    value = bool(condition.items) if isinstance(condition, _Listed) else condition.value
+    value = bool(condition.items) if isinstance(condition, Listed) else condition.value
     jumps = bool(value) == ("TRUE" in name)
     if name.endswith("NONE"):
         jumps = (value is None) != name.endswith("NOT_NONE")
@@ -595,109 +571,15 @@ def _stored(
     """The stack and the variables after values were stored."""
     names = argval if isinstance(argval, tuple) else (argval,)
     if name == "STORE_FAST_LOAD_FAST":
-        changed = _assigned(variables, str(names[0]), _top(stack))
+        changed = _assigned(variables, str(names[0]), top_of(stack))
         return (*stack[:-1], changed.get(str(names[1]), Name((str(names[1]),), is_local=True))), changed
     for each, value in zip(names, stack[::-1], strict=False):
         variables = _assigned(variables, str(each), value)
     return after, variables
 
 
-def _appended(stack: Stack, depth: int, value: object) -> Stack:
-    """The stack after a value was appended to the list that lies ``depth`` deep."""
-    if depth > len(stack):
-        return stack
-    value = value if isinstance(value, (_Given, Constant)) else None
-    before = stack[-depth]
-    items = (*before.items, value) if isinstance(before, _Listed) else (None, value)
-    return (*stack[: len(stack) - depth], _Listed(items), *stack[len(stack) - depth + 1 :])
-
-
 _LOADS = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR", "LOAD_METHOD")
 _APPENDS = ("LIST_APPEND", "SET_ADD", "MAP_ADD")
-_RESULTS = frozenset(
-    {
-        "BUILD_LIST",
-        "BUILD_TUPLE",
-        "BUILD_SET",
-        "TO_BOOL",
-        "UNARY_NOT",
-        "UNARY_NEGATIVE",
-        "COMPARE_OP",
-        "IS_OP",
-        "CONTAINS_OP",
-        "BINARY_OP",
-    }
-)
-
-
-def _result(name: str, sign: str, arg: int | None, stack: Stack, otherwise: object) -> object:
-    """The value that an instruction of those leaves on top of the stack."""
-    if name in ("BUILD_LIST", "BUILD_TUPLE", "BUILD_SET") and arg:
-        return _Listed(stack[-arg:])
-    if name in ("TO_BOOL", "UNARY_NOT") and isinstance(listed := _top(stack), _Listed):
-        return listed if name == "TO_BOOL" else _Given(not listed.items)
-    if name in ("TO_BOOL", "UNARY_NOT", "UNARY_NEGATIVE"):
-        unary = {"TO_BOOL": bool, "UNARY_NOT": operator.not_}.get(name, operator.neg)
-        return _applied(unary, stack[-1:])
-    if name == "COMPARE_OP":
-        return _applied(_COMPARISONS.get(sign.removeprefix("bool(").removesuffix(")")), stack[-2:])
-    if name == "IS_OP":
-        return _applied(operator.is_not if arg else operator.is_, stack[-2:])
-    if name == "CONTAINS_OP":
-        return _applied(lambda value, container: (value in container) is not bool(arg), stack[-2:])
-    if name == "BINARY_OP":
-        sign = sign.removesuffix("=")
-        given = [value for value in stack[-2:] if isinstance(value, _Given)]
-        if sign in ("&", "|") and len(given) == 1 and isinstance(given[0].value, bool):
-            return given[0]  # as if the other decided nothing
-        return _applied(_OPERATORS.get(sign), stack[-2:])
-    return otherwise
-
-
-def _called(callee: object, arguments: Sequence[object]) -> object:
-    """The result of a call; None if it is not known."""
-    if isinstance(callee, type) and issubclass(callee, BaseException):
-        return _Listed((None,))  # as true as a list of something
-    if len(arguments) == 1 and isinstance(arguments[0], _Listed):
-        return _Given(len(arguments[0].items)) if callee is len else _reduced(callee, arguments[0])
-    try:
-        return _applied(callee, arguments) if arguments and callee in _PURE else None
-    except TypeError:  # not hashable
-        return None
-
-
-def _unpacked(value: object, count: int) -> tuple[object, ...]:
-    """The values of a tuple as unpacking leaves them on the stack."""
-    if isinstance(value, _Listed):
-        items = value.items
-    elif isinstance(value, (_Given, Constant)) and isinstance(value.value, tuple):
-        items = tuple(replace(value, value=item) for item in value.value)
-    else:
-        items = ()
-    return items[::-1] if len(items) == count else (None,) * count
-
-
-def _reduced(callee: object, listed: _Listed) -> object:
-    """The result of ``any`` or ``all`` of a list if the elements that are not known decide nothing."""
-    known = [item for item in listed.items if isinstance(item, (_Given, Constant))]
-    if callee is not all and callee is not any:
-        return None
-    return _Given(callee(item.value for item in known)) if known and callable(callee) else None
-
-
-def _applied(function: object, values: Iterable[object]) -> object:
-    values = list(values)
-    known = [value for value in values if isinstance(value, (_Given, Constant))]
-    if not callable(function) or len(known) < len(values):
-        return None
-    try:
-        result = function(*[value.value for value in known])
-    except Exception:  # the script's own would raise
-        return None
-    if any(isinstance(value, _Given) for value in known):
-        return _Given(result)
-    current = [value.names for value in known if isinstance(value, _Current)]
-    return _Current(result, frozenset[tuple[int, Name]]().union(*current)) if current else Constant(result)
 
 
 def _never_returns(callee: object) -> bool:

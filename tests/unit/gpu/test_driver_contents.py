@@ -145,8 +145,11 @@ found["blocks that were lost"] = [lost_blocks() == [out], lost_blocks()]
 kept_inside = upload(block(), b"12345678")
 before = driver.fakedist_protect(c_void_p(kept_inside), c_size_t(512))
 launch(scale, pointer(kept_inside), pointer(given_in), struct.pack("i", 1))
-driver.fakedist_unprotect(before)
 found["protected"] = read(kept_inside)
+launch(read_once, pointer(kept_inside), pointer(from_))
+driver.fakedist_unprotect(before)
+found["protected from a kernel that was read and stores"] = read(kept_inside)
+upload(kept_inside, b"12345678")
 launch(scale, pointer(kept_inside), pointer(given_in), struct.pack("i", 1))
 found["protected no more"] = read(kept_inside)
 
@@ -252,6 +255,7 @@ EXPECTED = {what: [0, *read] for what, read in READS.items()} | {
     "a kernel in PTX": [_LOST, _LOST, _KEPT],
     "blocks that were lost": [True, []],
     "protected": _KEPT,
+    "protected from a kernel that was read and stores": _LOST,
     "protected no more": _LOST,
     # torch's fills are done; one that is not recognised leaves nothing.
     **{f"fill of {kind}": [True, 0] for kind in ("l", "f", "N3c108BFloat16E")},

@@ -7,7 +7,9 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator
+from concurrent.futures.process import _process_worker
 from contextlib import contextmanager, nullcontext
+from multiprocessing.pool import worker
 from typing import Any
 
 import pytest
@@ -372,6 +374,20 @@ def test_a_started_process_joins_a_group_of_its_own_or_none(num_ranks: int, erro
     with pytest.raises(RuntimeError, match=error) if error else nullcontext():
         own.joins(0, num_ranks)
     assert refused == ([""] if num_ranks == 4 else []), "it ends the job"
+
+
+@pytest.mark.parametrize(
+    ("target", "called"), [(train, "train"), (worker, "the pool's function"), (_process_worker, "the pool's function")]
+)
+def test_a_rank_of_a_pool_is_not_called_by_the_name_of_what_the_pool_runs(
+    monkeypatch: pytest.MonkeyPatch, target: Callable[..., Any], called: str
+) -> None:
+    refused: list[str] = []
+    process = mp.get_context("spawn").Process(target=target)
+    monkeypatch.setattr(multiprocessing, "current_process", lambda: process)
+    with pytest.raises(RuntimeError, match="a rank of its own"):
+        OwnRanks(Job(world_size=4, rank=0, target="x"), is_started=True, refuse=refused.append).refuse_rank()
+    assert refused == [called]
 
 
 @pytest.mark.parametrize(
