@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -76,8 +76,15 @@ class Owners:
 
     def owner(self, parameter: torch.Tensor | None) -> int:
         """The layer that owns a parameter, or ``KEEP_LAYER``."""
-        known = self._layers.get(id(parameter))
-        return known[1] if known is not None and known[0]() is parameter else KEEP_LAYER
+        return self.of((parameter,))[0]
+
+    def of(self, parameters: Iterable[object]) -> list[int]:
+        """The layer that owns each parameter, or ``KEEP_LAYER``."""
+        known = self._layers.get
+        return [
+            owned[1] if (owned := known(id(one))) is not None and owned[0]() is one else KEEP_LAYER
+            for one in parameters
+        ]
 
     def owner_of_node(self, node: object) -> int:
         """The layer of the parameter to which an AccumulateGrad node adds."""
