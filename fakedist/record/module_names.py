@@ -82,8 +82,7 @@ class Owners:
         """The layer that owns each parameter, or ``KEEP_LAYER``."""
         known = self._layers.get
         return [
-            owned[1] if (owned := known(id(one))) is not None and owned[0]() is one else KEEP_LAYER
-            for one in parameters
+            owned[1] if (owned := known(id(it))) is not None and owned[0]() is it else KEEP_LAYER for it in parameters
         ]
 
     def owner_of_node(self, node: object) -> int:

@@ -209,10 +209,8 @@ class CompiledMarker:
 
 
 def _addresses(tensors: Sequence[torch.Tensor]) -> array[int]:
-    plain = (
-        tensors if _PLAIN.issuperset(map(type, tensors)) else [t if type(t) in _PLAIN else _held(t) for t in tensors]
-    )
-    return array("Q", map(_cdata, plain))
+    is_plain = _PLAIN.issuperset(map(type, tensors))
+    return array("Q", map(_cdata, tensors if is_plain else map(_held, tensors)))
 
 
 def _held(tensor: torch.Tensor) -> torch.Tensor:
