@@ -289,8 +289,7 @@ def _mappings() -> list[MappingRow]:
         if path in programs or "x" in rights or _LIBRARY.search(path):
             programs.add(path)
         elif (size := int(end, 16) - int(begin, 16)) >= _LEAST_BYTES:
-            is_private = rights[1] == "w" and rights[3] == "p"
-            rows.setdefault(path, []).append(MappingRow(int(begin, 16), size, path, is_private))
+            rows.setdefault(path, []).append(MappingRow(int(begin, 16), size, path, rights[1::2] == "wp"))
     return [row for path, of_path in rows.items() if path not in programs for row in of_path]
 
 

@@ -46,8 +46,13 @@ class _Gather(NamedTuple):
     start: int
 
 
-def _is_bare(*parameters: torch.Tensor) -> bool:
+def _is_bare(parameter: torch.Tensor) -> bool:
     """Return whether no framework has set attributes of a parameter, in which it may keep further tensors."""
+    return type(parameter) in PLAIN and not parameter.__dict__
+
+
+def _are_bare(parameters: Sequence[torch.Tensor]) -> bool:
+    # Without a call in Python for each.
     return PLAIN.issuperset(map(type, parameters)) and not any(map(_attributes, parameters))
 
 
@@ -267,7 +272,7 @@ class Marks:
         for parameter in (p for p, layer in zip(parameters, owners, strict=True) if layer == KEEP_LAYER):
             self._state(parameter, known.parts(parameter))
             self._watch(parameter)
-        if _is_bare(*parameters):
+        if _are_bare(parameters):
             tensors += parameters
             wanted += [layer << WHAT_BITS | _ITS_GRADIENT for layer in owners]
         else:
@@ -347,7 +352,7 @@ class Marks:
         known = [parameter for parameter, _ in self.owners]
         others: list[object] = []
         wanted: list[int] = [_BOTH] * len(known)
-        for index, parameter in enumerate(() if _is_bare(*known) else known):
+        for index, parameter in enumerate(() if _are_bare(known) else known):
             if not _is_bare(parameter):
                 wanted[index] = What.PARAMETER
                 others += [*_gradients(parameter), getattr(parameter, megatron.MASTER, None)]

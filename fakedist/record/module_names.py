@@ -76,7 +76,8 @@ class Owners:
 
     def owner(self, parameter: torch.Tensor | None) -> int:
         """The layer that owns a parameter, or ``KEEP_LAYER``."""
-        return self.of((parameter,))[0]
+        known = self._layers.get(id(parameter))
+        return known[1] if known is not None and known[0]() is parameter else KEEP_LAYER
 
     def of(self, parameters: Iterable[object]) -> list[int]:
         """The layer that owns each parameter, or ``KEEP_LAYER``."""

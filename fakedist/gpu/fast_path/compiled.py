@@ -209,8 +209,7 @@ class CompiledMarker:
 
 
 def _addresses(tensors: Sequence[torch.Tensor]) -> array[int]:
-    is_plain = _PLAIN.issuperset(map(type, tensors))
-    return array("Q", map(_cdata, tensors if is_plain else map(_held, tensors)))
+    return array("Q", map(_cdata, tensors if _PLAIN.issuperset(map(type, tensors)) else map(_held, tensors)))
 
 
 def _held(tensor: torch.Tensor) -> torch.Tensor:
