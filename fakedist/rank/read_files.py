@@ -24,6 +24,7 @@ _PACKAGES = ("/site-packages/", "/dist-packages/")  # their versions tell them a
 _CACHES = ("/torchinductor_", "/.triton/", "/.cache/")
 _CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "FAKEDIST_CACHE")
 _SUFFIXES = (".py", ".so")
+_EVENTS = frozenset(("open", "exec", "import", "subprocess.Popen"))
 #: Imported by the first process that multiprocessing starts anew.
 _SPAWNING = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver")
 
@@ -36,8 +37,8 @@ class ListedSources:
         self._file, self._seen = file, set[str]()
 
     def audit(self, event: str, arguments: tuple[object, ...]) -> None:
-        """Take an event of Python's (:func:`sys.addaudithook`). It must not raise."""
-        if event not in ("open", "exec", "import", "subprocess.Popen") or not self.is_on:
+        """Take one of ``_EVENTS`` (:func:`sys.addaudithook`). It must not raise."""
+        if not self.is_on:
             return
         if event == "import":
             self._path(arguments[1])  # of an extension
@@ -90,7 +91,12 @@ def listed_sources(path: Path) -> Iterator[ListedSources]:
     """List the sources in a file until the context exits."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     sources = ListedSources(file)
-    sys.addaudithook(sources.audit)
+
+    def audit(event: str, arguments: tuple[object, ...]) -> None:
+        if event in _EVENTS:  # each id() is an event, too, and there are thousands in a step
+            sources.audit(event, arguments)
+
+    sys.addaudithook(audit)
     try:
         with imported_within(sources.wanted, lambda module: nullcontext()):
             yield sources

@@ -53,7 +53,7 @@ LOADS = {
 }
 _MAPS, _IO = Path("/proc/self/maps"), Path("/proc/self/io")
 #: A line of /proc/self/maps that maps a file: addresses, permissions, path.
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (....) [0-9a-f]+ [0-9a-f:]+ [1-9]\d* +(/.*)")
+_MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (....) [0-9a-f]+ [0-9a-f:]+ [1-9]\d* +(/.*)$", re.MULTILINE)
 _LIBRARY = re.compile(r"\.so[.\d]*$|^/dev/nvidia")
 _LEAST_BYTES = 1 << 20
 _WATCHED = "is_watched_by_fakedist"
@@ -285,16 +285,11 @@ def _mappings() -> list[MappingRow]:
     """Files of 1 MiB and more in this process's memory that are neither programs nor libraries."""
     rows: dict[str, list[MappingRow]] = {}
     programs = set()
-    for line in _MAPS.read_text(errors="replace").splitlines():
-        if (match := _MAPPING.fullmatch(line)) is None:
-            continue
-        begin, end, rights, path = int(match[1], 16), int(match[2], 16), match[3], match[4]
-        if "x" in rights or _LIBRARY.search(path):
+    for begin, end, rights, path in _MAPPING.findall(_MAPS.read_text(errors="replace")):
+        if path in programs or "x" in rights or _LIBRARY.search(path):
             programs.add(path)
-        elif end - begin >= _LEAST_BYTES:
-            rows.setdefault(path, []).append(
-                MappingRow(begin, end - begin, path, rights[1] == "w" and rights[3] == "p")
-            )
+        elif (size := int(end, 16) - int(begin, 16)) >= _LEAST_BYTES:
+            rows.setdefault(path, []).append(MappingRow(int(begin, 16), size, path, rights[1::2] == "wp"))
     return [row for path, of_path in rows.items() if path not in programs for row in of_path]
 
 

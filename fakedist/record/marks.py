@@ -6,7 +6,8 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from fakedist.rundir.schema import ALIKE, ALIKE_CODE, CATEGORIES, SHARD, SHARD_C
 _CODES = {name: code for code, name in enumerate(CATEGORIES)} | {SHARD: SHARD_CODE, ALIKE: ALIKE_CODE}
 # As numbers: a member of an enumeration takes longer to find than all else about a tensor.
 _STATE, _ITS_GRADIENT, _BOTH = int(What.STATE), int(What.ITS_GRADIENT), int(What.PARAMETER_AND_ITS_GRADIENT)
+_attributes = attrgetter("__dict__")
 #: Attributes of a parameter that hold a gradient.
 _GRADIENTS = ("grad", megatron.GRADIENT)
 
@@ -47,6 +49,11 @@ class _Gather(NamedTuple):
 def _is_bare(parameter: torch.Tensor) -> bool:
     """Return whether no framework has set attributes of a parameter, in which it may keep further tensors."""
     return type(parameter) in PLAIN and not parameter.__dict__
+
+
+def _are_bare(parameters: Sequence[torch.Tensor]) -> bool:
+    # Without a call in Python for each.
+    return PLAIN.issuperset(map(type, parameters)) and not any(map(_attributes, parameters))
 
 
 class Marks:
@@ -260,23 +267,19 @@ class Marks:
         """Mark an optimizer's gradients and state. Parameters that no module has (fp32 copies) count as state."""
         self._optimizers[id(optimizer)] = weakref.ref(optimizer)
         known, tensors, wanted = _OwnedMemory(self._memory_of_parameters()), self._tensors, self._wanted
-        layers: dict[int, int] = {}
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                layer = layers[id(parameter)] = self.owners.owner(parameter)
-                if layer == KEEP_LAYER:
-                    self._state(parameter, known.parts(parameter))
-                    self._watch(parameter)
-                if _is_bare(parameter):
-                    tensors.append(parameter)
-                    wanted.append(layer << WHAT_BITS | _ITS_GRADIENT)
-                else:
-                    for gradient in _gradients(parameter):
-                        self._want(gradient, What.GRADIENT, layer)
-        for parameter, state in optimizer.state.items():
-            layer = layers.get(id(parameter), KEEP_LAYER)
-            if layer == KEEP_LAYER and isinstance(parameter, torch.Tensor):
-                layer = self.owners.owner(parameter)  # of no group
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        owners = self.owners.of(parameters)
+        for parameter in (p for p, layer in zip(parameters, owners, strict=True) if layer == KEEP_LAYER):
+            self._state(parameter, known.parts(parameter))
+            self._watch(parameter)
+        if _are_bare(parameters):
+            tensors += parameters
+            wanted += [layer << WHAT_BITS | _ITS_GRADIENT for layer in owners]
+        else:
+            for parameter, layer in zip(parameters, owners, strict=True):
+                for gradient in _gradients(parameter):
+                    self._want(gradient, What.GRADIENT, layer)
+        for (parameter, state), layer in zip(optimizer.state.items(), self.owners.of(optimizer.state), strict=True):
             parts = self._flattened(parameter) or (known.parts(parameter) if layer == KEEP_LAYER else [])
             if parts:
                 for value in _tensors(state):
@@ -294,10 +297,10 @@ class Marks:
 
     def _flattened(self, parameter: object) -> list[OwnedPart]:
         """The parts of FSDP1's flat parameter, each of the layer whose own parameter it was; empty for any other."""
-        infos, shards = (getattr(parameter, name, ()) for name in ("_param_infos", "_shard_param_infos"))
-        return [
+        infos = getattr(parameter, "_param_infos", ())
+        return list(infos) and [
             OwnedPart(self._layers.layer(info.module), shard.offset_in_shard, shard.numel_in_shard)
-            for info, shard in zip(infos, shards, strict=False)
+            for info, shard in zip(infos, getattr(parameter, "_shard_param_infos", ()), strict=False)
             if shard.in_shard
         ]
 
@@ -312,13 +315,13 @@ class Marks:
         kept = [(value, parameters) for name, value in vars(optimizer).items() if name not in ("param_groups", "state")]
         for group in optimizer.param_groups:
             kept += [(value, group["params"]) for name, value in group.items() if name != "params"]
-        ids = set(map(id, parameters))
+        ids = cache(lambda: set(map(id, parameters)))  # most optimizers keep nothing elsewhere
         gradients: set[int] | None = None
         for value, its_parameters in kept:
             if not isinstance(value, (dict, list, tuple, torch.Tensor)):
                 continue
             for tensor, parameter in _with_parameters(value, its_parameters):
-                if id(tensor) in ids or self.owners.owner(tensor) != KEEP_LAYER or not tensor.is_cuda:
+                if id(tensor) in ids() or self.owners.owner(tensor) != KEEP_LAYER or not tensor.is_cuda:
                     continue
                 if gradients is None:
                     own = (gradient for parameter in parameters for gradient in _gradients(parameter))
@@ -347,17 +350,18 @@ class Marks:
     def _claimed(self) -> tuple[list[torch.Tensor], list[int]]:
         """Known parameters and optimizer tensors, and which of them count with their gradients."""
         known = [parameter for parameter, _ in self.owners]
-        ids = set(map(id, known))
         others: list[object] = []
         wanted: list[int] = [_BOTH] * len(known)
-        for index, parameter in enumerate(known):
+        for index, parameter in enumerate(() if _are_bare(known) else known):
             if not _is_bare(parameter):
                 wanted[index] = What.PARAMETER
                 others += [*_gradients(parameter), getattr(parameter, megatron.MASTER, None)]
         tensors = [*known, *(other for other in others if isinstance(other, torch.Tensor))]
         for reference in self._optimizers.values():
             if (optimizer := reference()) is not None:
-                tensors += [p for group in optimizer.param_groups for p in group["params"] if id(p) not in ids]
+                for group in optimizer.param_groups:
+                    owners = zip(group["params"], self.owners.of(group["params"]), strict=True)
+                    tensors += [parameter for parameter, layer in owners if layer == KEEP_LAYER]
                 for state in optimizer.state.values():
                     _add_tensors(state, tensors)
                 own = self._kept_elsewhere(optimizer, _OwnedMemory(self._memory_of_parameters()))
@@ -386,8 +390,6 @@ class Marks:
 
 
 def _gradients(parameter: torch.Tensor) -> Sequence[object]:
-    if _is_bare(parameter):
-        return (parameter.grad,)
     return [getattr(parameter, name, None) for name in _GRADIENTS]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -78,6 +78,13 @@ class Owners:
         """The layer that owns a parameter, or ``KEEP_LAYER``."""
         known = self._layers.get(id(parameter))
         return known[1] if known is not None and known[0]() is parameter else KEEP_LAYER
+
+    def of(self, parameters: Iterable[object]) -> list[int]:
+        """The layer that owns each parameter, or ``KEEP_LAYER``."""
+        known = self._layers.get
+        return [
+            owned[1] if (owned := known(id(it))) is not None and owned[0]() is it else KEEP_LAYER for it in parameters
+        ]
 
     def owner_of_node(self, node: object) -> int:
         """The layer of the parameter to which an AccumulateGrad node adds."""

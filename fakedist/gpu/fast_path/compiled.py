@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 
 import torch
 from torch._ops import OpOverload
@@ -136,6 +137,7 @@ def _stacks(lengths: memoryview, numbers: list[int]) -> Iterator[tuple[int, ...]
 
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_cdata = attrgetter("_cdata")
 _FEW = 3  # so many are passed faster one by one than as arrays
 #: ``record.marker.Locate``
 _Locate = Callable[[torch.Tensor, int], None]
@@ -207,7 +209,7 @@ class CompiledMarker:
 
 
 def _addresses(tensors: Sequence[torch.Tensor]) -> array[int]:
-    return array("Q", [(tensor if type(tensor) in _PLAIN else _held(tensor))._cdata for tensor in tensors])
+    return array("Q", map(_cdata, tensors if _PLAIN.issuperset(map(type, tensors)) else map(_held, tensors)))
 
 
 def _held(tensor: torch.Tensor) -> torch.Tensor:
