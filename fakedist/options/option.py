@@ -24,6 +24,7 @@ class OptionGroup(Enum):
     RECORDING = "Recording"
     PRICING = "Pricing"
     ROLLOUT = "Rollout"
+    BUDGET = "Token budget"
 
 
 class Door(Enum):

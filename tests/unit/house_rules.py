@@ -66,6 +66,7 @@ SAME_THING = {
     "class Advice": "a change that would help: the record, and its block of a report",
     "lines": "lines of source: their sums, and their command",
     "job_time": "the step of a whole job: the record, and what makes it",
+    "token_budget": "what a number of tokens takes: its figures, and their report",
     "__main__": "the program of a process, which is started by the file's path",
 }
 #: A module of fewer than 80 lines with one importer -> why it is one.
@@ -95,7 +96,7 @@ SMALL_FOR_A_REASON = {
     **dict.fromkeys(
         ("extras/rl/adapters", "extras/rl/summary_parts", "extras/rl/time_options"), "the core finds it by this name"
     ),
-    "extras/rl/rollout_report": "one module a subject",
+    **dict.fromkeys(("extras/rl/rollout_report", "report/content/token_budget"), "one module a subject"),
     "extras/rl/vllm": "one module a framework",
     "gpu/driver/elf": "the format of shared libraries, which the driver's build need not know",
     "gpu/smi/offer": "the rank's environment; the program next to it runs alone",
