@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fakedist.analysis.axes import find_pipeline
 from fakedist.errors import JobError
-from fakedist.results.job_time import JobTime
+from fakedist.results.job_time import JobTime, check_every_stage
 from fakedist.results.run import Run
-from fakedist.rundir.notes import listed
 
 _US_PER_HOUR = 3.6e9
 _HINT = "--tokens-per-step N gives them"
@@ -118,15 +116,8 @@ def _of_run(run: Run) -> tuple[str, int, int, str, Estimate]:
 
 
 def _of_job(job: JobTime) -> tuple[str, int, int, str, Estimate]:
-    summary, run = job.summary, job.runs[0]
-    done, ranks = summary.throughput, [stage.rank for stage in summary.stages]
-    pipeline = find_pipeline(run.table("groups"), run.table("calls"), ranks[0])
-    if pipeline and (missing := [str(rank) for rank in pipeline.ranks if rank not in ranks]):
-        lacking = f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} missing"
-        raise JobError(
-            f"the step of the job needs a rank of each stage of its pipeline: {lacking}",
-            "fakedist profile --rank stages runs them",
-        )
+    summary, done = job.summary, job.summary.throughput
+    check_every_stage(job.runs)
     if done.tokens_per_step is None:
         why = next((note.text for note in summary.notes if note.code == "tokens_not_known"), "")
         raise JobError(why.partition(";")[0] or "the tokens of a step are not known", _HINT)

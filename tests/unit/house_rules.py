@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 #: The extras with a module ``command``.
-EXTRAS = ("calibration", "chakra", "confirm", "mcp", "play")
+EXTRAS = ("calibration", "chakra", "confirm", "mcp", "plan", "play")
 #: Third-party library -> where it may be imported ("room/" or "module").
 LIBRARY_HOMES = {
     "torch": (
@@ -29,6 +29,7 @@ LIBRARY_HOMES = {
         "extras/calibration/",
         "extras/chakra/",
         "extras/experts/library_times",
+        "extras/plan/",
         "extras/play/",
         *(f"extras/rl/{name}" for name in ("decoding", "engine_memory", "rollout_time", "schedule", "summary_parts")),
         "check/",
