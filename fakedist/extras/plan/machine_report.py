@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fakedist.analysis.axes import axes_of
-from fakedist.extras.plan.other_machine import Alternative, GroupThere, MachinePlan, RankNeed, RankThere, StepThere
+from fakedist.extras.plan.other_machine import Estimate, GroupThere, MachinePlan
 from fakedist.report.content.report_blocks import (
     Block,
     Fact,
@@ -31,7 +31,6 @@ _ORDER = ("does not fit", "may fit", "fits")
 _MOST_GROUPS = 8
 #: From this share of the step on, a tensor parallel group's collectives ask whether fewer ranks pay.
 _MUCH = 0.1
-_SHARDS = "{there:,} instead of {here:,} GPUs: data parallel ranks come or go, and {what} are sharded over those there."
 _AS_RECORDED = (
     "Memory is replayed and kernels are those that PyTorch chose on the recorded GPU: workspaces and attention may be "
     "others there."
@@ -46,36 +45,26 @@ def machine_report(runs: Sequence[Run], plan: MachinePlan) -> Report:
     blocks += [_groups(plan)] if plan.groups else []
     blocks.append(Items("Notes on these figures", _notes(plan)))
 
-    def data() -> object:
-        plain = to_plain(plan)
-        assert isinstance(plain, dict)
-        return {"runs": [str(run.path) for run in runs], **plain, "gpu": plan.gpu.name}
-
-    return Report("plan", blocks, data)
+    plain = {"runs": [str(run.path) for run in runs], **vars(plan), "gpu": plan.gpu.name}
+    return Report("plan", blocks, lambda: to_plain(plain))
 
 
 def _verdict(plan: MachinePlan) -> str:
     rank = min(plan.ranks, key=lambda one: (_ORDER.index(one.need.fits), -one.need.high_bytes))
-    of = format_bytes(plan.gpu.memory_bytes)
-    what = f"{rank.need.fits.capitalize()} there: rank {rank.rank} needs {_bytes(rank.need)} of {of}"
-    change = relative_time(plan.there.step_us, plan.here.step_us)
-    return f"{what}; the step takes {_us(plan.there)}, {change or 'as long as here'}"
+    needs = f"{span_text(rank.need.low_bytes, rank.need.high_bytes)} of {format_bytes(plan.gpu.memory_bytes)}"
+    what = f"{rank.need.fits.capitalize()} there: rank {rank.rank} needs {needs}"
+    return f"{what}; the step takes {_us(plan.there)}, {relative_time(plan.there.value, plan.here.value)}"
 
 
-def _bytes(need: RankNeed) -> str:
-    return span_text(need.low_bytes, need.high_bytes)
-
-
-def _us(step: StepThere) -> str:
-    return span_us(step.step_us, step.low_us, step.high_us)
+def _us(step: Estimate) -> str:
+    return span_us(step.value, step.low, step.high)
 
 
 def _about(runs: Sequence[Run], plan: MachinePlan) -> Facts:
     recorded, there = plan.num_gpus
-    gpu = runs[0].summary.gpu
     facts = [
         Fact("job", run_title(runs[0]), is_code=True),
-        Fact("here", f"{recorded:,} {gpu}"),
+        Fact("here", f"{recorded:,} {runs[0].summary.gpu}"),
         Fact("there", f"{there:,} {plan.gpu.product}, fabric {plan.fabric}"),
     ]
     return Facts(facts)
@@ -85,11 +74,11 @@ def _steps(plan: MachinePlan) -> Facts:
     facts = [Fact("here", _us(plan.here), "90 % interval"), Fact("there", _us(plan.there))]
     if all(plan.tokens):
         per_gpu = [
-            (tokens or 0) / step.step_us * 1e6 / number
+            (tokens or 0) / step.value * 1e6 / number
             for tokens, step, number in zip(plan.tokens, (plan.here, plan.there), plan.num_gpus, strict=True)
         ]
-        here, there = map(format_number, per_gpu)
-        facts.append(Fact("tokens/s per GPU", f"{there} there, {here} here"))
+        rates = " there, ".join(map(format_number, reversed(per_gpu)))
+        facts.append(Fact("tokens/s per GPU", f"{rates} here"))
         facts.append(Fact("tokens of a step", f"{plan.tokens[1]:,} there, {plan.tokens[0]:,} here"))
     return Facts(facts, "The step, estimated")
 
@@ -101,7 +90,13 @@ def _ranks(plan: MachinePlan) -> Sheet:
         bytes_column("recorded", [rank.recorded_bytes for rank in ranks]),
         bytes_column("needs at least", [rank.need.low_bytes for rank in ranks]),
         bytes_column("at most", [rank.need.high_bytes for rank in ranks]),
-        text_column("context and NCCL", [_outside(rank) for rank in ranks]),
+        text_column(
+            "context and NCCL",
+            [
+                span_text(rank.outside_low_bytes, rank.outside_high_bytes) if rank.outside_high_bytes else "not known"
+                for rank in ranks
+            ],
+        ),
         text_column("there", [rank.need.fits for rank in ranks]),
     ]
     unknown = dict.fromkeys(text for rank in ranks for text in rank.unknown)
@@ -110,18 +105,14 @@ def _ranks(plan: MachinePlan) -> Sheet:
     )
 
 
-def _outside(rank: RankThere) -> str:
-    return span_text(rank.outside_low_bytes, rank.outside_high_bytes) if rank.outside_high_bytes else "not known"
-
-
 def _remedies(plan: MachinePlan) -> Items:
     texts = [f"rank {rank.rank}: {_remedy(rank.remedy)}" for rank in plan.ranks if rank.remedy is not None]
     return Items("What would make it fit there, replayed", texts)
 
 
 def _remedy(remedy: Remedy) -> str:
-    low, high = remedy.step_share, remedy.step_share_high
-    price = "" if low is None or high is None else f"; the step +{low:.0%} to {high:.0%}"
+    high = remedy.step_share_high
+    price = "" if high is None else f"; the step +{remedy.step_share or 0.0:.0%} to {high:.0%}"
     needs = span_text(remedy.needs_low_bytes, remedy.needs_high_bytes)
     return f"{'; '.join(remedy.titles)}: then needs {needs}: {remedy.fits}{price}"
 
@@ -130,17 +121,16 @@ def _alternatives(plan: MachinePlan) -> Sheet:
     rows = plan.alternatives
     columns = [
         text_column("change", [row.title for row in rows]),
-        text_column("needs", [_bytes(row.need) for row in rows]),
+        text_column("needs", [span_text(row.need.low_bytes, row.need.high_bytes) for row in rows]),
         text_column("", [row.need.fits for row in rows]),
-        us_column("step", [None if row.step is None else row.step.step_us for row in rows]),
-        text_column("of the step", [_change(row, plan) for row in rows]),
+        us_column("step", [None if row.step is None else row.step.value for row in rows]),
+        text_column(
+            "of the step",
+            ["-" if row.step is None else relative_time(row.step.value, plan.there.value) for row in rows],
+        ),
     ]
-    remarks = [f"{row.title}: {row.why}" for row in rows]
-    return Sheet("Changes that this memory allows: replayed, each on its own", columns, remarks)
-
-
-def _change(row: Alternative, plan: MachinePlan) -> str:
-    return "-" if row.step is None else relative_time(row.step.step_us, plan.there.step_us)
+    title = "Changes that this memory allows: replayed, each on its own"
+    return Sheet(title, columns, [f"{row.title}: {row.why}" for row in rows])
 
 
 def _groups(plan: MachinePlan) -> Sheet:
@@ -166,11 +156,9 @@ def _of_tensors(plan: MachinePlan) -> list[str]:
     said = []
     for name, rows in groups.items():
         here, there = rows[0].num_nodes
-        share = sum(row.exposed_us[1] for row in rows) / plan.there.step_us
+        share = sum(row.exposed_us[1] for row in rows) / plan.there.value
         if there > 1:
             said.append(f"{name} spans {there} NVLink domains there ({here} here): tensor parallel ranks belong in one")
-        elif here > 1:
-            said.append(f"{name} is within one NVLink domain there, and spans {here} here")
         if share >= _MUCH:
             said.append(f"{name} exposes {share:.0%} of the step there: fewer ranks may pay, which a recording shows")
     return said
@@ -180,7 +168,7 @@ def _notes(plan: MachinePlan) -> list[str]:
     here, there = plan.num_gpus
     notes = [_AS_RECORDED]
     if plan.sharded:
-        notes.insert(0, _SHARDS.format(here=here, there=there, what=plan.sharded))
+        notes.insert(0, f"{there:,} instead of {here:,} GPUs share {plan.sharded}: data parallel ranks come or go.")
     elif here != there:
         notes.insert(0, f"{there:,} instead of {here:,} GPUs: data parallel ranks come or go, which shard nothing.")
     return notes

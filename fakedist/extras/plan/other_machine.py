@@ -22,23 +22,15 @@ from fakedist.errors import JobError, RunDirectoryError
 from fakedist.extras.plan.resizing import Resized, resize
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options.pricing import Pricing
-from fakedist.results.job_time import JobTime, check_every_stage, time_job
+from fakedist.results.job_time import check_every_stage, time_job
 from fakedist.results.replayed import setup_of_run
 from fakedist.results.repricing import gpu_of
 from fakedist.results.run import Run
+from fakedist.results.token_budget import Estimate
 from fakedist.rundir.summary import Remedy
 
 _LARGEST_BATCHES = (8, 4, 2)  # times the recorded one
 _DROPPED = {1: "", 2: " in every second layer"}
-
-
-@dataclass(frozen=True)
-class StepThere:
-    """A step, *estimated*, with its 90 % interval if that is known."""
-
-    step_us: float
-    low_us: float | None
-    high_us: float | None
 
 
 @dataclass(frozen=True)
@@ -105,7 +97,7 @@ class Alternative:
 
     title: str
     need: RankNeed
-    step: StepThere | None
+    step: Estimate | None
     why: str
 
 
@@ -131,8 +123,8 @@ class MachinePlan:
     fabric: str
     sharded: str
     ranks: Sequence[RankThere]
-    here: StepThere
-    there: StepThere
+    here: Estimate
+    there: Estimate
     tokens: tuple[int | None, int | None]
     groups: Sequence[GroupThere]
     alternatives: Sequence[Alternative]
@@ -187,7 +179,7 @@ def plan_machine(runs: Sequence[Run], pricing: Pricing, num_gpus: int | None = N
 class _Step:
     """The priced step of a job: of one run, or of several stages together (``priced`` is None)."""
 
-    step: StepThere
+    step: Estimate
     tokens: int | None
     fabric: str
     priced: Run | None
@@ -196,7 +188,9 @@ class _Step:
     def of(cls, runs: Sequence[Run], pricing: Pricing) -> _Step:
         options = {name: value for name, value in vars(pricing).items() if name != "gpu"}
         if len(runs) > 1:
-            return cls._of_job(time_job(runs, pricing.gpu, **options))
+            job = time_job(runs, pricing.gpu, **options).summary
+            step = Estimate(job.step_us, job.step_low_us, job.step_high_us)
+            return cls(step, job.throughput.tokens_per_step, job.fabric, None)
         priced = runs[0].priced_for(pricing.gpu, **options)
         if priced.summary.timed is None:
             raise RunDirectoryError(
@@ -204,13 +198,7 @@ class _Step:
             )
         time, source = priced.summary.timed
         tokens = None if time.throughput is None else time.throughput.tokens_per_step
-        return cls(StepThere(time.step_us, time.step_low_us, time.step_high_us), tokens, source.fabric, priced)
-
-    @classmethod
-    def _of_job(cls, job: JobTime) -> _Step:
-        done = job.summary
-        step = StepThere(done.step_us, done.step_low_us, done.step_high_us)
-        return cls(step, done.throughput.tokens_per_step, done.fabric, None)
+        return cls(Estimate(time.step_us, time.step_low_us, time.step_high_us), tokens, source.fabric, priced)
 
 
 def _tables(resized: Resized, priced: Run | None) -> dict[str, pd.DataFrame]:
@@ -223,7 +211,7 @@ def _tables(resized: Resized, priced: Run | None) -> dict[str, pd.DataFrame]:
     return {**resized.tables, **({"kernels": priced.table("kernels")} if priced is not None else {})}
 
 
-def _room(run: Run, gpu: GpuSpec, pricing: Pricing, step: StepThere) -> tuple[Room, tuple[int, int, list[str]]]:
+def _room(run: Run, gpu: GpuSpec, pricing: Pricing, step: Estimate) -> tuple[Room, tuple[int, int, list[str]]]:
     """The memory that a rank may reserve on another GPU; the least and most outside of it, and what is not known."""
     job, known = run.manifest.job, run.summary.estimated_outside
     assert job is not None
@@ -246,7 +234,7 @@ def _room(run: Run, gpu: GpuSpec, pricing: Pricing, step: StepThere) -> tuple[Ro
     taken = 0 if known is None else known.taken_bytes
     low, high = least.low_bytes + taken, most.high_bytes + taken
     capacity = gpu.memory_bytes
-    return Room(max(capacity - high, 0), max(capacity - low, 0), step.step_us, capacity), (low, high, most.left_out)
+    return Room(max(capacity - high, 0), max(capacity - low, 0), step.value, capacity), (low, high, most.left_out)
 
 
 def _needed(evidence: Evidence, room: Room, saved: tuple[int, int]) -> RankNeed:

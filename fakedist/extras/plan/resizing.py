@@ -13,17 +13,16 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.axes import axes_of, find_replicas
-from fakedist.analysis.evidence import BLOCK_BYTES, Evidence, kept_gradients
+from fakedist.analysis.evidence import BLOCK_BYTES, Evidence, curve, kept_gradients
 from fakedist.analysis.layer_table import fold_layers
-from fakedist.analysis.recording import Array
 from fakedist.analysis.topology import read_groups
 from fakedist.errors import JobError
 from fakedist.rank_list import format_rank_list, parse_rank_list
 from fakedist.results.replayed import evidence_tables
 from fakedist.results.run import Run
 
-_BYTES = ("bytes", "requested_bytes")
-_GATHERS, _OPTIMIZER = "all_gather", "optimizer"
+_OPTIMIZER = "optimizer"
+_WORDS = {"": "", _OPTIMIZER: "optimizer states", "all": "parameters, gradients and optimizer states"}
 
 
 @dataclass(frozen=True)
@@ -81,16 +80,17 @@ def resize(run: Run, num_gpus: int) -> Resized:
             "fewer GPUs hold larger shards of the optimizer, in buffers of a size that the run does not show",
             f"record it: fakedist profile --world-size {num_gpus} ...",
         )
-    rank = _moved(job.rank, axis, factor)
-    manifest = replace(run.manifest, job=replace(job, world_size=num_gpus, rank=rank))
+    job = replace(job, world_size=num_gpus, rank=_moved(job.rank, axis, factor))
     changed = {"groups": groups}
     if shards:
         changed["work"] = _optimizer_work(run.table("launches"), run.table("work"), factor)
-    other = run.changed(manifest, changed)
     if tables is not None and shards:
         tables = _with_shards(tables, factor, only_optimizer=shards == _OPTIMIZER)
-    words = {"": "", _OPTIMIZER: "optimizer states"}.get(shards, "parameters, gradients and optimizer states")
-    return Resized(other, None if tables is None else {**tables, "groups": groups}, words)
+    return Resized(
+        run.changed(replace(run.manifest, job=job), changed),
+        None if tables is None else {**tables, "groups": groups},
+        _WORDS[shards],
+    )
 
 
 def _data_axis(groups: pd.DataFrame, calls: pd.DataFrame, world_size: int, rank: int) -> Progression:
@@ -103,9 +103,9 @@ def _data_axis(groups: pd.DataFrame, calls: pd.DataFrame, world_size: int, rank:
     found = [Progression.of(parse_rank_list(group.ranks)) for group in named]
     known = [one for one in found if one is not None]
     if not known or len(known) < len(found) or not replicas.number:
-        why = replicas.text if not replicas.number else "no group is known to be data parallel"
         raise JobError(
-            f"another number of GPUs cannot be told from rank {rank}: {why}",
+            f"another number of GPUs cannot be told from rank {rank}: "
+            + ("no group is known to be data parallel" if replicas.number else replicas.text),
             "record the job with it: fakedist profile --world-size N ...",
         )
     return max(known, key=lambda one: one.extent)
@@ -155,7 +155,7 @@ def _moved(rank: int, axis: Progression, factor: Fraction) -> int:
 def _sharded(calls: pd.DataFrame, resized: set[int]) -> str:
     """Name what the resized groups gather: parameters in forward ("all"), the optimizer's results, or nothing."""
     last = calls[calls["step"] == calls["step"].max()]
-    own = last[last["group"].isin(resized) & last["operation"].astype(str).str.startswith(_GATHERS)]
+    own = last[last["group"].isin(resized) & last["operation"].astype(str).str.startswith("all_gather")]
     own = own[own["bytes_out"] > own["bytes_out"].max() / 1000] if len(own) else own
     phases = set(own.loc[own["bytes_out"] > 0, "phase"].astype(str))
     reduced = last[last["group"].isin(resized) & last["operation"].astype(str).str.startswith("reduce_scatter")]
@@ -184,24 +184,15 @@ def _with_shards(tables: dict[str, pd.DataFrame], factor: Fraction, *, only_opti
         is_shard[kept_gradients(evidence)[0]] = True
     blocks = tables["blocks"].copy()
     before = blocks["bytes"].to_numpy().copy()
-    for name in _BYTES:
-        size = blocks[name].to_numpy().copy()
-        blocks[name] = np.where(is_shard, _divided(size, factor), size)
+    for name in ("bytes", "requested_bytes"):
+        size = blocks[name].to_numpy()
+        whole = -(-size * factor.denominator // factor.numerator // BLOCK_BYTES) * BLOCK_BYTES  # rounded up to blocks
+        blocks[name] = np.where(is_shard, whole, size)
     events = tables["events"]
-    change = _curve(blocks, blocks["bytes"].to_numpy() - before, len(events))
+    made, freed = (blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
+    change = curve(made, freed, blocks["bytes"].to_numpy() - before, len(events)).astype("i8")
     allocated = events["allocated_bytes"].to_numpy() + change
     reserved = events["reserved_bytes"].to_numpy() + change
     peak = int(allocated.argmax()) if len(allocated) else 0
     blocks["at_peak"] = (blocks["alloc_event"] <= peak) & (blocks["free_event"] > peak)
     return {**tables, "blocks": blocks, "events": events.assign(allocated_bytes=allocated, reserved_bytes=reserved)}
-
-
-def _divided(size: Array, factor: Fraction) -> Array:
-    """Bytes of shards, rounded up to whole blocks."""
-    return np.asarray(-(-size * factor.denominator // factor.numerator // BLOCK_BYTES) * BLOCK_BYTES)
-
-
-def _curve(blocks: pd.DataFrame, bytes_: Array, num_events: int) -> Array:
-    made, freed = (blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
-    change = np.bincount(made, bytes_, num_events + 1) - np.bincount(freed, bytes_, num_events + 1)
-    return np.asarray(np.cumsum(change)[:num_events].astype("i8"))
