@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fakedist.analysis.axes import axes_of
-from fakedist.extras.plan.other_machine import Estimate, GroupThere, MachinePlan
+from fakedist.extras.plan.other_machine import GroupThere, MachinePlan
 from fakedist.report.content.report_blocks import (
     Block,
     Fact,
@@ -22,13 +22,13 @@ from fakedist.report.content.report_blocks import (
 )
 from fakedist.report.content.wording import run_title
 from fakedist.results.run import Run
+from fakedist.results.token_budget import Estimate
 from fakedist.results.verdict import relative_time, span_text, span_us
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.summary import Remedy
 from fakedist.units import format_bytes, format_number
 
 _ORDER = ("does not fit", "may fit", "fits")
-_MOST_GROUPS = 8
 #: From this share of the step on, a tensor parallel group's collectives ask whether fewer ranks pay.
 _MUCH = 0.1
 _AS_RECORDED = (
@@ -77,8 +77,7 @@ def _steps(plan: MachinePlan) -> Facts:
             (tokens or 0) / step.value * 1e6 / number
             for tokens, step, number in zip(plan.tokens, (plan.here, plan.there), plan.num_gpus, strict=True)
         ]
-        rates = " there, ".join(map(format_number, reversed(per_gpu)))
-        facts.append(Fact("tokens/s per GPU", f"{rates} here"))
+        facts.append(Fact("tokens/s per GPU", f"{format_number(per_gpu[1])} there, {format_number(per_gpu[0])} here"))
         facts.append(Fact("tokens of a step", f"{plan.tokens[1]:,} there, {plan.tokens[0]:,} here"))
     return Facts(facts, "The step, estimated")
 
@@ -134,7 +133,7 @@ def _alternatives(plan: MachinePlan) -> Sheet:
 
 
 def _groups(plan: MachinePlan) -> Sheet:
-    rows = plan.groups[:_MOST_GROUPS]
+    rows = plan.groups[:8]
     columns = [
         text_column("group", [row.group for row in rows]),
         text_column("operation", [row.operation for row in rows], 1),

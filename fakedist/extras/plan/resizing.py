@@ -86,11 +86,8 @@ def resize(run: Run, num_gpus: int) -> Resized:
         changed["work"] = _optimizer_work(run.table("launches"), run.table("work"), factor)
     if tables is not None and shards:
         tables = _with_shards(tables, factor, only_optimizer=shards == _OPTIMIZER)
-    return Resized(
-        run.changed(replace(run.manifest, job=job), changed),
-        None if tables is None else {**tables, "groups": groups},
-        _WORDS[shards],
-    )
+    known = None if tables is None else {**tables, "groups": groups}
+    return Resized(run.changed(replace(run.manifest, job=job), changed), known, _WORDS[shards])
 
 
 def _data_axis(groups: pd.DataFrame, calls: pd.DataFrame, world_size: int, rank: int) -> Progression:
