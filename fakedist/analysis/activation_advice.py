@@ -241,15 +241,10 @@ def _link_price(evidence: Evidence, bytes_: int, layers: Array) -> Price | None:
 
 def halve_micro_batch(evidence: Evidence) -> Iterator[Change]:
     """A smaller micro-batch and as many more of them: what scales with the batch is known only by bounds."""
-    megatron, flow = Megatron.of(evidence), Flow.of(evidence)
+    flow = Flow.of(evidence)
     if flow is not None and flow.in_flight == flow.number:  # all may be in flight again
         return
-    if megatron is not None:
-        batch, flag = megatron.micro_batch, "--micro-batch-size"
-    elif flow is not None:
-        batch, flag = micro_batch(evidence, flow)
-    else:
-        batch, flag = _micro_batch(evidence), ""
+    batch, flag = micro_batch_of(evidence)
     if batch < 2:
         return
     pieces = next(number for number in range(2, batch + 1) if batch % number == 0)
@@ -257,13 +252,7 @@ def halve_micro_batch(evidence: Evidence) -> Iterator[Change]:
     blocks = evidence.blocks
     bytes_, starts = blocks["bytes"].to_numpy(), blocks["alloc_event"].to_numpy().copy()
     ends = blocks["free_event"].to_numpy().copy()
-    working = evidence.phase("forward", "backward")
-    activation = evidence.category("activation")
-    is_input = evidence.phase("other") & (blocks["step"].to_numpy() > 0)  # batches, masks
-    may = (activation | evidence.category("temporary")) & (working | is_input)
-    if evidence.splits_tensors:
-        may |= evidence.category("communication") & working
-    surely = may & _scales(evidence, activation & working, batch)
+    may, surely = blocks_of_batch(evidence, batch)
     if not surely.any():
         return
     # Gradients stay allocated from the first micro-batch's backward on, as they do in a pipeline already.
@@ -290,6 +279,25 @@ def halve_micro_batch(evidence: Evidence) -> Iterator[Change]:
         line=evidence.main_line(surely),
         price=_split_price(evidence, pieces),
     )
+
+
+def micro_batch_of(evidence: Evidence) -> tuple[int, str]:
+    """Samples of one forward in the last step, and the flag of the command line that has them; 0 if not known."""
+    megatron, flow = Megatron.of(evidence), Flow.of(evidence)
+    if megatron is not None:
+        return megatron.micro_batch, "--micro-batch-size"
+    return (_micro_batch(evidence), "") if flow is None else micro_batch(evidence, flow)
+
+
+def blocks_of_batch(evidence: Evidence, batch: int) -> tuple[Array, Array]:
+    """Masks of the blocks whose size may follow that of the micro-batch, and of those whose size surely does."""
+    working = evidence.phase("forward", "backward")
+    activation = evidence.category("activation")
+    is_input = evidence.phase("other") & (evidence.blocks["step"].to_numpy() > 0)  # batches, masks
+    may = (activation | evidence.category("temporary")) & (working | is_input)
+    if evidence.splits_tensors:
+        may |= evidence.category("communication") & working
+    return may, may & _scales(evidence, activation & working, batch)
 
 
 def _micro_batch(evidence: Evidence) -> int:

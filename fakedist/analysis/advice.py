@@ -57,7 +57,7 @@ def find_advice(
     worth = max(MIN_BYTES, MIN_SHARE * max(evidence.peak, room.capacity_bytes))
     # One that gives nothing by itself may uncover another.
     changes = {change: evidence.saved([change]) for rule in RULES for change in rule(evidence)}
-    segments = _expandable_segments(evidence)
+    segments = expandable_segments(evidence)
     advices = [
         advice_of(evidence, room, change, gives)
         for change, gives in changes.items()
@@ -118,7 +118,6 @@ def _remedy(
     evidence: Evidence, room: Room, changes: dict[Change, tuple[int, int]], segments: Change | None
 ) -> Remedy | None:
     """The fewest changes that surely fit, else the fewest that may; of as many, the cheapest of which most is known."""
-    num_replays = max(_MOST_EVENTS // max(len(evidence.allocated), 1), 1)
     best: dict[str, Remedy] = {}
     if segments is not None:
         alone = _tried(evidence, room, [segments], (0, 0))
@@ -128,11 +127,11 @@ def _remedy(
         ways = []
         for some in combinations(changes, number):
             needed = evidence.least_needed([gone[change] for change in some])
-            if _are_compatible(some) and room.fits(needed, needed) != "does not fit":
+            if are_compatible(some) and room.fits(needed, needed) != "does not fit":
                 unpriced = sum(change.price is None for change in some)
                 price_us = sum(change.price.high_us for change in some if change.price is not None)
                 ways.append(((unpriced, price_us), some))
-        for _, some in islice(sorted(ways, key=lambda way: way[0]), num_replays):
+        for _, some in islice(sorted(ways, key=lambda way: way[0]), most_replays(evidence)):
             tried = _tried(evidence, room, some, changes[some[0]] if number == 1 else evidence.saved(some))
             best.setdefault(tried.fits, tried)
             if "fits" in best:
@@ -140,7 +139,13 @@ def _remedy(
     return best.get("may fit")
 
 
-def _are_compatible(changes: Sequence[Change]) -> bool:
+def most_replays(evidence: Evidence) -> int:
+    """Replays of a run that a search has time for: some seconds."""
+    return max(_MOST_EVENTS // max(len(evidence.allocated), 1), 1)
+
+
+def are_compatible(changes: Sequence[Change]) -> bool:
+    """Whether changes can be made together: no two of them are about one subject."""
     subjects = [subject for change in changes for subject in change.subjects or {change.rule}]
     return len(set(subjects)) == len(subjects)
 
@@ -166,7 +171,7 @@ def _tried(evidence: Evidence, room: Room, changes: Sequence[Change], gives: tup
     )
 
 
-def _expandable_segments(evidence: Evidence) -> Change | None:
+def expandable_segments(evidence: Evidence) -> Change | None:
     """Reserved memory that the allocator cannot use because its free blocks have the wrong sizes.
 
     No block goes, so that a replay says nothing of it: the need lies between what is in blocks and what is reserved.

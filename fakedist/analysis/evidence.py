@@ -105,7 +105,7 @@ class Setup:
 ANYWHERE, UNKNOWN = Room(), Setup()
 
 
-def _curve(first: Array, end: Array, bytes_: Array, num_events: int) -> Array:
+def curve(first: Array, end: Array, bytes_: Array, num_events: int) -> Array:
     """The sum at each event of bytes that are there from a first event until an end."""
     change = np.bincount(first, bytes_, num_events + 1) - np.bincount(end, bytes_, num_events + 1)
     return np.asarray(np.cumsum(change)[:num_events])
@@ -124,7 +124,7 @@ class Evidence:
         asleep = tables["asleep"]
         num_events = len(tables["events"])
         first, end, sleeps = (asleep[name].to_numpy() for name in ("first_event", "end_event", "block"))
-        asleep_bytes = _curve(first, end, self.blocks["bytes"].to_numpy()[sleeps], num_events)
+        asleep_bytes = curve(first, end, self.blocks["bytes"].to_numpy()[sleeps], num_events)
         self.allocated = tables["events"]["allocated_bytes"].to_numpy() - asleep_bytes
         self.reserved_peak = int((tables["events"]["reserved_bytes"] - asleep_bytes).max()) if num_events else 0
         self.peak = int(self.allocated.max(initial=0))
@@ -152,7 +152,7 @@ class Evidence:
         """The most bytes in blocks at one time, with those that are freed and still in use on a stream."""
         size = self.blocks["bytes"].to_numpy()
         freed, reused = (self.blocks[name].to_numpy() for name in ("free_event", "reuse_event"))
-        waiting = _curve(freed, reused, size, len(self.allocated))
+        waiting = curve(freed, reused, size, len(self.allocated))
         return int((self.allocated + waiting).max(initial=self.peak))
 
     @cached_property
@@ -183,7 +183,7 @@ class Evidence:
             rows.append((first, end, np.where(is_gone, 0, bytes_ * left)))
             is_gone |= bytes_ > 0
         for first, end, gone in rows:
-            change += _curve(first, end, gone, num_events)
+            change += curve(first, end, gone, num_events)
         return self.peak - int(np.ceil((self.allocated - change).max(initial=0) - 1e-3))
 
     @cached_property
@@ -198,7 +198,7 @@ class Evidence:
         first = made if saving.starts is None else saving.starts
         end = freed if saving.ends is None else saving.ends
         bytes_ = np.where(self._is_moved & (first < end), np.maximum(saving.bytes_, 0), 0)
-        return _curve(first, end, bytes_, len(self.allocated))[self._samples]
+        return curve(first, end, bytes_, len(self.allocated))[self._samples]
 
     def least_needed(self, gone: Sequence[Array]) -> int:
         """A limit from below of what changes leave, from what each drops at the samples (:meth:`gone_at_samples`)."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
 from fakedist import extras
 from fakedist.cli.job_options import (
     GroupedCommand,
+    as_click,
     count_options,
     counts_of,
+    given,
     pricing_of,
     pricing_options,
 )
@@ -33,6 +35,13 @@ from fakedist.cli.output import (
     reading,
 )
 from fakedist.options.kinds import OptionGroup
+from fakedist.options.pricing import BUDGET_OPTIONS
+
+if TYPE_CHECKING:
+    from fakedist.options.pricing import PricingOptions
+    from fakedist.report.content.report_blocks import Report
+    from fakedist.results.job_time import JobTime
+    from fakedist.results.run import Run
 
 #: What ``--format csv`` shows unless ``--table`` names another table.
 _DEFAULT_TABLE = "layer_times"
@@ -48,13 +57,14 @@ class _TimeCommand(GroupedCommand):
             (str(param.name) for param in (*pricing_options(), *count_options())), OptionGroup.PRICING.value
         ),
         **{str(param.name): heading for param, heading in _ADDED.items()},
+        **{option.name: option.group.value for option in BUDGET_OPTIONS},
         "what_ifs": OptionGroup.PRICING.value,
     }
 
 
 @click.command(
     cls=_TimeCommand,
-    params=[*pricing_options(_AXES), *count_options(), *_ADDED],
+    params=[*pricing_options(_AXES), *count_options(), *map(as_click, BUDGET_OPTIONS), *_ADDED],
 )
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
 @click.option(
@@ -92,6 +102,8 @@ def time(
 
     With several GPUs or fabrics, such as --gpu h100,b200 --fabric dgx-h100-ndr,p5-efa, the result is one table.
 
+    With --tokens 2T --price 2.5, what training on so many tokens takes: GPU-hours, energy at most, and its cost.
+
     With --lengths LENGTHS --prompt-tokens N the rollout of the run's inference engine, or of another (--engine CONFIG
     --kv-tokens N), on these GPUs is simulated, too.
     """
@@ -100,6 +112,7 @@ def time(
     several = len(runs) > 1 or bool(counts) or output.format == HTML
     _check_output(output, len(runs), several=several, table=table, all_rows=all_rows, what_ifs=what_ifs)
     is_alone = not several and output.format != CSV and "," not in f"{values['gpu']}{values['fabric']}"
+    budget = _budget_of(values, output)
     added = [make for part in extras.parts("time_options") if (make := part.report(values, is_alone=is_alone))]
     axes = [str(values[name]).split(",") if values[name] else [None] for name in _AXES]
     if max(map(len, axes)) > 1:
@@ -111,12 +124,10 @@ def time(
     gpu, pricing = pricing_of(values)
     with reading(*runs):
         if several:
-            from fakedist.report.content.job import step_report
             from fakedist.results.job_time import time_job
 
             price_job = partial(time_job, runs, gpu, **pricing, **counts)
-            changed = {text: price_job(what_if=text) for text in what_ifs}
-            output.write(step_report(price_job(), changed, folder=output.folder))
+            _print_job(price_job, what_ifs, partial(_budgets, gpu, pricing, budget), output)
         else:
             from fakedist.report.content.time import priced_report
             from fakedist.results.opening import open_run
@@ -125,9 +136,51 @@ def time(
             price = partial(run.priced_for, gpu, **pricing)
             changed_runs = {text: price(what_if=text) for text in what_ifs}
             priced, reports = price(gains=output.format != CSV), [make(run) for make in added]
+            reports += _budgets(gpu, pricing, budget, priced)
             table = table or _DEFAULT_TABLE
             output.write(priced_report(priced, changed_runs, reports, all_rows=all_rows, table=table))
     return 0
+
+
+def _print_job(
+    price_job: Callable[..., JobTime],
+    what_ifs: Sequence[str],
+    added: Callable[[JobTime], Sequence[Report]],
+    output: Output,
+) -> None:
+    from fakedist.report.content.job import step_report
+
+    changed = {text: price_job(what_if=text) for text in what_ifs}
+    job = price_job()
+    output.write(step_report(job, changed, added(job), folder=output.folder))
+
+
+def _budget_of(values: Mapping[str, object], output: Output) -> dict[str, Any]:
+    """The options of a token budget that were given, checked against the others."""
+    budget = given(BUDGET_OPTIONS, values)
+    if "price" in budget and "tokens" not in budget:
+        raise click.UsageError("--price needs --tokens")
+    if budget and output.format == CSV:
+        raise click.UsageError(f"--tokens is not for --format {CSV}")
+    if budget and "," in f"{values['gpu']}{values['fabric']}":
+        raise click.UsageError("--tokens is for one GPU and fabric, each at its own price")
+    return budget
+
+
+def _budgets(
+    gpu: str | None, pricing: PricingOptions, budget: Mapping[str, Any], priced: Run | JobTime
+) -> list[Report]:
+    """The figures of the tokens of ``--tokens``; nothing without any."""
+    from fakedist.report.content.token_budget import budget_report
+    from fakedist.results.repricing import gpu_of
+    from fakedist.results.run import Run
+    from fakedist.results.token_budget import budget_of
+
+    if not budget:
+        return []
+    first = priced if isinstance(priced, Run) else priced.runs[0]
+    watts = gpu_of(first.manifest, gpu, pricing.get("power_watts")).watts
+    return [budget_report(budget_of(priced, watts, **budget))]
 
 
 def _check_output(

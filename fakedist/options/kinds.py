@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -89,6 +90,29 @@ def whole_number(least: int | None = None, most: int | None = None) -> ValueKind
         return value
 
     return ValueKind(words="whole number", metavar="N", read=read, from_texts=_integer)
+
+
+#: What the letters after a count stand for, as papers write tokens: 300B, 2T.
+_THOUSANDS = {"": 0, "K": 3, "M": 6, "B": 9, "T": 12}
+_COUNT = re.compile(r"(\d{1,30})(?:\.(\d{1,30}))?\s*([KMBT]?)", re.IGNORECASE)
+
+
+def large_count() -> ValueKind:
+    """A whole number above 0, on a command line also with a letter: 300B, 1.5T."""
+
+    def from_texts(texts: Sequence[str]) -> object:
+        match = _COUNT.fullmatch(texts[-1].strip().replace("_", "").replace(",", ""))
+        if match is None:
+            return texts[-1]
+        whole, part, power = match[1], match[2] or "", _THOUSANDS[match[3].upper()]
+        return int(whole + part[:power].ljust(power, "0")) if not part[power:].strip("0") else texts[-1]
+
+    def read(value: object) -> int:
+        if not _is_number(value) or value < 1:
+            raise RefusedError(f"is a number like 300B or 2T, not {visible(repr(value), 40)}")
+        return value
+
+    return ValueKind(words="whole number", metavar="N", read=read, from_texts=from_texts)
 
 
 def rank_list() -> ValueKind:
@@ -340,6 +364,7 @@ class OptionGroup(Enum):
     RECORDING = "Recording"
     PRICING = "Pricing"
     ROLLOUT = "Rollout"
+    BUDGET = "Token budget"
 
 
 class Door(Enum):

@@ -51,6 +51,27 @@ MICRO_BATCHES = named(
         example=64,
     )
 )
+#: What a number of tokens takes with the priced step, and what that costs.
+BUDGET_OPTIONS = (
+    named(
+        Option(
+            name="tokens",
+            kind=kinds.large_count(),
+            group=OptionGroup.BUDGET,
+            help="Also show what training on so many tokens takes: GPU-hours, energy and, with --price, its cost.",
+            example=2_000_000_000_000,
+        )
+    ),
+    named(
+        Option(
+            name="price",
+            kind=kinds.number(least=0, most=1_000_000, metavar="PRICE"),
+            group=OptionGroup.BUDGET,
+            help="Price of a GPU for an hour, in any currency.",
+            example=2.5,
+        )
+    ),
+)
 
 
 def _priced(option: Option, name: str) -> Option:

@@ -29,7 +29,7 @@ from fakedist.rundir import time_notes
 from fakedist.rundir.directory import rank_directories
 from fakedist.rundir.finding import Finding
 from fakedist.rundir.job_time import FlopsRate, JobStep, StageTime, Throughput
-from fakedist.rundir.notes import Note
+from fakedist.rundir.notes import Note, listed
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.step_time import HostTime
 from fakedist.units import format_us
@@ -273,6 +273,18 @@ def check_one_job(runs: Sequence[Run]) -> tuple[Run, dict[int, Run]]:
             raise JobError(f"{runs[0].path} and {run.path} ran for different GPUs: {names}", "record them for one GPU")
         by_rank[job.rank] = run
     return runs[0], dict(sorted(by_rank.items()))
+
+
+def check_every_stage(runs: Sequence[Run]) -> None:
+    """Raise JobError if stages of the pipeline that the runs' ranks are in are missing."""
+    ranks = {run.summary.rank for run in runs}
+    pipeline = None if runs[0].summary.rank is None else _pipeline(runs[0], runs[0].summary.rank)
+    if pipeline and (missing := [str(rank) for rank in pipeline.ranks if rank not in ranks]):
+        lacking = f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+        raise JobError(
+            f"the step of the job needs a rank of each stage of its pipeline: {lacking}",
+            "fakedist profile --rank stages runs them",
+        )
 
 
 def _difference(first: Job, other: Job) -> str:

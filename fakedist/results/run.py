@@ -401,6 +401,10 @@ class Run:
         summary = replace(self.summary, kernels=times.source, time=times.summary, advice=unpriced, remedy=None)
         return Run(self.path, self.manifest, summary, self._tables.with_tables(times.tables), device=self.device)
 
+    def changed(self, manifest: Manifest, tables: Mapping[str, pd.DataFrame]) -> Run:
+        """The same run of another job, with some tables replaced: as if that had been recorded."""
+        return Run(self.path, manifest, self.summary, self._tables.with_tables(tables), device=self.device)
+
     def keeping_tables(self) -> Run:
         """The same run, which keeps each table that it has read: for a report, which asks for one several times."""
         return Run(self.path, self.manifest, self.summary, self._tables.keeping(), device=self.device)

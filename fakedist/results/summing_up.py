@@ -229,14 +229,15 @@ def _advised(
 
 
 def _setup(recording: Recording, job: Job | None) -> Setup:
-    """The job's command line and hosts."""
     gpu = recorded_gpu(recording)
-    host_bandwidth = 0.0 if gpu is None else gpu.host_bandwidth
-    return (
-        Setup(host_bandwidth=host_bandwidth)
-        if job is None
-        else Setup(job.script_arguments, host_bandwidth, min(job.gpus_per_node, job.world_size))
-    )
+    return setup_of(job, 0.0 if gpu is None else gpu.host_bandwidth)
+
+
+def setup_of(job: Job | None, host_bandwidth: float) -> Setup:
+    """The job's command line and hosts, by the bytes per second of each GPU's link to its host; 0 if not known."""
+    if job is None:
+        return Setup(host_bandwidth=host_bandwidth)
+    return Setup(job.script_arguments, host_bandwidth, min(job.gpus_per_node, job.world_size))
 
 
 def layer_memory(layers: pd.DataFrame, folds: list[Fold]) -> list[LayerMemory]:

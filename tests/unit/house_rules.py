@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 #: The extras with a module ``command``.
-EXTRAS = ("calibration", "chakra", "confirm", "mcp", "play")
+EXTRAS = ("calibration", "chakra", "confirm", "mcp", "plan", "play")
 #: Third-party library -> where it may be imported ("room/" or "module").
 LIBRARY_HOMES = {
     "torch": (
@@ -29,6 +29,7 @@ LIBRARY_HOMES = {
         "extras/calibration/",
         "extras/chakra/",
         "extras/experts/library_times",
+        "extras/plan/",
         "extras/play/",
         *(f"extras/rl/{name}" for name in ("decoding", "engine_memory", "rollout_time", "schedule", "summary_parts")),
         "check/",
@@ -66,6 +67,7 @@ SAME_THING = {
     "class Advice": "a change that would help: the record, and its block of a report",
     "lines": "lines of source: their sums, and their command",
     "job_time": "the step of a whole job: the record, and what makes it",
+    "token_budget": "what a number of tokens takes: its figures, and their report",
     "__main__": "the program of a process, which is started by the file's path",
 }
 #: A module of fewer than 80 lines with one importer -> why it is one.
@@ -95,7 +97,7 @@ SMALL_FOR_A_REASON = {
     **dict.fromkeys(
         ("extras/rl/adapters", "extras/rl/summary_parts", "extras/rl/time_options"), "the core finds it by this name"
     ),
-    "extras/rl/rollout_report": "one module a subject",
+    **dict.fromkeys(("extras/rl/rollout_report", "report/content/token_budget"), "one module a subject"),
     "extras/rl/vllm": "one module a framework",
     "gpu/driver/elf": "the format of shared libraries, which the driver's build need not know",
     "gpu/smi/offer": "the rank's environment; the program next to it runs alone",

@@ -121,11 +121,17 @@ def runs_report(found: JobRuns, *, folder: Path | None = None) -> Report:
     return job_report(rows, found.runs[0].summary.world_size or 0, found, folder=folder)
 
 
-def step_report(job: JobTime, changed: Mapping[str, JobTime], *, folder: Path | None = None) -> Report:
-    """The report of ranks whose step was priced anew; its JSON is that of the step."""
+def step_report(
+    job: JobTime, changed: Mapping[str, JobTime], added: Sequence[Report] = (), *, folder: Path | None = None
+) -> Report:
+    """The report of ranks whose step was priced anew, and what is ``added``; its JSON is that of the step."""
     report = runs_report(JobRuns(None, job.runs, job), folder=folder)
-    blocks = [*report.blocks, *_what_if_sheets(job, changed)]
-    return replace(report, blocks=blocks, data=partial(_job_object, job, changed))
+    blocks = [*report.blocks, *_what_if_sheets(job, changed), *(block for one in added for block in one.blocks)]
+
+    def data() -> dict[str, object]:
+        return _job_object(job, changed) | {one.title: one.data() for one in added}
+
+    return replace(report, blocks=blocks, data=data)
 
 
 def _about(found: JobRuns) -> list[Block]:

@@ -13,17 +13,13 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.advice import RULES, advice_of
-from fakedist.analysis.evidence import Change, Evidence, Room, Saving, Setup
-from fakedist.analysis.memory_tables import fold_layers
+from fakedist.analysis.evidence import Change, Evidence, Saving
 from fakedist.analysis.recording import Array
-from fakedist.gpu.models.catalogue import gpu_of_product
 from fakedist.report.figures.memory_figures import MemoryCurve
 from fakedist.report.page.drawings import Pack
+from fakedist.results.replayed import evidence_of, room_of_run
 from fakedist.results.run import Run
-from fakedist.results.summing_up import room_of
 from fakedist.rundir.summary import Advice
-
-_TABLES = ("blocks", "asleep", "layers", "spans", "calls", "groups", "events", "stacks", "steps", "frames", "shares")
 
 
 @dataclass(frozen=True)
@@ -51,12 +47,9 @@ def find_switches(run: Run) -> tuple[Evidence | None, list[Switch]]:
     summary = run.summary
     advised = {advice.title: advice for advice in summary.advice}
     wanted = {*advised, *(summary.remedy.titles if summary.remedy else ())}
-    if not wanted or not all(run.has(name) for name in _TABLES):
+    evidence, room = evidence_of(run) if wanted else None, room_of_run(run)
+    if evidence is None:
         return None, []
-    if run.num_rows("asleep"):
-        return None, []  # the page's curve counts what sleeps
-    tables = {name: run.table(name) for name in (*_TABLES, "kernels") if run.has(name)}
-    evidence, room = Evidence(tables, fold_layers(tables["layers"]), _setup(run)), room_of_run(run)
     changes = [change for rule in RULES for change in rule(evidence) if change.title in wanted]
     switches = [
         Switch(advised.get(change.title) or advice_of(evidence, room, change, evidence.saved([change])), change)
@@ -64,20 +57,6 @@ def find_switches(run: Run) -> tuple[Evidence | None, list[Switch]]:
     ]
     reserved = [advice for advice in summary.advice if advice.of == "peak_reserved_bytes"]
     return evidence, [*switches, *(Switch(advice, None) for advice in reserved)]
-
-
-def _setup(run: Run) -> Setup:
-    job, gpu = run.manifest.job, gpu_of_product(run.summary.gpu)
-    bandwidth = 0.0 if gpu is None else gpu.host_bandwidth
-    if job is None:
-        return Setup(host_bandwidth=bandwidth)
-    return Setup(job.script_arguments, bandwidth, min(job.gpus_per_node, job.world_size))
-
-
-def room_of_run(run: Run) -> Room:
-    """The memory that a run may reserve, and its step."""
-    summary = run.summary
-    return room_of(summary.exit, summary.out_of_memory, summary.capacity_bytes, summary.estimated_outside, summary.time)
 
 
 def add_switches(pack: Pack, run: Run, curve: MemoryCurve) -> list[Switch]:
