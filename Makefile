@@ -120,6 +120,16 @@ recipes: .venv/.recipes ## the packages of public projects' recipes too, which n
 	$(BIN)/python $(PIP_INSTALL) --no-deps --requirement requirements-recipes.txt
 	touch $@
 
+# A project that pins other versions than ours: what it has of its own, and .venv's packages behind it.
+.venv-%: tests/clients/environments/%.txt .venv/.frameworks ## an environment of a project of docs/clients.md, by its name
+	$(BIN)/python -m venv --without-pip $@
+	realpath .venv/lib/python*/site-packages . > $$(echo $@/lib/python*/site-packages)/behind.pth
+	ln -sfn $$(realpath .venv/lib/python*/site-packages/nvidia) $$(echo $@/lib/python*/site-packages)/nvidia
+	$@/bin/python $(PIP_INSTALL) --no-deps --requirement $<
+
+clients-projects: $(patsubst tests/clients/environments/%.txt,.venv-%,$(wildcard tests/clients/environments/*.txt)) ## their jobs, each in its environment
+	for each in $^; do PATH=$$PWD/$$each/bin:$$PATH $$each/bin/python -m tests.clients.run --projects || exit 1; done
+
 clients: recipes ## run every job of every framework, write docs/clients.md; ONLY=text chooses
 	$(BIN)/python -m tests.clients.run --only '$(ONLY)'
 

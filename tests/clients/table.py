@@ -79,8 +79,9 @@ def save_results(results: dict[str, Any], entries: Sequence[Entry]) -> None:
 def result_of(entry: Entry, runs: Sequence[Ran], failed: str = "") -> dict[str, Any]:
     """One entry's result: with which versions, and each rank's figures; or why it failed."""
     names = dict.fromkeys((entry.package, *entry.requires, *entry.exactly, "torch"))
+    checkout = dict([entry.checkout.split("@")] if entry.checkout else [])
     return {
-        "versions": {name: version(name) for name in names},
+        "versions": checkout | {name: version(name) for name in names},
         "cores": os.cpu_count(),
         "ranks": [
             {

@@ -1,0 +1,219 @@
+"""Projects that people train with, by their own commands and configurations, on a Llama that they load from a file.
+
+Each has an environment of its own (``make .venv-NAME``), for it pins other versions than the catalogue's. A project
+without a package is a checkout of its repository.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.clients.catalogue.arithmetic import BF16, FP32, Arithmetic, Transformer
+from tests.clients.catalogue.entry import Entry
+from tests.conftest import ROOT
+
+_EXACT = 1e-4
+_LLAMA = Transformer(4, 1024, 2816, 8192, keys=256)
+#: What the seven matrices of its layers take in and give out.
+_IN_AND_OUT = 4 * (2 * (1024 + 1024) + 2 * (1024 + 256) + 3 * (1024 + 2816))
+_SHARDED = ("all_gather_into_tensor", "reduce_scatter_tensor")
+
+
+@cache
+def _made(job: str) -> Path:
+    """A directory with what a job of ``tests/clients/jobs`` prepares, made once."""
+    directory = Path(tempfile.mkdtemp(prefix="fakedist-prepared-"))
+    command = [sys.executable, str(ROOT / "tests/clients/jobs" / job), str(directory)]
+    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    return directory
+
+
+def _prepared(job: str = "prepared_llama.py", **files: str) -> Callable[[Path], None]:
+    """Prepare what ``job`` makes, and files by their name, in which two underscores stand for the dot."""
+
+    def prepare(directory: Path) -> None:
+        shutil.copytree(_made(job), directory, copy_function=os.link, dirs_exist_ok=True)
+        for name, text in files.items():
+            (directory / name.replace("__", ".")).write_text(text)
+
+    return prepare
+
+
+def _full(rank: int) -> Arithmetic:
+    """Everything in fp32; two micro-batches of two texts of 512, computed again in backward."""
+    held = FP32 * _LLAMA.parameters
+    phases = ("forward", "recompute", "backward", "optimizer")
+    return Arithmetic(held, held, 2 * held, bytes_within=_EXACT, phases=phases)
+
+
+def _sharded(rank: int) -> Arithmetic:
+    """An eighth of the states, in the parameters' bf16."""
+    return Arithmetic(None, None, 2 * BF16 * _LLAMA.parameters / 8, bytes_within=_EXACT)
+
+
+def _lora(rank: int) -> Arithmetic:
+    """Rank 16 on each of seven matrices a layer, in fp32; the model itself is bf16 and frozen."""
+    adapters = FP32 * 16 * _IN_AND_OUT
+    return Arithmetic(BF16 * _LLAMA.parameters + adapters, adapters, 2 * adapters, bytes_within=_EXACT)
+
+
+_LLAMA_FACTORY = """model_name_or_path: model
+stage: sft
+do_train: true
+finetuning_type: full
+dataset_dir: .
+dataset: words
+template: default
+cutoff_len: 512
+preprocessing_num_workers: 1
+dataloader_num_workers: 0
+output_dir: saved
+logging_steps: 1
+save_strategy: "no"
+report_to: none
+include_num_input_tokens_seen: true
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 2
+learning_rate: 1.0e-5
+max_steps: 6
+bf16: true
+"""
+_AXOLOTL = """base_model: model
+bf16: true
+datasets:
+  - path: messages.jsonl
+    type: chat_template
+    ds_type: json
+    field_messages: messages
+chat_template: tokenizer_default
+dataset_prepared_path: prepared
+dataset_num_proc: 1
+val_set_size: 0
+output_dir: saved
+sequence_len: 1024
+pad_to_sequence_len: true
+attn_implementation: sdpa
+adapter: lora
+lora_r: 16
+lora_alpha: 32
+lora_dropout: 0.0
+lora_target_linear: true
+gradient_accumulation_steps: 2
+micro_batch_size: 2
+max_steps: 6
+optimizer: adamw_torch_fused
+learning_rate: 0.0002
+gradient_checkpointing: true
+logging_steps: 1
+save_strategy: "no"
+"""
+_AUTOMODEL = """recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler: {global_batch_size: 32, local_batch_size: 2, ckpt_every_steps: 1000, num_epochs: 1, max_steps: 6}
+dist_env: {backend: nccl, timeout_minutes: 1}
+rng: {_target_: nemo_automodel.components.training.rng.StatefulRNG, seed: 1111, ranked: true}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: model
+checkpoint: {enabled: false}
+clip_grad_norm: {max_norm: 1.0}
+distributed: {strategy: fsdp2, dp_size: none, tp_size: 1, cp_size: 1}
+loss_fn: {_target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy}
+dataset:
+  _target_: nemo_automodel.components.datasets.llm.column_mapped_text_instruction_dataset.\
+ColumnMappedTextInstructionDataset
+  path_or_dataset_id: alpaca.json
+  column_mapping: {question: instruction, answer: output}
+  answer_only_loss_mask: true
+packed_sequence: {packed_sequence_size: 0}
+dataloader:
+  _target_: torchdata.stateful_dataloader.StatefulDataLoader
+  collate_fn: {_target_: nemo_automodel.components.datasets.utils.default_collater}
+  shuffle: false
+optimizer: {_target_: torch.optim.Adam, betas: [0.9, 0.999], eps: 1.0e-8, lr: 1.0e-5, weight_decay: 0}
+lr_scheduler: {lr_decay_style: cosine, min_lr: 1.0e-6}
+"""
+
+
+def _entry(framework: str, feature: str, command: str, arithmetic: Any = None, **more: Any) -> Entry:
+    """A job of eight ranks, of which the first and the last run unless ``more`` says otherwise."""
+    script, *arguments = command.removeprefix("-m ").split()
+    script = f"-m {script}" if command.startswith("-m ") else script
+    settings: dict[str, Any] = {"ranks": (0, 7), "collectives": ("all_reduce",), "minutes": 10}
+    return Entry(framework, feature, script, arguments=tuple(arguments), arithmetic=arithmetic, **settings | more)
+
+
+ENTRIES = (
+    _entry(
+        "LLaMA-Factory",
+        "full SFT by its launcher and a YAML file, two micro-batches, gradients checkpointed, DDP",
+        "-m llamafactory.launcher sft.yaml",
+        _full,
+        package="llamafactory",
+        requires=("transformers", "trl"),
+        prepare=_prepared(
+            sft__yaml=_LLAMA_FACTORY, dataset_info__json=json.dumps({"words": {"file_name": "alpaca.json"}})
+        ),
+    ),
+    _entry(
+        "ms-swift",
+        "swift sft: LoRA on all linear layers, two micro-batches, DDP",
+        "-m swift.cli.sft --model model --model_type llama --template default --dataset messages.jsonl "
+        "--tuner_type lora --lora_rank 16 --target_modules all-linear --torch_dtype bfloat16 --max_length 1024 "
+        "--per_device_train_batch_size 2 --gradient_accumulation_steps 2 --max_steps 6 --logging_steps 1 "
+        "--attn_impl sdpa --report_to none --dataloader_num_workers 0 --output_dir saved",
+        None,
+        package="ms-swift",
+        requires=("transformers", "peft"),
+        prepare=_prepared(),
+    ),
+    _entry(
+        "axolotl",
+        "axolotl train: LoRA on all linear layers, padded conversations, two micro-batches, DDP",
+        "-m axolotl.cli.train sft.yaml",
+        None,
+        package="axolotl",
+        requires=("transformers", "trl", "peft"),
+        prepare=_prepared(sft__yaml=_AXOLOTL),
+        environment={"AXOLOTL_DO_NOT_TRACK": "1"},
+    ),
+    _entry(
+        "NeMo Automodel",
+        "fine-tuning recipe, FSDP2, two micro-batches, answers alone",
+        "-m nemo_automodel.recipes.llm.train_ft -c llama.yaml",
+        _sharded,
+        package="nemo-automodel",
+        requires=("transformers", "triton"),
+        prepare=_prepared(llama__yaml=_AUTOMODEL),
+        collectives=_SHARDED,
+    ),
+    _entry(
+        "Unsloth",
+        "FastLanguageModel, LoRA by its kernels, activations checkpointed, TRL's SFT, DDP",
+        "tests/clients/jobs/unsloth_sft.py",
+        None,
+        package="unsloth",
+        requires=("transformers", "trl"),
+        prepare=_prepared(),
+        environment={"UNSLOTH_SKIP_TORCHVISION_CHECK": "1"},
+    ),
+    _entry(
+        "LeRobot",
+        "lerobot-train: ACT, a camera and six joints, DDP by Accelerate",
+        "-m lerobot.scripts.lerobot_train --policy.type=act --policy.push_to_hub=false "
+        "--policy.pretrained_backbone_weights=null --policy.device=cuda --dataset.repo_id=made/robot "
+        "--dataset.root=robot --batch_size=8 --steps=6 --log_freq=1 --num_workers=0 --save_checkpoint=false "
+        "--wandb.enable=false --output_dir=trained",
+        None,
+        package="lerobot",
+        prepare=_prepared("prepared_robot.py"),
+    ),
+)
