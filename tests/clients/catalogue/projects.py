@@ -8,62 +8,112 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.clients.catalogue.arithmetic import BF16, FP32, Arithmetic, Transformer
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.clients.catalogue.arithmetic import BF16, FP32, Arithmetic
 from tests.clients.catalogue.entry import Entry
+from tests.clients.catalogue.prepared import LLAMA, write_conversations, write_llama
 from tests.conftest import ROOT
 
 _EXACT = 1e-4
-_LLAMA = Transformer(4, 1024, 2816, 8192, keys=256)
 #: What the seven matrices of its layers take in and give out.
 _IN_AND_OUT = 4 * (2 * (1024 + 1024) + 2 * (1024 + 256) + 3 * (1024 + 2816))
 _SHARDED = ("all_gather_into_tensor", "reduce_scatter_tensor")
 
 
-@cache
-def _made(job: str) -> Path:
-    """A directory with what a job of ``tests/clients/jobs`` prepares, made once."""
-    directory = Path(tempfile.mkdtemp(prefix="fakedist-prepared-"))
-    command = [sys.executable, str(ROOT / "tests/clients/jobs" / job), str(directory)]
-    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
-    return directory
-
-
-def _prepared(job: str = "prepared_llama.py", **files: str) -> Callable[[Path], None]:
-    """Prepare what ``job`` makes, and files by their name, in which two underscores stand for the dot."""
+def _prepared(**files: str) -> Callable[[Path], None]:
+    """Prepare a Llama, conversations, and files by their name, in which two underscores stand for the dot."""
 
     def prepare(directory: Path) -> None:
-        shutil.copytree(_made(job), directory, copy_function=os.link, dirs_exist_ok=True)
+        write_llama(directory)
+        write_conversations(directory)
         for name, text in files.items():
             (directory / name.replace("__", ".")).write_text(text)
 
     return prepare
 
 
+def _robot(directory: Path) -> None:
+    """Prepare a data set of a robot, which LeRobot itself writes."""
+    job = ROOT / "tests/clients/jobs/prepared_robot.py"
+    subprocess.run([sys.executable, str(job), str(directory)], check=True, capture_output=True)
+
+
 def _full(rank: int) -> Arithmetic:
     """Everything in fp32; two micro-batches of two texts of 512, computed again in backward."""
-    held = FP32 * _LLAMA.parameters
+    held = FP32 * LLAMA.parameters
     phases = ("forward", "recompute", "backward", "optimizer")
     return Arithmetic(held, held, 2 * held, bytes_within=_EXACT, phases=phases)
 
 
 def _sharded(rank: int) -> Arithmetic:
     """An eighth of the states, in the parameters' bf16."""
-    return Arithmetic(None, None, 2 * BF16 * _LLAMA.parameters / 8, bytes_within=_EXACT)
+    return Arithmetic(None, None, 2 * BF16 * LLAMA.parameters / 8, bytes_within=_EXACT)
 
 
 def _lora(rank: int) -> Arithmetic:
     """Rank 16 on each of seven matrices a layer, in fp32; the model itself is bf16 and frozen."""
     adapters = FP32 * 16 * _IN_AND_OUT
-    return Arithmetic(BF16 * _LLAMA.parameters + adapters, adapters, 2 * adapters, bytes_within=_EXACT)
+    return Arithmetic(BF16 * LLAMA.parameters + adapters, adapters, 2 * adapters, bytes_within=_EXACT)
+
+
+def _wan(rank: int) -> Arithmetic:
+    """Everything in fp32, on every rank: four layers of 1,536, texts of 4,096, a patch of 2 x 2 pixels."""
+    h, ffn = 1536, 8960
+    layer = 2 * (4 * h * h + 4 * h + 2 * h) + (2 * h * ffn + ffn + h) + 2 * h + 6 * h
+    ends = (16 * 4 * h + h) + (256 * h + h + h * h + h) + (6 * h * h + 6 * h) + (4096 * h + h + h * h + h)
+    ends += (h * 64 + 64) + 2 * h
+    held = FP32 * (4 * layer + ends)
+    return Arithmetic(held, held, 2 * held, bytes_within=_EXACT)
+
+
+def _resnet(rank: int) -> Arithmetic:
+    """ResNet-50's published 25,557,032 parameters, and momentum."""
+    held = FP32 * 25_557_032
+    return Arithmetic(None, held, held, bytes_within=_EXACT)
+
+
+def _pictures(directory: Path) -> None:
+    """Prepare 1,024 times one picture, in two classes."""
+    from PIL import Image  # Pillow comes with the frameworks
+
+    one = directory / "one.jpg"
+    Image.new("RGB", (256, 256), (200, 100, 50)).save(one)
+    for place in (directory / "pictures" / split / kind for split in ("train", "val") for kind in ("cat", "dog")):
+        place.mkdir(parents=True)
+        for number in range(512):
+            (place / f"{number}.jpg").hardlink_to(one)
+
+
+def _texts_and_tokenizer(directory: Path) -> None:
+    """Prepare nanochat's shards of text, of made-up words, and the tokenizer that it trains of them."""
+    shards = directory / "base_data_climbmix"
+    shards.mkdir()
+    drawn = np.random.default_rng(0)
+    words = ["".join(letters) for letters in drawn.choice(list("abcdefghijklmnopqrstuvwxyz"), (20_000, 6))]
+    for number in range(2):
+        texts = [" ".join(drawn.choice(words, 400)) for _ in range(2000)]
+        table = pa.table({"text": texts})
+        pq.write_table(table, shards / f"shard_{number:05d}.parquet", row_group_size=125)
+    checkout = next(entry.root for entry in ENTRIES if entry.framework == "nanochat")
+    command = [sys.executable, "-m", "scripts.tok_train", "--max-chars=3000000"]
+    own = os.environ | {"NANOCHAT_BASE_DIR": str(directory), "PYTHONPATH": str(checkout)}
+    subprocess.run(command, check=True, capture_output=True, env=own, cwd=checkout)
+
+
+def _tokens(directory: Path) -> None:
+    """Prepare tokens as OLMo-core's example reads them: two bytes each."""
+    drawn = np.random.default_rng(0).integers(0, 50_257, 8 << 20).astype(np.uint16)
+    drawn.tofile(directory / "c4-train.00000-00099.npy")
+    drawn[: 1 << 16].tofile(directory / "c4-validation.00000-00008.npy")
 
 
 _LLAMA_FACTORY = """model_name_or_path: model
@@ -214,6 +264,61 @@ ENTRIES = (
         "--wandb.enable=false --output_dir=trained",
         None,
         package="lerobot",
-        prepare=_prepared("prepared_robot.py"),
+        prepare=_robot,
+    ),
+    _entry(
+        "diffusers",
+        "Wan 2.1's transformer, heads and sequence split over four ranks by Ulysses",
+        "tests/clients/jobs/wan_train.py",
+        _wan,
+        package="diffusers",
+        world_size=4,
+        ranks=(0, 3),
+        collectives=("all_to_all", "all_reduce"),
+    ),
+    _entry(
+        "Megatron-core 0.19",
+        "Mixtral 8x7B on its own layers: PP 4, EP 8, interleaved 1F1B of 8 stages a rank",
+        "examples/megatron_gpt.py --preset mixtral-8x7b --transformer-impl local --exit-interval 2",
+        package="megatron-core",
+        exactly={"megatron-core": "0.19.2"},
+        options=("--gpu", "h200", "--gpu-memory", "unlimited"),
+        world_size=64,
+        ranks=(0, 48),
+        collectives=("all_to_all", "reduce_scatter", "all_gather"),
+    ),
+    _entry(
+        "timm",
+        "its own train.py: ResNet-50, 32 pictures a rank, DDP",
+        "train.py --data-dir pictures --model resnet50 --batch-size 32 --epochs 1 --log-interval 1 --workers 0 "
+        "--amp --amp-dtype bfloat16 --sched none --val-split train",
+        _resnet,
+        package="timm",
+        checkout="huggingface/pytorch-image-models@aa4b585",
+        prepare=_pictures,
+    ),
+    _entry(
+        "nanochat",
+        "base_train, depth 4, two micro-batches, Muon and AdamW in one sharded optimizer, compiled",
+        "-m scripts.base_train --depth=4 --device-batch-size=16 --num-iterations=8 --eval-every=-1 "
+        "--core-metric-every=-1 --sample-every=-1 --window-pattern=L --total-batch-size=524288",
+        package="rustbpe",
+        requires=("tiktoken",),
+        checkout="karpathy/nanochat@92d63d4",
+        prepare=_texts_and_tokenizer,
+        environment={"NANOCHAT_BASE_DIR": "{directory}"},
+        collectives=("all_reduce", "reduce_scatter", "all_gather"),
+    ),
+    _entry(
+        "OLMo-core",
+        "its example train.py: Llama of 271 M parameters, FSDP2, two micro-batches",
+        "src/examples/llm/train.py run --save-folder=saved --work-dir=work --train_module.compile_model=false "
+        "--trainer.callbacks.lm_evaluator.enabled=false --trainer.callbacks.downstream_evaluator.enabled=false "
+        "--data_loader.num_workers=0 --trainer.max_duration.value=6 --trainer.max_duration.unit=steps",
+        package="ai2-olmo-core",
+        checkout="allenai/OLMo-core@fa6c5014c",
+        prepare=_tokens,
+        environment={"OLMO_DATA_ROOT": "{directory}"},
+        collectives=_SHARDED,
     ),
 )
