@@ -1,7 +1,7 @@
 """After diffusers' guide of context parallelism: Wan 2.1's transformer, its sequence split over the ranks, trained.
 
-Runs on GPUs too, under torchrun. Four layers of the 1.3B model; Ulysses splits heads and sequence over four ranks. Latents
-of 17 frames of 480 x 832 and texts are random, the loss is flow matching's.
+Runs on GPUs too, under torchrun. Four layers of the 1.3B model; Ulysses splits heads and sequence over four ranks.
+Latents of 17 frames of 480 x 832 and texts are random, the loss is flow matching's.
 """
 
 from __future__ import annotations
