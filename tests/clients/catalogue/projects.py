@@ -197,7 +197,7 @@ def _entry(framework: str, feature: str, command: str, arithmetic: Any = None, *
     """A job of eight ranks, of which the first and the last run unless ``more`` says otherwise."""
     script, *arguments = command.removeprefix("-m ").split()
     script = f"-m {script}" if command.startswith("-m ") else script
-    settings: dict[str, Any] = {"ranks": (0, 7), "collectives": ("all_reduce",), "minutes": 10}
+    settings: dict[str, Any] = {"ranks": (0, 7), "collectives": ("all_reduce",), "minutes": 10, "together": True}
     return Entry(framework, feature, script, arguments=tuple(arguments), arithmetic=arithmetic, **settings | more)
 
 

@@ -36,8 +36,9 @@ def main() -> None:
         noise = torch.randn_like(latents)
         sigma = torch.rand(1, device=device)
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            velocity = model((1 - sigma) * latents + sigma * noise, timestep=1000 * sigma, encoder_hidden_states=text)
-        loss = torch.nn.functional.mse_loss(velocity.sample.float(), noise - latents)
+            noisy = (1 - sigma) * latents + sigma * noise
+            (velocity,) = model(noisy, timestep=1000 * sigma, encoder_hidden_states=text, return_dict=False)
+        loss = torch.nn.functional.mse_loss(velocity.float(), noise - latents)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
