@@ -14,6 +14,7 @@ Tokens are synthetic, as with ``--mock-data``.
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -252,7 +253,9 @@ def get_batch(job: Job, data: Iterator[Batch] | None, vp_stage: int | None) -> B
             value = torch.empty(shape, dtype=torch.float32 if name == "loss_mask" else torch.int64, device="cuda")
         dist.broadcast(value, source, group=parallel_state.get_tensor_model_parallel_group())
         batch[name] = value
-    on_this_rank: Batch = get_batch_on_this_cp_rank(batch)
+    # megatron-core 0.19 has another parameter.
+    is_new = "is_hybrid_cp" in inspect.signature(get_batch_on_this_cp_rank).parameters
+    on_this_rank: Batch = get_batch_on_this_cp_rank(batch, **({"is_hybrid_cp": False} if is_new else {}))
     return on_this_rank
 
 
