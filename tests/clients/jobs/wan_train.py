@@ -25,20 +25,19 @@ def main() -> None:
     torch.manual_seed(0)  # ranks share a sample
     wan = WanTransformer3DModel(
         num_attention_heads=12, attention_head_dim=128, ffn_dim=8960, num_layers=4, text_dim=4096
-    ).to(device)
+    ).to(device, torch.bfloat16)
     wan.enable_parallelism(config=ContextParallelConfig(ulysses_degree=dist.get_world_size()))
     print(f"{sum(parameter.numel() for parameter in wan.parameters()):,} parameters")
     model = DistributedDataParallel(wan, device_ids=[local_rank])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     for step in range(STEPS):
-        latents = torch.randn(1, 16, FRAMES, HEIGHT, WIDTH, device=device)
-        text = torch.randn(1, TEXT, 4096, device=device)
+        latents = torch.randn(1, 16, FRAMES, HEIGHT, WIDTH, device=device, dtype=torch.bfloat16)
+        text = torch.randn(1, TEXT, 4096, device=device, dtype=torch.bfloat16)
         noise = torch.randn_like(latents)
-        sigma = torch.rand(1, device=device)
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            noisy = (1 - sigma) * latents + sigma * noise
-            (velocity,) = model(noisy, timestep=1000 * sigma, encoder_hidden_states=text, return_dict=False)
-        loss = torch.nn.functional.mse_loss(velocity.float(), noise - latents)
+        sigma = torch.rand(1, device=device, dtype=torch.bfloat16)
+        noisy = (1 - sigma) * latents + sigma * noise
+        (velocity,) = model(noisy, timestep=1000 * sigma, encoder_hidden_states=text, return_dict=False)
+        loss = torch.nn.functional.mse_loss(velocity.float(), (noise - latents).float())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
