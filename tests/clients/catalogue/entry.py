@@ -94,7 +94,7 @@ class Entry:
 
     @property
     def root(self) -> Path:
-        """What the script's path starts from."""
+        """Directory that the script's path starts from."""
         name = self.checkout.partition("@")[0].rpartition("/")[2]
         return Path(os.environ.get("FAKEDIST_CHECKOUTS", "checkouts"), name) if name else ROOT
 

@@ -294,7 +294,7 @@ ENTRIES = (
         "timm",
         "its own train.py: ResNet-50, 32 pictures a rank, DDP",
         "train.py --data-dir pictures --model resnet50 --batch-size 32 --epochs 1 --log-interval 1 --workers 1 "
-        "--amp --amp-dtype bfloat16 --sched none --val-split train",
+        "--amp --amp-dtype bfloat16 --warmup-epochs 0 --val-split train",
         _resnet,
         package="timm",
         checkout="huggingface/pytorch-image-models@aa4b585",
