@@ -47,6 +47,7 @@ Not in the list:
 
 - torchtune 0.6.1 needs torchao 0.15 or older. Its full finetune ran to the end on one rank, unchecked.
 - OpenRLHF 0.11.2 imports flash-attn 2.8.3 in every trainer, which comes as source and takes hours of nvcc.
+- NeMo Automodel 0.7.0 replaces a method of FSDP2 that torch 2.15 lacks (`to_accumulated_grad_if_needed`), on GPUs too.
 - TorchRec 1.9.2 needs fbgemm_gpu 1.9.0, which lacks a symbol of torch 2.15 (`c10::report_overflow`).
 - prime-rl is a repository that runs vLLM in processes of its own; SkyRL 0.4.0 was not tried.
 - Megatron-Bridge 0.6.2 and Megatron-LM's main were not tried with megatron-core 0.19.

@@ -317,7 +317,8 @@ ENTRIES = (
         "its example train.py: Llama of 271 M parameters, FSDP2, two micro-batches",
         "src/examples/llm/train.py run --save-folder=saved --work-dir=work --train_module.compile_model=false "
         "--trainer.callbacks.lm_evaluator.enabled=false --trainer.callbacks.downstream_evaluator.enabled=false "
-        "--data_loader.num_workers=0 --trainer.max_duration.value=6 --trainer.max_duration.unit=steps",
+        "--data_loader.num_workers=0 --trainer.no_checkpoints=true --trainer.max_duration.value=6 "
+        "--trainer.max_duration.unit=steps",
         package="ai2-olmo-core",
         checkout="allenai/OLMo-core@fa6c5014c",
         prepare=_tokens,
