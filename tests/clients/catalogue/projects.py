@@ -24,8 +24,6 @@ from tests.clients.catalogue.prepared import LLAMA, write_conversations, write_l
 from tests.conftest import ROOT
 
 _EXACT = 1e-4
-#: What the seven matrices of its layers take in and give out.
-_IN_AND_OUT = 4 * (2 * (1024 + 1024) + 2 * (1024 + 256) + 3 * (1024 + 2816))
 _SHARDED = ("all_gather_into_tensor", "reduce_scatter_tensor")
 
 
@@ -52,17 +50,6 @@ def _full(rank: int) -> Arithmetic:
     held = FP32 * LLAMA.parameters
     phases = ("forward", "recompute", "backward", "optimizer")
     return Arithmetic(held, held, 2 * held, bytes_within=_EXACT, phases=phases)
-
-
-def _sharded(rank: int) -> Arithmetic:
-    """An eighth of the states, in the parameters' bf16."""
-    return Arithmetic(None, None, 2 * BF16 * LLAMA.parameters / 8, bytes_within=_EXACT)
-
-
-def _lora(rank: int) -> Arithmetic:
-    """Rank 16 on each of seven matrices a layer, in fp32; the model itself is bf16 and frozen."""
-    adapters = FP32 * 16 * _IN_AND_OUT
-    return Arithmetic(BF16 * LLAMA.parameters + adapters, adapters, 2 * adapters, bytes_within=_EXACT)
 
 
 def _wan(rank: int) -> Arithmetic:
@@ -169,31 +156,6 @@ gradient_checkpointing: true
 logging_steps: 1
 save_strategy: "no"
 """
-_AUTOMODEL = """recipe: TrainFinetuneRecipeForNextTokenPrediction
-step_scheduler: {global_batch_size: 32, local_batch_size: 2, ckpt_every_steps: 1000, num_epochs: 1, max_steps: 6}
-dist_env: {backend: nccl, timeout_minutes: 1}
-rng: {_target_: nemo_automodel.components.training.rng.StatefulRNG, seed: 1111, ranked: true}
-model:
-  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
-  pretrained_model_name_or_path: model
-checkpoint: {enabled: false}
-clip_grad_norm: {max_norm: 1.0}
-distributed: {strategy: fsdp2, dp_size: none, tp_size: 1, cp_size: 1}
-loss_fn: {_target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy}
-dataset:
-  _target_: nemo_automodel.components.datasets.llm.column_mapped_text_instruction_dataset.\
-ColumnMappedTextInstructionDataset
-  path_or_dataset_id: alpaca.json
-  column_mapping: {question: instruction, answer: output}
-  answer_only_loss_mask: true
-packed_sequence: {packed_sequence_size: 0}
-dataloader:
-  _target_: torchdata.stateful_dataloader.StatefulDataLoader
-  collate_fn: {_target_: nemo_automodel.components.datasets.utils.default_collater}
-  shuffle: false
-optimizer: {_target_: torch.optim.Adam, betas: [0.9, 0.999], eps: 1.0e-8, lr: 1.0e-5, weight_decay: 0}
-lr_scheduler: {lr_decay_style: cosine, min_lr: 1.0e-6}
-"""
 
 
 def _entry(framework: str, feature: str, command: str, arithmetic: Any = None, **more: Any) -> Entry:
@@ -237,16 +199,6 @@ ENTRIES = (
         requires=("transformers", "trl", "peft"),
         prepare=_prepared(sft__yaml=_AXOLOTL),
         environment={"AXOLOTL_DO_NOT_TRACK": "1"},
-    ),
-    _entry(
-        "NeMo Automodel",
-        "fine-tuning recipe, FSDP2, two micro-batches, answers alone",
-        "-m nemo_automodel.recipes.llm.train_ft -c llama.yaml",
-        _sharded,
-        package="nemo-automodel",
-        requires=("transformers", "triton"),
-        prepare=_prepared(llama__yaml=_AUTOMODEL),
-        collectives=_SHARDED,
     ),
     _entry(
         "Unsloth",
