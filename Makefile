@@ -120,6 +120,17 @@ recipes: .venv/.recipes ## the packages of public projects' recipes too, which n
 	$(BIN)/python $(PIP_INSTALL) --no-deps --requirement requirements-recipes.txt
 	touch $@
 
+# A project that pins other versions than ours: what it has of its own, and .venv's packages behind it.
+.venv-%: tests/clients/environments/%.txt .venv/.frameworks ## an environment of a project of docs/clients.md, by its name
+	$(BIN)/python -m venv --without-pip $@
+	realpath .venv/lib/python*/site-packages . > $$(echo $@/lib/python*/site-packages)/behind.pth
+	ln -sfn $$(realpath .venv/lib/python*/site-packages/nvidia) $$(echo $@/lib/python*/site-packages)/nvidia
+	$@/bin/python $(PIP_INSTALL) --no-deps --requirement $<
+	rm -rf $@/lib/python*/site-packages/tests  # of wheels that bring a package of ours' name
+
+clients-projects: $(patsubst tests/clients/environments/%.txt,.venv-%,$(wildcard tests/clients/environments/*.txt)) ## their jobs, each in its environment
+	for each in $^; do PATH=$$PWD/$$each/bin:$$PATH $$each/bin/python -m tests.clients.run --projects || exit 1; done
+
 clients: recipes ## run every job of every framework, write docs/clients.md; ONLY=text chooses
 	$(BIN)/python -m tests.clients.run --only '$(ONLY)'
 
@@ -240,4 +251,4 @@ exports: setup ## functions of the CUDA libraries of torch's releases, for wheel
 	$(BIN)/python -m tools.cuda_exports $(filter-out 2.8.% 2.9.%,$(TORCHES))
 
 clean: ## remove everything that make made
-	rm -rf .venv .venv-oldest .venv-torch-* .venv-python-* node_modules tools/plotly/node_modules gpu-results build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache $(DEMO)
+	rm -rf .venv .venv-* node_modules tools/plotly/node_modules gpu-results build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache $(DEMO)

@@ -14,6 +14,7 @@ Tokens are synthetic, as with ``--mock-data``.
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -252,7 +253,11 @@ def get_batch(job: Job, data: Iterator[Batch] | None, vp_stage: int | None) -> B
             value = torch.empty(shape, dtype=torch.float32 if name == "loss_mask" else torch.int64, device="cuda")
         dist.broadcast(value, source, group=parallel_state.get_tensor_model_parallel_group())
         batch[name] = value
-    on_this_rank: Batch = get_batch_on_this_cp_rank(batch)
+    group = parallel_state.get_context_parallel_group()
+    # megatron-core 0.19 has another parameter, and takes no group for the whole job.
+    is_new = "is_hybrid_cp" in inspect.signature(get_batch_on_this_cp_rank).parameters
+    more = {"is_hybrid_cp": False} if is_new else {}
+    on_this_rank: Batch = get_batch_on_this_cp_rank(batch, cp_group=group, **more)
     return on_this_rank
 
 

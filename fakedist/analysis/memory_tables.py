@@ -270,7 +270,8 @@ def phase_table(recording: Recording, blocks: Blocks, positions: pd.DataFrame) -
         end_allocated_bytes=("allocated", "last"),
         first=("event", "first"),
     ).reset_index()
-    table = pd.concat([table, _without_events(recording, blocks, table)], ignore_index=True)
+    if len(others := _without_events(recording, blocks, table)):  # pandas 2 warns of empty ones
+        table = pd.concat([table, others], ignore_index=True)
     table = table.astype({"step": "int32", "phase": pd.CategoricalDtype()})
     return table.sort_values("first", kind="stable").drop(columns="first").reset_index(drop=True)
 

@@ -233,7 +233,8 @@ def _forward_stacks(
     called = pd.concat(allocations) if allocations else pd.DataFrame({"op": [], "stack": []}, dtype="int64")
     of_op = called[(called["op"] >= 0) & (called["stack"] >= 0)].drop_duplicates("op").set_index("op")["stack"]
     nodes["near"] = np.maximum.accumulate(nodes["op"].to_numpy("i8")) if len(nodes) else nodes["op"]
-    nodes["stack"] = nodes["stack"].where(nodes["op"] < 0, nodes["op"].map(of_op)).fillna(-1).astype("int64")
+    stacks = nodes["stack"].where(nodes["op"] < 0, nodes["op"].map(of_op))
+    nodes["stack"] = stacks.astype("float64").fillna(-1).astype("int64")  # pandas 2 warns of filled objects
     joined = pd.DataFrame(dict(ran)).merge(nodes[[*node, "stack", "near"]], on=node)
     joined = joined.drop_duplicates("op").set_index("op").sort_index()
     for _ in range(_MOST_BACKWARDS):

@@ -87,8 +87,11 @@ def refuse_rank(job: Job, run_directory: Path, function: str, *, is_fork: bool =
             " ranks, or run one in the script's own process, which has the variables that torchrun sets"
         )
     else:
-        is_module = sys.orig_argv[1:2] == ["-m"]
-        target, *arguments = sys.orig_argv[2 if is_module else 1 :]
+        words = sys.orig_argv[1:]
+        while words[0].startswith("-") and words[0] not in ("-c", "-m"):  # Python's own: torchrun starts it with -u
+            words = words[2 if words[0] in ("-W", "-X") else 1 :]
+        is_module = words[0] == "-m"
+        target, *arguments = words[is_module:]
         hint = profile_command(replace(job, target=target, is_module=is_module, arguments=tuple(arguments)))
     who = "a fork of the script" if is_fork and not function else f"{_own_name()}, which the script started,"
     text = f"{who} is a rank of its own of the job; fakedist runs rank {job.rank} alone"

@@ -143,7 +143,11 @@ def _taken_away(rank: int, moved: MovedFile) -> Lost:
 def _named(error: BaseException) -> Iterator[str]:
     for link in chain_of(error):
         if isinstance(link, FileNotFoundError) and isinstance(link.filename, (str, bytes)):
-            yield os.path.abspath(os.fsdecode(link.filename))
+            name = os.fsdecode(link.filename)
+            if os.sep in name or not any(
+                frame.f_code.co_name == "_execute_child" for frame, _ in traceback.walk_tb(link.__traceback__)
+            ):  # else a program that PATH has not
+                yield os.path.abspath(name)
 
 
 def _in_frames(error: BaseException) -> Iterator[str]:

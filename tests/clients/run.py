@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.clients.catalogue import ENTRIES, Entry
+from tests.clients.catalogue import ENTRIES, Entry, projects
 from tests.clients.running import LONGER, Ran, WrongRunError, run_rank, run_together
 from tests.clients.table import load_results, result_of, save_results
 
@@ -20,6 +20,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.clients.run", description=__doc__)
     parser.add_argument("--fast", action="store_true", help="only those that CI runs")
     parser.add_argument("--new", action="store_true", help="only those without a result")
+    parser.add_argument("--projects", action="store_true", help="only those with an environment of their own")
     parser.add_argument("--only", metavar="TEXT", help="only those with TEXT in their name")
     parser.add_argument("--list", action="store_true", help="name them, run nothing")
     parser.add_argument("--render", action="store_true", help="write the document from the results, run nothing")
@@ -29,6 +30,7 @@ def main() -> int:
         entry
         for entry in ENTRIES
         if (entry.fast or not options.fast)
+        and (entry in projects.ENTRIES or not options.projects)
         and (options.only or "").lower() in entry.name.lower()
         and not (options.new and entry.name in results)
     ]

@@ -116,6 +116,8 @@ def _finished(entry: Entry, directory: Path, options: Sequence[str]) -> subproce
     ]
     target = _target(entry)
     own = {name: value.format(directory=directory) for name, value in entry.environment.items()}
+    if entry.checkout:
+        own["PYTHONPATH"] = f"{ROOT}{os.pathsep}{entry.root}"
     if os.environ.get(LONGER) and target[0] != "-m":
         script = Path(target[0])
         target[0] = str(directory / script.name)
@@ -155,7 +157,7 @@ def _checked(entry: Entry, rank: int, finished: subprocess.CompletedProcess[str]
 
 def _target(entry: Entry) -> list[str]:
     module = entry.script.removeprefix("-m ")
-    return ["-m", module, *entry.arguments] if module != entry.script else [str(ROOT / module), *entry.arguments]
+    return ["-m", module, *entry.arguments] if module != entry.script else [str(entry.root / module), *entry.arguments]
 
 
 def _wrong_refusal(entry: Entry, finished: subprocess.CompletedProcess[str]) -> str:

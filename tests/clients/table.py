@@ -33,22 +33,35 @@ a package has them, and written anew where the project is a repository without o
 Some need packages that only `make recipes` installs (`requirements-recipes.txt`). That leaves out MACE, whose wheel
 brings a package `tests`.
 
+Projects that pin other versions (`tests/clients/catalogue/projects.py`) run by their own commands, each in an
+environment of its own: `make .venv-NAME` puts what `tests/clients/environments/NAME.txt` lists in front of `.venv`'s
+packages, `make clients-projects` runs their jobs. They load a Llama of four layers and conversations from files.
+Where a version of a repository stands, its checkout was run, a folder of `$FAKEDIST_CHECKOUTS`.
+
 Wall time covers the whole command, including process start and report. Peak is the allocator's peak allocated memory
 (measured). Both are in the order of the ranks.
 
 [pytorch-tests.md](pytorch-tests.md) shows which assertions of PyTorch's own tests hold here.
 
-Not in the list: torchtune 0.6.1, which needs torchao 0.15 or older and so an environment of its own (its full finetune
-ran to the end on one rank there, unchecked); OLMo-core 3.0.0, which needs torch older than 2.14; TorchRec 1.9.2, whose
-fbgemm_gpu 1.9.0 lacks a symbol of torch 2.15 (`c10::report_overflow`); Detectron2, dion, VAR, V-JEPA 2, nanochat,
-DeepSpeedExamples and PyTorch's ImageNet example, repositories without a package: what they showed has tests of its
-own (ranks that a script starts, static graphs, truncated initialization, assertions on made-up values, compiled
-embeddings);
-fms-fsdp @5a296af, a repository that runs with ibm-fms 0.0.8: its Llama 2 7B (HSDP, compiled, 4,096 tokens, batch 2)
-is estimated to take 732 ms on 96 H100 and 1.98 s on 128 A100, where its README has 853 ms and 1.80 s, of 2024, when
-attention was FlashAttention-2, about 30 ms more on an H100; vLLM, SGLang, and TRL and verl with them, which have
-environments and figures of their own ([rl.md](rl.md)); notebooks, whose kernels are not
-processes that the script starts and have no virtual GPU.
+Not in the list:
+
+- torchtune 0.6.1 needs torchao 0.15 or older. Its full finetune ran to the end on one rank, unchecked.
+- OpenRLHF 0.11.2 imports flash-attn 2.8.3 in every trainer, which comes as source and takes hours of nvcc.
+- NeMo Automodel 0.7.0 replaces a method of FSDP2 that torch 2.15 lacks (`to_accumulated_grad_if_needed`), on GPUs too.
+- TorchRec 1.9.2 needs fbgemm_gpu 1.9.0, which lacks a symbol of torch 2.15 (`c10::report_overflow`).
+- prime-rl is a repository that runs vLLM in processes of its own; SkyRL 0.4.0 was not tried.
+- Megatron-Bridge 0.6.2 and Megatron-LM's main were not tried with megatron-core 0.19.
+- Detectron2, V-JEPA 2, dion, VAR, DeepSpeedExamples and PyTorch's ImageNet example are repositories without a package.
+  What they showed has tests of its own: ranks that a script starts, static graphs, truncated initialization,
+  assertions on made-up values, compiled embeddings.
+- fms-fsdp @5a296af is a repository that runs with ibm-fms 0.0.8. Its Llama 2 7B (HSDP, compiled, 4,096 tokens,
+  batch 2) is estimated to take 732 ms on 96 H100 and 1.98 s on 128 A100, where its README has 853 ms and 1.80 s, of
+  2024, when attention was FlashAttention-2, about 30 ms more on an H100.
+- vLLM, SGLang, and TRL and verl with them, have environments and figures of their own ([rl.md](rl.md)).
+- Kernels of notebooks are not processes that the script starts, and have no virtual GPU.
+
+The 8 GiB of bf16 that nanochat's issue 443 asks about, (65536, 65536), are logits: 32 sequences of 2,048 tokens, by the
+65,536 words of the vocabulary of then.
 """
 
 
@@ -79,8 +92,9 @@ def save_results(results: dict[str, Any], entries: Sequence[Entry]) -> None:
 def result_of(entry: Entry, runs: Sequence[Ran], failed: str = "") -> dict[str, Any]:
     """One entry's result: with which versions, and each rank's figures; or why it failed."""
     names = dict.fromkeys((entry.package, *entry.requires, *entry.exactly, "torch"))
+    checkout = dict([entry.checkout.split("@")] if entry.checkout else [])
     return {
-        "versions": {name: version(name) for name in names},
+        "versions": checkout | {name: version(name) for name in names},
         "cores": os.cpu_count(),
         "ranks": [
             {

@@ -157,11 +157,11 @@ def test_programs_that_are_ranks_end_the_job_with_the_line_to_type(run_fakedist:
         "import os, subprocess, sys\n"
         "for rank in range(4):\n"
         "    own = {**os.environ, 'RANK': str(rank), 'WORLD_SIZE': '4'}\n"
-        "    subprocess.run([sys.executable, 'train.py', '--lr', '1'], env=own)\n"
+        "    subprocess.run([sys.executable, '-u', '-X', 'utf8', 'train.py', '--lr', '1'], env=own)\n"
     )
     finished = run_fakedist("profile", "--world-size", "4", "--rank", "2", "--no-page", "launch.py", cwd=tmp_path)
     assert finished.code == 1
     error, hint = finished.stderr.splitlines()[-2:]
     assert error.startswith("fakedist: error: train.py, which the script started, is a rank of its own of the job;")
     assert hint.startswith("  fakedist profile --world-size=4 --rank=2 ")
-    assert hint.endswith(" train.py --lr 1")
+    assert hint.endswith("--no-page train.py --lr 1"), "without the options of Python, which torchrun gives it too"

@@ -142,7 +142,7 @@ def _search_roots(cuda_major: str) -> list[Path]:
     roots = []
     spec = importlib.util.find_spec("nvidia")
     for location in spec.submodule_search_locations or [] if spec else []:
-        nvidia = Path(location)
+        nvidia = Path(location).resolve()  # environments that link to one installation share its driver
         others = (path for path in sorted(nvidia.glob("*")) if path.is_dir() and not re.fullmatch(r"cu\d+", path.name))
         roots += [nvidia / f"cu{cuda_major}", *others]  # pip leaves another torch's CUDA behind
     toolkit = os.environ.get("CUDA_HOME") or "/usr/local/cuda"

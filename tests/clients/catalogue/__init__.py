@@ -8,6 +8,7 @@ from tests.clients.catalogue import (
     lightning,
     megatron,
     megatron_fsdp,
+    projects,
     pytorch,
     pytorch_features,
     recipes,
@@ -36,4 +37,5 @@ ENTRIES: tuple[Entry, ...] = (
     *lightning.ENTRIES,
     *vision.ENTRIES,
     *recipes.ENTRIES,
+    *projects.ENTRIES,
 )

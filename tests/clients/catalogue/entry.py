@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.clients.catalogue.arithmetic import Arithmetic
+from tests.conftest import ROOT
 
 #: What a training step holds at some time, whatever the framework.
 TRAINING = ("parameter", "gradient", "optimizer_state", "activation")
@@ -58,6 +60,8 @@ class Entry:
         minutes: Timeout of one rank.
         arithmetic: What the job's sizes say that a rank holds and computes.
         environment: Further variables; ``{directory}`` in a value is the directory that it runs in.
+        checkout: ``owner/name@commit`` of a repository without a package, a folder ``name`` of $FAKEDIST_CHECKOUTS; the
+            script is its own.
     """
 
     framework: str
@@ -86,6 +90,13 @@ class Entry:
     minutes: float = 5
     arithmetic: Callable[[int], Arithmetic] | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    checkout: str = ""
+
+    @property
+    def root(self) -> Path:
+        """Directory that the script's path starts from."""
+        name = self.checkout.partition("@")[0].rpartition("/")[2]
+        return Path(os.environ.get("FAKEDIST_CHECKOUTS", "checkouts"), name) if name else ROOT
 
     @property
     def name(self) -> str:
@@ -96,6 +107,7 @@ class Entry:
         """Distributions and programs that the job needs and that are not there."""
         distributions = [name for name in (self.package, *self.requires) if version(name) is None]
         others = [f"{name} {wanted}" for name, wanted in self.exactly.items() if version(name) != wanted]
+        others += [f"{self.checkout} in $FAKEDIST_CHECKOUTS"] if not self.root.is_dir() else []
         return distributions + others + [name for name in self.tools if shutil.which(name) is None]
 
 

@@ -23,6 +23,11 @@ def _sharded(rank: int) -> Arithmetic:
     return Arithmetic(None, None, 2 * FP32 * _LLAMA.parameters / 64, flops=_LLAMA.flops(2, 512))
 
 
+def _sharded_context(rank: int) -> Arithmetic:
+    """A 64th of the states, for context parallelism shards over its ranks too."""
+    return Arithmetic(None, None, 2 * FP32 * _LLAMA.parameters / 64)
+
+
 def _answers(rank: int) -> Arithmetic:
     """As DDP of run_clm, but that the output layer sees answers alone, and runs again in backward: TRL's chunked loss.
 
@@ -60,5 +65,11 @@ ENTRIES = (
     _entry("Transformers run_clm", "Llama, DDP", "--trainer clm --shard ddp", _whole),
     _entry("Transformers run_clm", "Llama, FSDP2", "--trainer clm --shard fsdp", _sharded),
     _entry("TRL", "SFT of conversations, loss of the answers alone, DDP", "--trainer sft --shard ddp", _answers),
+    _entry(
+        "TRL",
+        "SFT, FSDP2 over 16, context parallelism over four",
+        "--trainer sft --shard fsdp --context 4",
+        _sharded_context,
+    ),
     _entry("Liger", "Llama patched, FSDP2", "--trainer clm --shard fsdp --liger", _sharded),
 )

@@ -8,6 +8,7 @@ kernels. Runs on GPUs too, under torchrun. Nothing is downloaded: the tokenizer 
 from __future__ import annotations
 
 import argparse
+import os
 from itertools import chain
 from typing import Any
 
@@ -112,6 +113,11 @@ def arguments_of(options: argparse.Namespace) -> dict[str, Any]:
             "fsdp": True,
             "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
         }
+    if options.context > 1:
+        from accelerate.parallelism_config import ParallelismConfig
+
+        shards = int(os.environ["WORLD_SIZE"]) // options.context
+        more["parallelism_config"] = ParallelismConfig(cp_size=options.context, dp_shard_size=shards)
     return {
         "output_dir": "trained",
         "max_steps": 6,
@@ -155,8 +161,9 @@ def train_sft(options: argparse.Namespace) -> None:
             max_length=BLOCK,
             packing=options.packing,
             packing_strategy="wrapped",
-            assistant_only_loss=not options.packing,
+            assistant_only_loss=not options.packing and options.context == 1,
             use_liger_kernel=options.liger,
+            pad_to_multiple_of=2 * options.context if options.context > 1 else None,
         ),
         train_dataset=conversations(2000),
         processing_class=tokenizer(),
@@ -173,6 +180,7 @@ def main() -> None:
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--packing", action="store_true")
     parser.add_argument("--checkpoint", action="store_true", help="activations computed again in backward")
+    parser.add_argument("--context", type=int, default=1, help="ranks that share a sequence")
     options = parser.parse_args()
     (train_clm if options.trainer == "clm" else train_sft)(options)
 

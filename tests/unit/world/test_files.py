@@ -3,6 +3,7 @@
 import functools
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -136,3 +137,4 @@ def test_nothing_is_missed_by_an_error_of_another_kind(tmp_path: Path) -> None:
         raise ValueError(f"shapes do not match, nothing in {output}")
 
     assert find_lost(failed(lambda: script(tmp_path / "made later")), [], {}) is None
+    assert find_lost(failed(lambda: subprocess.run(["no-such-launcher"])), [], {}) is None, "no rank writes a program"
