@@ -26,15 +26,21 @@ def test_lines_of_other_machines_are_the_same_file() -> None:
     assert plain_line("") == ""
 
 
-def training(path: Path, size: int, *, casts: bool) -> Path:
+CAST = ("", 0, "at::autocast::cached_cast(c10::ScalarType, at::Tensor const&, c10::DeviceType)")
+WORKSPACE = ("", 0, "at::cuda::getCUDABlasLtWorkspaceSize()")
+
+
+def training(path: Path, size: int, *, casts: bool, file: str = "/job/model.py") -> Path:
     """Two steps of a layer whose products have ``size`` bytes; ``casts`` come before each."""
     made = Made()
     made.before(4 * size)
     for _ in range(2):
-        stack = inside(("/job/model.py", 20, "forward"))
+        stack = inside((file, 20, "forward"))
         kept = [made.alloc(1024, stack)]
         if casts:
-            kept.append(made.alloc(3 * size, inside(("/job/model.py", 21, "forward"))))
+            kept.append(made.alloc(3 * size, [CAST, *inside((file, 21, "forward"))]))
+        else:
+            made.free(made.alloc(32 << 20, [WORKSPACE, *stack]), stack)
         kept += [made.alloc(size, stack), made.alloc(size, stack)]
         gradient = made.alloc(4 * size, ENGINE)
         for at in kept:
@@ -46,8 +52,9 @@ def training(path: Path, size: int, *, casts: bool) -> Path:
 
 def test_the_first_allocation_that_differs_is_named_with_its_line(tmp_path: Path) -> None:
     half = training(tmp_path / "a.pickle", 8192, casts=True)
-    whole = training(tmp_path / "b.pickle", 16384, casts=False)
-    stream = compare_streams(open_run(half), open_run(whole))
+    whole = training(tmp_path / "b.pickle", 16384, casts=False, file="/home/train.py")
+    comparison = SnapshotComparison(half, whole)
+    stream = comparison.stream
     assert (stream.step_a, stream.step_b) == (2, 2)
     assert stream.first is not None
     before, a, b = stream.first
@@ -55,7 +62,16 @@ def test_the_first_allocation_that_differs_is_named_with_its_line(tmp_path: Path
     assert a is not None
     assert b is not None
     assert (a.bytes_, a.line) == (24_576, "/job/model.py:21 (forward)")
-    assert (b.bytes_, b.line) == (16_384, "/job/model.py:20 (forward)")
+    assert (b.bytes_, b.line) == (16_384, "/home/train.py:20 (forward)")
+    assert stream.same_lines == {"/job/model.py:20 (forward)": "/home/train.py:20 (forward)"}
+    assert stream.workspaces == ((0, 0), (1, 32 << 20))
+    assert comparison.first_why == (
+        "allocations of a step part after 1: A requests 24.00 KiB for a cast at /job/model.py:21 (forward), B requests "
+        "16.00 KiB at /home/train.py:20 (forward); A's casts in forward take 24.00 KiB, most at /job/model.py:21 "
+        "(forward), B's 0 B: as if autocast were on in A alone"
+    )
+    earlier = comparison.lines[comparison.lines["line"] == "(before the step)"]
+    assert earlier[["num_a", "num_b", "a_bytes", "b_bytes"]].to_numpy().tolist() == [[1, 1, 32_768, 65_536]]
     assert stream.half_of == "B"
     assert (stream.num_a, stream.num_b) == (6, 5)
     same = compare_streams(open_run(half), open_run(half))
