@@ -77,7 +77,7 @@ class StackEvidence:
         zeroes: It is in an optimizer's or a module's zero_grad.
         purpose: parameter (gathered by FSDP), workspace or communication, if it tells; else empty.
         operation: The autograd node that runs, by its name in C++, else aten::_to_copy where autocast converts
-            an input, else the operation of torch that was called, such as aten::index_Tensor; empty without frames of C++.
+            an input, else the operation that was called, such as aten::index_Tensor; empty without frames of C++.
     """
 
     kind: int

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import pandas as pd
 import pytest
 
 from fakedist.errors import RunDirectoryError
 from fakedist.report.content.comparison import comparison_object
 from fakedist.report.content.real_step import real_step_report
-from fakedist.results.compare.against_trace import collective_kind, plain_operation, slower_parts
+from fakedist.results.compare.against_trace import collective_kind, layers_by_class, plain_operation, slower_parts
 from fakedist.results.compare.allocation_streams import compare_streams, plain_line
 from fakedist.results.imported import open_imported
 from fakedist.results.opening import open_run
+from fakedist.results.run import Run
 from fakedist.results.snapshot_comparison import SnapshotComparison
 from tests.support.real_files import real_file
 from tests.unit.traces.test_inferring import ENGINE, STEP, Made, inside
@@ -129,6 +133,23 @@ def test_collectives_of_traces_and_runs_have_one_name(name: str, kind: str) -> N
 def test_operations_of_traces_lack_the_overload() -> None:
     assert plain_operation("aten.mm.default") == plain_operation("aten.mm") == plain_operation("aten::mm") == "aten.mm"
     assert plain_operation("MmBackward0") == "MmBackward0"
+    attention = "aten._scaled_dot_product_flash_attention"
+    assert plain_operation("aten::_flash_attention_forward") == plain_operation(f"{attention}.default") == attention
+    assert plain_operation("aten::_flash_attention_backward") == f"{attention}_backward"
+    assert plain_operation(f"{attention}_backward.default") == f"{attention}_backward"
+    assert plain_operation("aten::cudnn_convolution") == plain_operation("aten.convolution.default")
+    assert plain_operation("aten::clamp_min_") == plain_operation("aten.relu_.default") == "aten.relu_"
+
+
+def test_layers_are_found_by_the_classes_that_a_trace_has() -> None:
+    rows = [("", "", -1), ("(GPT)", "DistributedDataParallel", 0), ("(GPT)", "GPT", 1), ("h", "ModuleList", 2)]
+    rows += [("h.0", "Block", 3), ("h.0.fc", "Linear", 4), ("h.0.out", "Linear", 4), ("h.1", "Block", 3)]
+    layers = pd.DataFrame([*rows, ("head", "Linear", 2)], columns=["name", "class_name", "parent"])
+    run = cast("Run", SimpleNamespace(table=lambda *_: layers))
+    found = layers_by_class(run)
+    assert found["GPT.Block.0.Linear.1"] == "h.0.out"
+    assert found["GPT.Block.1"] == "h.1"
+    assert found["GPT.Linear"] == "head"
 
 
 def test_a_real_snapshot_is_the_same_as_itself() -> None:
