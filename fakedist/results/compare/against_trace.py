@@ -98,7 +98,7 @@ def _layers(real: Run, run: Run) -> pd.DataFrame:
 
 
 def layers_by_class(run: Run) -> dict[str, str]:
-    """A run's layers by their classes, as torch.profiler names modules: "GPT.Block.3.Linear.1", within their parents."""
+    """A run's layers by their classes, as torch.profiler names modules: "GPT.Block.3.Linear.1"."""
     rows = [*run.table("layers", ["name", "class_name", "parent"]).itertuples(index=False)]
     owner = [*range(len(rows))]  # of containers, the module that holds them
     children: dict[tuple[int, str], list[int]] = {}
