@@ -446,7 +446,7 @@ def fragmentation(case: Case) -> Iterator[Fault]:
 
     The rule sees a twentieth or more of the reserved peak, and more than 100 MiB, that was in no block at any one time,
     outside of the pools of CUDA graphs. If half of it is in segments of other streams than the one that holds the
-    most, the streams are the reason.
+    most, the streams are the reason. It says nothing of a snapshot that does not know when its segments were made.
 
     **Mend**: `PYTORCH_ALLOC_CONF=expandable_segments:True`, which maps pages where they are needed; or pad to a few
     sizes, the largest first. Free blocks of another stream need one stream to allocate on.
@@ -455,7 +455,9 @@ def fragmentation(case: Case) -> Iterator[Fault]:
     segments = segments[(segments["moment"] == "peak_reserved").to_numpy()]
     is_private = (segments["private_pool"] != "").to_numpy()
     unused = evidence.reserved_peak - evidence.kept_peak - int(segments.loc[is_private, "free_bytes"].sum())
-    if evidence.grows or unused < max(_UNUSED_SHARE * evidence.reserved_peak, _LEAST_UNUSED_BYTES):
+    reserved = case.table("events")["reserved_bytes"]
+    is_earlier = bool(len(reserved)) and int(reserved.iloc[0]) == int(reserved.max())
+    if evidence.grows or is_earlier or unused < max(_UNUSED_SHARE * evidence.reserved_peak, _LEAST_UNUSED_BYTES):
         return
     by_stream = segments[~is_private].groupby("stream")[["allocated_bytes", "free_bytes"]].sum()
     of_others = int(by_stream["free_bytes"].drop(by_stream["allocated_bytes"].idxmax()).sum())

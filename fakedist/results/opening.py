@@ -32,7 +32,11 @@ _EXPORT = "nsys export --type sqlite {}   makes a file to give here"
 _OTHER_FILES = (
     ((".nsys-rep", ".qdrep"), "a report of Nsight Systems that is not exported", _EXPORT),
     ((".qdstrm",), "a stream of Nsight Systems that is not yet a report", "QdstrmImporter --input-file {}   makes one"),
-    ((".ncu-rep",), "a report of Nsight Compute, which has no steps", "nsys profile --trace=cuda,nvtx ...   traces them"),
+    (
+        (".ncu-rep",),
+        "a report of Nsight Compute, which has no steps",
+        "nsys profile --trace=cuda,nvtx ...   traces them",
+    ),
     ((".py",), "a script, not a run", "fakedist profile --world-size 8 --rank 0 {}"),
 )
 

@@ -21,9 +21,9 @@ _BY_NAME = tuple(
         ("communication", r"userbuffers|multimem|symm_mem|symmetric_memory|(one|two)_shot_|(deep|hybrid)_ep"),
         (
             "attention",
-            r"flash|fmha|attention|sdpa|fused_attn|\bmha|_mha_|flex_attn|scaled_\w*softmax|\bthd_(lse|out|grad)_"
-            r"|\battn_(fwd|bwd)|\bbwd_kernel_d[kqv]",
+            r"flash|fmha|attention|sdpa|fused_attn|\bmha|_mha_|flex_attn|scaled_\w*softmax|\bthd_(lse|out|grad)_",
         ),
+        ("attention", r"\battn_(fwd|bwd)|\bbwd_kernel_d[kqv]"),
         ("norm", r"(layer|rms|batch|group|instance|skip)_?norm|\bbn_|ln_(fwd|bwd|parallel)|gammabeta|rowwisemoments"),
         ("norm", r"softmax|nll_?loss|cross_?entropy"),
         ("copy", r"nchwtonhwc|nhwctonchw"),

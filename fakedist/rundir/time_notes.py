@@ -338,7 +338,7 @@ def no_steps_traced() -> str:
 @note
 def no_kernels_traced() -> str:
     """What a file has of a step are copies and fills."""
-    return "the file has copies and fills of memory alone, which count as kernels here: kernels were not traced, or none ran"
+    return "the file has copies and fills of memory alone, counted as kernels here: none was traced, or none ran"
 
 
 @note

@@ -315,7 +315,7 @@ def _marks(lives: _Lives) -> dict[str, Array]:
             category[block] = "workspace"
         elif fact.operation == "AccumulateGrad" or (phase[block] == "backward" and is_gradient[block]):
             category[block] = "gradient"
-        elif phase[block] == "optimizer" and outlives[block]:
+        elif phase[block] == "optimizer" and (outlives[block] or is_kept):
             category[block] = "optimizer_state"
         elif lives.zeroed[block]:
             category[block] = "gradient"
