@@ -437,6 +437,10 @@ def _adapted_layers(layers: pd.DataFrame) -> list[int]:
     return sorted(adapted)
 
 
+#: Notes of snapshots that do not know when memory was reserved that was before their history.
+_CUT_SNAPSHOTS = ("snapshot_starts_late", "snapshot_without_history")
+
+
 @rule("FD115", "fragmentation", "segments", "blocks", "events")
 def fragmentation(case: Case) -> Iterator[Fault]:
     """The allocator reserved memory that it cannot use: free blocks have the wrong sizes, or are another stream's.
@@ -455,8 +459,8 @@ def fragmentation(case: Case) -> Iterator[Fault]:
     segments = segments[(segments["moment"] == "peak_reserved").to_numpy()]
     is_private = (segments["private_pool"] != "").to_numpy()
     unused = evidence.reserved_peak - evidence.kept_peak - int(segments.loc[is_private, "free_bytes"].sum())
-    reserved = case.table("events")["reserved_bytes"]
-    is_earlier = bool(len(reserved)) and int(reserved.iloc[0]) == int(reserved.max())
+    is_cut = any(note.code in _CUT_SNAPSHOTS for note in case.summary.notes)
+    is_earlier = is_cut and int(case.table("events")["reserved_bytes"].iloc[0]) == evidence.reserved_peak
     if evidence.grows or is_earlier or unused < max(_UNUSED_SHARE * evidence.reserved_peak, _LEAST_UNUSED_BYTES):
         return
     by_stream = segments[~is_private].groupby("stream")[["allocated_bytes", "free_bytes"]].sum()

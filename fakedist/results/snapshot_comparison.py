@@ -143,11 +143,12 @@ class SnapshotComparison:
 
     def _casts(self) -> str:
         """Which side alone casts, as autocast does; or whose tensors are twice as large."""
-        sides = sorted(zip("AB", self.stream.casts, strict=True), key=lambda side: -side[1].bytes_)
+        sides = sorted(zip("AB", self.stream.casts, strict=True), key=lambda side: -side[1].total())
         (casting, casts), (other, few) = sides
-        if casts.bytes_ > _MANY_CASTS * few.bytes_:
-            text = f"{casting}'s casts in forward take {format_bytes(casts.bytes_)}, most at {self.shown(casts.line)}"
-            return f"{text}, {other}'s {format_bytes(few.bytes_)}: as if autocast were on in {casting} alone"
+        if casts.total() > _MANY_CASTS * few.total():
+            line = self.shown(max(casts, key=casts.__getitem__)) or "no line"
+            text = f"{casting}'s casts in forward take {format_bytes(casts.total())}, most at {line}"
+            return f"{text}, {other}'s {format_bytes(few.total())}: as if autocast were on in {casting} alone"
         if not self.stream.half_of:
             return ""
         what = f"much of what {self.stream.half_of} alone allocates is twice as large as what the other does"

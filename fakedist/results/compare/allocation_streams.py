@@ -41,15 +41,6 @@ class Allocation:
 
 
 @dataclass(frozen=True)
-class Casts:
-    """The casts of a step's forward: how many, their bytes, and the line with most of these."""
-
-    num: int
-    bytes_: int
-    line: str
-
-
-@dataclass(frozen=True)
 class StreamDifference:
     """The allocations of a step of A and of B, in order.
 
@@ -62,7 +53,7 @@ class StreamDifference:
             a_bytes, num_b, b_bytes, a_peak_bytes, b_peak_bytes (of them at the peak).
         half_of: The side of whose own allocations many have twice the bytes of one that only the other makes: of
             another dtype. Empty if neither has.
-        casts: The casts of each side's forward.
+        casts: Bytes of the casts of each side's forward, by line.
         same_lines: Lines of A with other names in B, by the allocations that agree.
         workspaces: The workspaces of cuBLAS and the like that each side makes, and their bytes. They are left out,
             since releases of torch differ in them; empty where a side does not know its own.
@@ -76,7 +67,7 @@ class StreamDifference:
     first: tuple[int, Allocation | None, Allocation | None] | None
     lines: pd.DataFrame
     half_of: str = ""
-    casts: tuple[Casts, ...] = ()
+    casts: tuple[Counter[str], ...] = ()
     same_lines: dict[str, str] = field(default_factory=dict)
     workspaces: tuple[tuple[int, int], ...] = ()
 
@@ -87,11 +78,8 @@ def compare_streams(a: Run, b: Run) -> StreamDifference:
     if not all(steps):
         steps = 0, 0
     knows = all(map(_knows_workspaces, (a, b)))
-    rows, workspaces = [], []
-    for run, step in zip((a, b), steps, strict=True):
-        own, left_out = _allocations(run, step, with_workspaces=not knows)
-        rows.append(own)
-        workspaces.append(left_out)
+    read = (_allocations(run, step, with_workspaces=not knows) for run, step in zip((a, b), steps, strict=True))
+    rows, workspaces = zip(*read, strict=True)
     sizes = [[_size(row) for row in side] for side in rows]
     same = align(sizes[0], sizes[1], _LOOK_AHEAD, _NUM_AGREE)
     only_a = [row for row, at in zip(rows[0], same, strict=True) if at < 0]
@@ -117,7 +105,7 @@ def compare_streams(a: Run, b: Run) -> StreamDifference:
         halves,
         casts=tuple(map(_casts, rows)),
         same_lines=pairs,
-        workspaces=tuple(workspaces) if knows else (),
+        workspaces=workspaces if knows else (),
     )
 
 
@@ -143,20 +131,16 @@ def _same_lines(a: Sequence[Allocation], b: Sequence[Allocation]) -> dict[str, s
             votes[one[row - 1].line, other[at - 1].line] += int(is_paired)
             at -= int(is_paired or best[row, at] > best[row - 1, at])
             row -= int(is_paired or best[row, at] == best[row - 1, at])
-    firsts: dict[str, str] = {}
-    lasts: dict[str, str] = {}
-    for (line, same), _ in votes.most_common():
-        firsts.setdefault(line, same)
-        lasts.setdefault(same, line)
+    rarest_first = sorted(votes, key=votes.__getitem__)
+    firsts, lasts = dict(rarest_first), {same: line for line, same in rarest_first}
     return {line: same for line, same in firsts.items() if lasts[same] == line and plain_line(line) != plain_line(same)}
 
 
-def _casts(rows: Sequence[Allocation]) -> Casts:
+def _casts(rows: Sequence[Allocation]) -> Counter[str]:
     bytes_: Counter[str] = Counter()
-    casts = [row for row in rows if row.phase == "forward" and row.is_cast]
-    for row in casts:
-        bytes_[row.line] += row.bytes_
-    return Casts(len(casts), bytes_.total(), max(bytes_, key=bytes_.__getitem__, default=""))
+    for row in rows:
+        bytes_[row.line] += row.bytes_ if row.phase == "forward" and row.is_cast else 0
+    return bytes_
 
 
 def _knows_workspaces(run: Run) -> bool:
