@@ -276,7 +276,8 @@ def _as_large_as_operands(frame: pd.DataFrame, marked: Array) -> Array:
     of_products = frame[is_workspace & (op >= 0)]
     is_one = frame["requested_bytes"].isin(of_products["requested_bytes"].unique())
     is_one &= frame["operation"].isin(of_products["operation"].unique()) & ~op.isin(of_products["op"])
-    return (is_one & op.duplicated(keep="first") & ~op.duplicated(keep="last") & (marked == _UNMARKED)).to_numpy()
+    is_last = op.duplicated(keep="first") & ~op.duplicated(keep="last")
+    return np.asarray(is_one & is_last & (marked == _UNMARKED), bool)
 
 
 def _marked(frame: pd.DataFrame, marks: dict[str, Array]) -> tuple[Array, pd.DataFrame]:

@@ -249,7 +249,10 @@ def _findings(run: Run, *, is_alone: bool) -> list[Block]:
             finding.code,
             "" if finding.is_certain else unsure,
             line=short_line(finding.line, run.manifest.cwd).partition(" (")[0],
-            remarks=[mends.get(finding.advice) or ": ".join(filter(None, (finding.change, gives_text(finding))))],
+            remarks=[
+                ": ".join(filter(None, (finding.change, "" if finding.advice in mends else gives_text(finding)))),
+                *([mends[finding.advice]] if finding.advice in mends else []),
+            ],
         )
         for finding in run.findings
     ]
