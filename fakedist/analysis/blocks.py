@@ -250,6 +250,7 @@ def _add_category(frame: pd.DataFrame, recording: Recording, held: Held) -> pd.D
     backward by what it holds when the graph ends.
     """
     marked, owners = _marked(frame, recording.marks)
+    marked[_as_large_as_operands(frame, marked)] = _CODE["workspace"]
     marked = np.where(held.is_last, marked, _UNMARKED)
     owners = owners[held.is_last[owners["block"].to_numpy()]] if len(owners) else owners
     activation = _saved_for_backward(frame, recording) & held.is_saved
@@ -264,6 +265,19 @@ def _add_category(frame: pd.DataFrame, recording: Recording, held: Held) -> pd.D
     code = np.where(code == _UNMARKED, _CODE["other"], code)
     frame["category"] = pd.Categorical.from_codes(code, categories=pd.Index(CATEGORIES))
     return _give_to_owners(frame, owners)
+
+
+def _as_large_as_operands(frame: pd.DataFrame, marked: Array) -> Array:
+    """Workspaces of products that were not marked, since copies of their operands would have the same size.
+
+    Such a block has the size of other products' workspaces, and is the last that a product allocates, after its output.
+    """
+    is_workspace, op = marked == _CODE["workspace"], frame["op"]
+    of_products = frame[is_workspace & (op >= 0)]
+    is_one = frame["requested_bytes"].isin(of_products["requested_bytes"].unique())
+    is_one &= frame["operation"].isin(of_products["operation"].unique()) & ~op.isin(of_products["op"])
+    is_last = op.duplicated(keep="first") & ~op.duplicated(keep="last")
+    return np.asarray(is_one & is_last & (marked == _UNMARKED), bool)
 
 
 def _marked(frame: pd.DataFrame, marks: dict[str, Array]) -> tuple[Array, pd.DataFrame]:

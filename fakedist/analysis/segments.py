@@ -51,12 +51,17 @@ def segments_after(recording: Recording, end: int) -> list[Segment]:
 
 
 def peak_events(recording: Recording, blocks: Blocks) -> dict[str, int]:
-    """The events after which ``rundir.schema.MOMENTS`` are; the block that a new segment is for counts."""
+    """The events after which ``rundir.schema.MOMENTS`` are; the block that a new segment is for counts.
+
+    Where most was reserved before the history began already, it is the moment with most allocated of those.
+    """
     action, reserved = recording.device_events["action"], blocks.replay.reserved_bytes
     if not len(action):
         return {}
     first = max(recording.num_events_before - 1, 0)  # earlier events only stand for what was alive then
     event = max(int(reserved.argmax()), first)
+    if first and event == first and reserved[blocks.peak_event] == reserved[event]:
+        event = max(blocks.peak_event, first)
     if event + 1 < len(action) and action[event + 1] == _CODES["alloc"] and reserved[event + 1] == reserved[event]:
         event += 1
     return dict(zip(MOMENTS, (event, max(blocks.peak_event, first)), strict=True))

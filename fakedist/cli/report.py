@@ -81,7 +81,7 @@ _EXPORT_S = 3600.0
 
 def _opened_file(path: Path, chosen: tuple[int | None, int | None, int | None]) -> Path | Run:
     """The part of a file that was chosen, or a report of nsys, as a run; any other path as it is."""
-    is_report = path.name.endswith(".nsys-rep")
+    is_report = path.name.endswith((".nsys-rep", ".qdrep"))
     if not is_report and not any(part is not None for part in chosen):
         return path
     from fakedist.launcher.nsight import export_sqlite

@@ -16,6 +16,9 @@ from fakedist.units import format_bytes, format_us
 _REPLICAS_SHARE = 0.25
 _UNEVEN = 0.05
 _MOST_CALLS = 3
+#: How a rank ends that expects something else than what another one sent (world.tapes).
+_SENT_OTHERS = re.compile(r"WorldError: (.+): this rank expects (.+), the tape .+ has (.+)")
+_SAME_CALLS = "the same calls on all ranks of a group (fakedist match names each)"
 
 
 @rule("FD113", "axes of a mesh swapped", "calls", "groups", "blocks", "spans")
@@ -86,11 +89,19 @@ def calls_that_differ(cases: Mapping[int, Case]) -> Iterator[Fault]:
     The rule plays the calls of the ranks that ran against each other, as `fakedist match` does, which also names what
     each of them waits for ([match.md](match.md)). A rank without a run is taken to make the matching calls. If a rank's
     script failed, or has read values that no kernel computed, calls may differ for that reason, and the rule says
-    nothing, or is not sure.
+    nothing, or is not sure. A rank that ended because another had sent it something else, as where models that DDP
+    wraps differ, is a fault by itself.
 
     **Mend**: make the same calls, in the same order and with the same sizes, on all ranks of a group; collectives do
     not belong behind conditions that only some ranks meet.
     """
+    is_certain = not any(case.summary.invented_values for case in cases.values())
+    for rank, case in cases.items():
+        if ended := _SENT_OTHERS.fullmatch(case.summary.exit.message):
+            call, wanted, sent = ended.groups()
+            text = f"rank {rank:,} expects {wanted} of the {call}, and {sent} was sent"
+            yield Fault(text, _SAME_CALLS, is_certain=is_certain)
+            return
     programs = [case.calls() for case in cases.values() if case.calls is not None]
     if len(programs) < 2 or not all(case.summary.exit.ended_well for case in cases.values()):
         return
@@ -108,9 +119,9 @@ def calls_that_differ(cases: Mapping[int, Case]) -> Iterator[Fault]:
         f"calls of ranks {ranks} ({operations}) differ in {different.what}"
         if different is not None
         else f"ranks {ranks} wait forever in {operations}, which others of the group do not make",
-        "the same calls on all ranks of a group (fakedist match names each)",
+        _SAME_CALLS,
         lines[0] if lines else "",
-        is_certain=not any(case.summary.invented_values for case in cases.values()),
+        is_certain=is_certain,
     )
 
 

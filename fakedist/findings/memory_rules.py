@@ -441,6 +441,10 @@ def _adapted_layers(layers: pd.DataFrame) -> list[int]:
     return sorted(adapted)
 
 
+#: Notes of snapshots that do not know when memory was reserved that was before their history.
+_CUT_SNAPSHOTS = ("snapshot_starts_late", "snapshot_without_history")
+
+
 @rule("FD115", "fragmentation", "segments", "blocks", "events")
 def fragmentation(case: Case) -> Iterator[Fault]:
     """The allocator reserved memory that it cannot use: free blocks have the wrong sizes, or are another stream's.
@@ -450,7 +454,7 @@ def fragmentation(case: Case) -> Iterator[Fault]:
 
     The rule sees a twentieth or more of the reserved peak, and more than 100 MiB, that was in no block at any one time,
     outside of the pools of CUDA graphs. If half of it is in segments of other streams than the one that holds the
-    most, the streams are the reason.
+    most, the streams are the reason. It says nothing of a snapshot that does not know when its segments were made.
 
     **Mend**: `PYTORCH_ALLOC_CONF=expandable_segments:True`, which maps pages where they are needed; or pad to a few
     sizes, the largest first. Free blocks of another stream need one stream to allocate on.
@@ -460,7 +464,9 @@ def fragmentation(case: Case) -> Iterator[Fault]:
     segments = segments[(segments["moment"] == "peak_reserved").to_numpy()]
     is_private = (segments["private_pool"] != "").to_numpy()
     unused = evidence.reserved_peak - evidence.kept_peak - int(segments.loc[is_private, "free_bytes"].sum())
-    if evidence.grows or unused < max(_UNUSED_SHARE * evidence.reserved_peak, _LEAST_UNUSED_BYTES):
+    is_cut = any(note.code in _CUT_SNAPSHOTS for note in case.summary.notes)
+    is_earlier = is_cut and int(case.table("events")["reserved_bytes"].iloc[0]) == evidence.reserved_peak
+    if evidence.grows or is_earlier or unused < max(_UNUSED_SHARE * evidence.reserved_peak, _LEAST_UNUSED_BYTES):
         return
     by_stream = segments[~is_private].groupby("stream")[["allocated_bytes", "free_bytes"]].sum()
     of_others = int(by_stream["free_bytes"].drop(by_stream["allocated_bytes"].idxmax()).sum())

@@ -28,8 +28,8 @@ _HELP_S = 60.0
 ENVIRONMENT = {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
 
 
-def find_nsys(places: Iterable[str] = _PLACES) -> Path:
-    """Find the ``nsys`` program, on PATH or at one of the places.
+def find_nsys(places: Iterable[str] = _PLACES, instead: str = "profile without --nsys") -> Path:
+    """Find the ``nsys`` program, on PATH or at one of the places. ``instead`` is what can be done without it.
 
     Raises:
         SetupError: Nsight Systems is not installed.
@@ -41,7 +41,7 @@ def find_nsys(places: Iterable[str] = _PLACES) -> Path:
             return there[-1]
     raise SetupError(
         "nsys, the program of NVIDIA Nsight Systems, is neither on PATH nor in the directories of its packages",
-        "install it (developer.nvidia.com/nsight-systems; Debian: nsight-systems), or profile without --nsys",
+        f"install it (developer.nvidia.com/nsight-systems; Debian: nsight-systems), or {instead}",
     )
 
 
@@ -111,7 +111,8 @@ def export_sqlite(report: Path, to: Path, timeout_s: float) -> None:
     """
     hint = "check that the file is complete and not from a newer nsys"
     options = ["--type=sqlite", "--force-overwrite=true", f"--output={to}"]
-    command = [os.fspath(find_nsys()), "export", *options, os.fspath(report)]
+    elsewhere = f"where it is: nsys export --type sqlite {shlex.quote(str(report))}, and give the .sqlite here"
+    command = [os.fspath(find_nsys(instead=elsewhere)), "export", *options, os.fspath(report)]
     try:
         _run(command, timeout_s, {}, f"nsys export of {report}", hint)
         if not to.exists():

@@ -28,9 +28,16 @@ from fakedist.traces.foreign_files import kind_of
 _STEP_TABLES = ("spans", "phases", "named_phases", "device_use")
 #: Files of a run directory that are not a run by themselves. Its snapshot is.
 _OF_A_RUN = (MANIFEST_NAME, JOURNAL_NAME, PAGE_NAME, TRACE_NAME, TAPE_NAME)
+_EXPORT = "nsys export --type sqlite {}   makes a file to give here"
 #: Endings of other files, what they are, and what to type for one.
 _OTHER_FILES = (
-    ((".nsys-rep",), "a report of Nsight Systems that is not exported", "fakedist report {}   exports it first"),
+    ((".nsys-rep", ".qdrep"), "a report of Nsight Systems that is not exported", _EXPORT),
+    ((".qdstrm",), "a stream of Nsight Systems that is not yet a report", "QdstrmImporter --input-file {}   makes one"),
+    (
+        (".ncu-rep",),
+        "a report of Nsight Compute, which has no steps",
+        "nsys profile --trace=cuda,nvtx ...   traces them",
+    ),
     ((".py",), "a script, not a run", "fakedist profile --world-size 8 --rank 0 {}"),
 )
 

@@ -10,25 +10,31 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from fakedist.analysis.stack_lines import IN_TORCH, NO_STACK
 from fakedist.errors import RunDirectoryError
 from fakedist.results.compare import changed_memory, reasons
-from fakedist.results.compare.allocation_streams import StreamDifference, compare_streams
+from fakedist.results.compare.allocation_streams import Allocation, StreamDifference, compare_streams, own_lines
 from fakedist.results.compare.side_by_side import ChangeTable
 from fakedist.results.comparison import Comparison
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.results.verdict import short_line
+from fakedist.rundir.notes import counted
 from fakedist.units import format_bytes, format_change
 
-_BLOCK_COLUMNS = ("bytes", "stack", "at_peak")
+_BLOCK_COLUMNS = ("bytes", "stack", "step", "category", "at_peak")
+#: Stand for the lines of what was there before the step of the peak, where a snapshot does not know them.
+_EARLIER, _EARLIER_WORKSPACES = "(before the step)", "(workspaces of cuBLAS, before the step)"
 _SEGMENT_COLUMNS = ("moment", "bytes", "pool", "private_pool", "is_expandable", "free_bytes")
 #: Notes of a snapshot that a reader must know before the figures.
 _LIMITS = ("snapshot_starts_late", "snapshot_without_history", "snapshot_action_unknown", "snapshot_of_several_devices")
 #: A change below this share of the larger peak is not worth a look.
 _MIN_SHARE = 0.01
+#: From so many times the bytes that the other casts on, one side has autocast, or casts where the other does not.
+_MANY_CASTS = 4
 _LACKING = "layers, phases and categories of a snapshot are inferred at best: blocks are compared by source line"
 _KINDS = {"appeared": "only in B", "gone": "only in A", "grew": "grew", "shrank": "shrank", "same": "same"}
 _RESERVED = {"reserved": "reserved then", "allocated": "allocated then", **changed_memory.UNUSED_NAMES}
@@ -115,15 +121,45 @@ class SnapshotComparison:
 
     @property
     def headlines(self) -> list[tuple[str, str]]:
-        """The line of the peak, as :attr:`Comparison.headlines`."""
-        return [("why", self.why)]
+        """The line of the peak, as :attr:`Comparison.headlines`, and where the allocations of a step part."""
+        return [("why", self.why), ("first_why", self.first_why)]
+
+    @property
+    def first_why(self) -> str:
+        """Where the allocations of a step part, and whether the dtypes do."""
+        if self.stream.first is None:
+            return f"all {counted(self.stream.num_a, 'allocation')} of a step have the same size in the same order"
+        before, *sides = self.stream.first
+        texts = [
+            f"{name} requests {self._requested(side)}" if side else f"{name} nothing"
+            for name, side in zip("AB", sides, strict=True)
+        ]
+        text = f"allocations of a step part {f'after {before:,}' if before else 'at the first'}: {', '.join(texts)}"
+        return "; ".join(part for part in (text, self._casts()) if part)
+
+    def _requested(self, side: Allocation) -> str:
+        cast = "for a cast " if side.is_cast else ""
+        return f"{format_bytes(side.bytes_)} {cast}at {self.shown(side.line) or f'no line, in {side.phase}'}"
+
+    def _casts(self) -> str:
+        """Which side alone casts, as autocast does; or whose tensors are twice as large."""
+        sides = sorted(zip("AB", self.stream.casts, strict=True), key=lambda side: -side[1].total())
+        (casting, casts), (other, few) = sides
+        if casts.total() > _MANY_CASTS * few.total():
+            line = self.shown(max(casts, key=casts.__getitem__)) or "no line"
+            text = f"{casting}'s casts in forward take {format_bytes(casts.total())}, most at {line}"
+            return f"{text}, {other}'s {format_bytes(few.total())}: as if autocast were on in {casting} alone"
+        if not self.stream.half_of:
+            return ""
+        what = f"much of what {self.stream.half_of} alone allocates is twice as large as what the other does"
+        return f"{what}: another dtype, for example without autocast"
 
     def _blocks_of(self, row: pd.Series) -> str:
         num_a, num_b = int(row["num_a"]), int(row["num_b"])
         line = self.shown(str(row["line"]))
         if not num_a or not num_b:
             return f"{_blocks(num_a or num_b)} from {line}, only in {'A' if num_a else 'B'}"
-        if num_a == num_b:
+        if num_a == num_b or (num_b > num_a) != (row["change_bytes"] > 0):
             return f"{'larger' if row['change_bytes'] > 0 else 'smaller'} blocks from {line}"
         return f"{_blocks(abs(num_b - num_a), 'more' if num_b > num_a else 'fewer')} from {line}"
 
@@ -170,13 +206,17 @@ class SnapshotComparison:
 
     @cached_property
     def _blocks(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        sides = [
-            changed_memory.lines_at_peak(
-                run.table("blocks", _BLOCK_COLUMNS), [str(line) for line in run.table("stacks", ["line"])["line"]]
-            )
-            for run in self.runs.values()
-        ]
-        return changed_memory.blocks_by_line(sides[0], sides[1])
+        has_steps = all((self.stream.step_a, self.stream.step_b))
+        starts_late = any(note.code == _LIMITS[0] for summary in self._summaries for note in summary.notes)
+        sides = []
+        for run in self.runs.values():
+            blocks = run.table("blocks", _BLOCK_COLUMNS)
+            side, step = changed_memory.lines_at_peak(blocks, own_lines(run)), blocks["step"][blocks["at_peak"]]
+            is_earlier = (step < step.max()).to_numpy() & has_steps & starts_late
+            category = blocks["category"][blocks["at_peak"]].astype(str).to_numpy()
+            earlier = np.where(category == "workspace", _EARLIER_WORKSPACES, _EARLIER)
+            sides.append(side.assign(line=side["line"].mask(is_earlier, earlier)))
+        return changed_memory.blocks_by_line(sides[0], sides[1], self.stream.same_lines)
 
     @property
     def memory_tables(self) -> Iterator[ChangeTable]:

@@ -23,12 +23,13 @@ _BY_NAME = tuple(
             "attention",
             r"flash|fmha|attention|sdpa|fused_attn|\bmha|_mha_|flex_attn|scaled_\w*softmax|\bthd_(lse|out|grad)_",
         ),
+        ("attention", r"\battn_(fwd|bwd)|\bbwd_kernel_d[kqv]"),
         ("norm", r"(layer|rms|batch|group|instance|skip)_?norm|\bbn_|ln_(fwd|bwd|parallel)|gammabeta|rowwisemoments"),
         ("norm", r"softmax|nll_?loss|cross_?entropy"),
         ("copy", r"nchwtonhwc|nhwctonchw"),
         (
             "gemm",
-            r"gemm|nvjet|xmma|gemv|splitk|cublas|dot_kernel|reduce_1block|[dw]grad|fprop|conv(?!ert)|winograd|_mm\b|triton_tem",
+            r"gemm|cijk_|nvjet|xmma|gemv|splitk|cublas|dot_kernel|reduce_1block|[dw]grad|fprop|conv(?!ert)|winograd|_mm\b|triton_tem",
         ),
         ("optimizer", r"adam(w|math|functor|_)|(adagrad|lamb|lion|sgd)_?\w*functor|fusedsgd|fusedadagrad"),
         (

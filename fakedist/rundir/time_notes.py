@@ -336,6 +336,12 @@ def no_steps_traced() -> str:
 
 
 @note
+def no_kernels_traced() -> str:
+    """What a file has of a step are copies and fills."""
+    return "the file has copies and fills of memory alone, counted as kernels here: none was traced, or none ran"
+
+
+@note
 def several_processes(num_parts: int, chosen: tuple[int, int], others: Sequence[tuple[int, int]]) -> str:
     """A file has kernels of several processes or GPUs: (process, GPU) of the chosen one and of the others."""
     named = ", ".join(f"--process {process} --gpu-index {device}" for process, device in others[:_MOST_NAMED])

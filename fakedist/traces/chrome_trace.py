@@ -137,7 +137,10 @@ _KERNELS, _COPIES = ("kernel",), ("gpu_memcpy", "gpu_memset", "memcpy", "memset"
 #: With ``with_stack``, a frame of Python each; those of modules name layers. "[memory]" is an instant, ``ph`` "i".
 _FRAMES, _MEMORY = "python_function", "cpu_instant_event"
 _CUDA = 1  # c10::DeviceType
-_CALLS, _OPERATIONS = ("cuda_runtime", "cuda_driver", "runtime"), ("cpu_op", "operator", "user_annotation")
+_CALLS, _OPERATIONS = (
+    ("cuda_runtime", "cuda_driver", "hip_runtime", "runtime"),
+    ("cpu_op", "operator", "user_annotation"),
+)
 #: With enable_cuda_sync_events=True: waits by the beginning of their ``cuda_sync_kind``.
 _SYNC = "cuda_sync"
 _SYNC_KINDS = {"Event": HOST_WAITS, "Strea": HOST_WAITS, "Conte": HOST_WAITS_FOR_DEVICE}

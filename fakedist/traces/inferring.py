@@ -39,7 +39,7 @@ _BEFORE = "from before the history"
 _UNIT = 512  # of the allocator's sizes
 #: Sizes of cuBLAS's and cuBLASLt's workspaces, by torch's getChosenWorkspaceSize and getCUDABlasLtWorkspaceSize: of
 #: Hopper and later, of others, and the smaller ones of cuBLASLt.
-_WORKSPACES = frozenset((32 << 20, 8_519_680, 1 << 20))
+_WORKSPACES = frozenset((32 << 20, _ODD := 8_519_680, 1 << 20))  # the odd one is hardly a tensor's
 
 
 def infer(recording: Recording, event_stack: Ints, *, is_native: bool) -> bool:
@@ -309,11 +309,13 @@ def _marks(lives: _Lives) -> dict[str, Array]:
         is_kept = lives.freed[block] == lives.num_events
         if fact.purpose and (phase[block] in _RUNS or fact.purpose == "workspace"):
             category[block] = fact.purpose
-        elif lives.size[block] in _WORKSPACES and phase[block] in _RUNS and (is_kept or lives.is_brief[block]):
+        elif lives.size[block] in _WORKSPACES and (
+            (is_kept and lives.size[block] == _ODD) or (phase[block] in _RUNS and (is_kept or lives.is_brief[block]))
+        ):
             category[block] = "workspace"
         elif fact.operation == "AccumulateGrad" or (phase[block] == "backward" and is_gradient[block]):
             category[block] = "gradient"
-        elif phase[block] == "optimizer" and outlives[block]:
+        elif phase[block] == "optimizer" and (outlives[block] or is_kept):
             category[block] = "optimizer_state"
         elif lives.zeroed[block]:
             category[block] = "gradient"

@@ -296,6 +296,7 @@ def read_activity(database: Database) -> Activity:
         _graphs(database, names),
     ]
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in (*_DEVICE_COLUMNS, "bytes")}
+    columns["end"] = np.maximum(columns["end"], columns["start"])  # what had not ended when tracing did
     order = np.argsort(columns["start"], kind="stable")
     name, shape, is_copy, is_graph = (
         np.concatenate([getattr(part, attribute) for part in parts])[order]

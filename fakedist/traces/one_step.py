@@ -109,6 +109,8 @@ def one_step(process: ProcessTrace, choice: StepChoice, called: Path) -> Trace:
     inside = (process.launch >= begin) & (process.launch <= end)
     if not inside.any():
         raise ReportError(f"no kernel of {called} was launched in step {step}", "--step chooses another")
+    if process.activity.is_copy[inside].all():
+        notes.append(time_notes.no_kernels_traced())
     host = begin, end
     if row >= 0:
         begin = _free_at(process, begin, inside)

@@ -46,6 +46,8 @@ _GATHERS = re.compile(
 )
 _WORKSPACE = re.compile(r"CUDABlas\w*(?:Workspace|Handle)|ChosenWorkspaceSize|[Cc]ublas\w*[Ww]orkspace|getWorkspace")
 _OPERATION = re.compile(r"^at::_ops::(\w+)::call\(")
+#: What converts an operation's inputs under autocast; outside of it in a stack is the operation that was called.
+_AUTOCAST = "at::autocast::cached_cast("
 _NODE = re.compile(r"torch::autograd::(?:generated::)?(\w+Backward\d*|AccumulateGrad)(?:::|\b)")
 
 
@@ -74,8 +76,8 @@ class StackEvidence:
         makes_parameters: It makes or moves parameters.
         zeroes: It is in an optimizer's or a module's zero_grad.
         purpose: parameter (gathered by FSDP), workspace or communication, if it tells; else empty.
-        operation: The autograd node that runs, by its name in C++, else the operation of torch that was called, such as
-            aten::index_Tensor; empty without frames of C++.
+        operation: The autograd node that runs, by its name in C++, else aten::_to_copy where autocast converts
+            an input, else the operation that was called, such as aten::index_Tensor; empty without frames of C++.
     """
 
     kind: int
@@ -110,6 +112,7 @@ class _FrameFacts(NamedTuple):
     purpose: str
     node: str
     operation: str
+    is_autocast: bool
 
     @classmethod
     def of(cls, frame: FrameRow) -> _FrameFacts:
@@ -118,6 +121,7 @@ class _FrameFacts(NamedTuple):
         is_python = not NATIVE.search(filename) and bool(line)
         node = None if is_python else _NODE.search(function)
         operation = _OPERATION.search(function)
+        called = "_to_copy" if function.startswith(_AUTOCAST) else "" if operation is None else operation[1]
         runs = bool(_RUNS_BACKWARD.search(filename)) and function in _RUN_FUNCTIONS
         purpose = "parameter" if _GATHERS.search(text) else "communication" if _COMMUNICATES.search(text) else ""
         return cls(
@@ -129,7 +133,8 @@ class _FrameFacts(NamedTuple):
             is_python and bool(_MAKES_PARAMETERS.search(filename)) and function in _MAKERS,
             "workspace" if not is_python and _WORKSPACE.search(function) else purpose,
             "" if node is None else node[1],
-            "" if operation is None else f"aten::{operation[1]}",
+            f"aten::{called}" if called else "",
+            function.startswith(_AUTOCAST),
         )
 
 
@@ -137,7 +142,7 @@ def _of_stack(facts: list[_FrameFacts]) -> StackEvidence:
     python = [fact for fact in facts if fact.is_python]
     enters = bool(python) and python[-1].frame.filename.endswith(_ENTERS_PYTHON)
     in_backward = enters or any(fact.is_engine for fact in facts)
-    modules = _modules(python)
+    modules, casts = _modules(python), [fact for fact in facts if fact.is_autocast]
     zeroes = any(fact.frame.function == "zero_grad" for fact in python)
     if in_backward:
         kind = BACKWARD
@@ -156,7 +161,7 @@ def _of_stack(facts: list[_FrameFacts]) -> StackEvidence:
         purpose=next((fact.purpose for fact in facts if fact.purpose), ""),
         operation=next(
             (fact.node for fact in facts if fact.node),
-            next((fact.operation for fact in reversed(facts) if fact.operation), ""),
+            next((fact.operation for fact in [*casts, *reversed(facts)] if fact.operation), ""),
         ),
     )
 

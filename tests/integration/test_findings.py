@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,16 @@ def test_a_fault_is_found_and_its_twin_has_none(run_fakedist: RunFakedist, code:
     assert code not in findings(run_fakedist, code, "mended")
 
 
-@pytest.mark.parametrize("code", ["FD301", "FD302", "FD303"])
+@pytest.mark.parametrize(("code", "more"), [("FD301", ""), ("FD301", "models"), ("FD302", ""), ("FD303", "")])
 def test_a_fault_between_ranks_is_found_and_its_twin_has_none(
-    run_fakedist: RunFakedist, tmp_path: Path, code: str
+    run_fakedist: RunFakedist, tmp_path: Path, code: str, more: str
 ) -> None:
-    for mended in ((), ("mended",)):
+    for words in (more.split(), ["mended", *more.split()]):
         options = ("--world-size", "8", "--rank", "0,1", "--device", "virtual", "--host", "dgx-h100", "--no-page")
-        report = run_fakedist("profile", *options, "--json", "-o", tmp_path / f"runs{len(mended)}", JOB, code, *mended)
-        assert [finding["code"] for finding in report.json()["findings"]] == ([] if mended else [code])
+        where = tmp_path / f"runs{len(words)}"
+        report = run_fakedist("profile", *options, "--json", "-o", where, JOB, code, *words)
+        found = [finding["code"] for finding in json.loads(report.stdout)["findings"]]
+        assert found == ([] if "mended" in words else [code])
 
 
 def test_a_thing_is_said_once(run_fakedist: RunFakedist) -> None:

@@ -12,13 +12,14 @@ from fakedist.analysis.stack_lines import NO_STACK
 from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn, bytes_column
 from fakedist.report.content.topology import AT_ONCE, CallsText, RunTopology, stream_columns
 from fakedist.report.content.wording import or_dash, short_kernel, unknown_time
+from fakedist.results.compare.allocation_streams import plain_line
 from fakedist.results.compare.side_by_side import COLUMNS, ChangeTable, Unit, run_names
 from fakedist.results.comparison import Comparison, StepComparison
 from fakedist.results.snapshot_comparison import Compared, SnapshotComparison
 from fakedist.rundir.notes import counted
 from fakedist.units import format_bytes, format_change, format_number, format_relative, format_us_change
 
-_NUM_ROWS = 12
+_NUM_ROWS, _NUM_NAMED = 12, 8
 #: Changes that are worth a row though the time is the same: other kernels or calls, or unknown durations.
 _NO_NOISE = ("same", "recounted", "not known")
 _CHANGES: dict[Unit, Callable[[float], str]] = {
@@ -221,9 +222,18 @@ def stream_sheets(comparison: SnapshotComparison, *, all_rows: bool) -> list[She
         SheetColumn("in", [side.phase if side else "nothing" for side in sides], is_text=True, rank=1),
         SheetColumn("line", [comparison.shown(side.line) if side else "" for side in sides], is_text=True),
     ]
-    same = f"{stream.num_same:,} allocations have the same size in the same order"
-    halves = f"much of what {stream.half_of} alone allocates is twice as large as what the other does: another dtype"
-    remarks = [same, *([f"{halves}, for example without autocast"] if stream.half_of else [])]
+    remarks = [f"{stream.num_same:,} allocations have the same size in the same order"]
+    if any(num for num, _ in stream.workspaces):
+        (num_a, a), (num_b, b) = stream.workspaces
+        remarks.append(
+            f"left out: workspaces of cuBLAS and the like, in which releases of torch differ: {num_a:,} in A, "
+            f"{format_bytes(a)}, and {num_b:,} in B, {format_bytes(b)}"
+        )
+    if stream.same_lines:
+        pairs = [
+            f"{plain_line(line)} is {plain_line(same)}" for line, same in [*stream.same_lines.items()][:_NUM_NAMED]
+        ]
+        remarks.append(f"lines of A under other names in B, by their allocations: {', '.join(pairs)}")
     sheets = [Sheet("The first allocations that differ", columns, remarks)]
     rows = stream.lines if all_rows else stream.lines.head(_NUM_ROWS)
     columns = [

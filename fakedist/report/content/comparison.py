@@ -88,7 +88,7 @@ def comparison_object(compared: Compared) -> dict[str, object]:
     if isinstance(compared, SnapshotComparison):
         names = ("figures", "kinds", "lines", "sizes", "reserved", "segments")
         more = {"look_first": compared.look_first, "lacks": _LACKS, "moment": MOMENTS[0]}
-        common = {"a": a, "b": b, "why": compared.why, "warnings": compared.warnings}
+        common = {"a": a, "b": b, **dict(compared.headlines), "warnings": compared.warnings}
         return common | more | {"stream": _stream_object(compared.stream)} | _records(compared, names)
     return {
         "a": a,
@@ -115,7 +115,7 @@ def _time_object(time: StepComparison) -> dict[str, object]:
 
 
 def _stream_object(stream: StreamDifference) -> dict[str, object]:
-    facts = {name: getattr(stream, name) for name in ("step_a", "step_b", "num_a", "num_b", "num_same")}
+    facts = {name: getattr(stream, name) for name in ("step_a", "step_b", "num_a", "num_b", "num_same", "same_lines")}
     first = None
     if stream.first is not None:
         before, *sides = stream.first

@@ -551,18 +551,20 @@ def largest_sheet(run: Run) -> Sheet:
         for group, first, row in zip(groups, firsts, rows, strict=True)
     ]
     described = [
+        text_column("layer", layer_of, kind="layer"),
         _categories([str(first["category"]) for first in firsts], 0),
         text_column("made in", [f"{first['step']} {first['phase']}" for first in firsts], 1, kind="word"),
+        text_column("operation", [short_operation(str(first["operation"])) for first in firsts], 2),
     ]
+    if run.by_category is None:  # a snapshot whose stacks tell nothing
+        described = [column for column in (described[0], described[-1]) if any(column.cells)]
     more = of_row.ngroups - len(rows)
     smaller = f" {more:,} smaller rows are in tables/blocks.parquet." if more else ""
     return Sheet(
         "Largest blocks at the peak",
         [
             bytes_column("bytes", [int(first["bytes"]) for first in firsts]),
-            text_column("layer", layer_of, kind="layer"),
-            *(described if run.by_category is not None else []),
-            text_column("operation", [short_operation(str(first["operation"])) for first in firsts], 2),
+            *described,
             text_column("line", line_of, KEY, kind="line"),
         ],
         name="blocks",

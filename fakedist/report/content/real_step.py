@@ -35,6 +35,8 @@ _TITLES = {
     "family": ("By family of kernels", "family of kernels"),
 }
 _NUM_ROWS = 12
+#: An operation below this share of what the step is slower by explains nothing.
+_MIN_SHARE = 0.02
 
 
 def real_step_report(real: Run, run: Run, *, all_rows: bool) -> Report:
@@ -52,7 +54,10 @@ def real_step_report(real: Run, run: Run, *, all_rows: bool) -> Report:
         for name, side, timed in zip(names, (real, run), sides, strict=True)
     ]
     gpus = [timed[1].gpu or "unknown" for timed in sides]
-    remarks = [Remark(f"the GPUs differ: {gpus[0]} and {gpus[1]}", is_warning=True)] if gpus[0] != gpus[1] else []
+    differ = f"the GPUs differ: {gpus[0]} and {gpus[1]}"
+    if not sides[0][1].gpu:
+        differ = f"the real file does not name its GPU, which may not be the run's: {gpus[1]}"
+    remarks = [Remark(differ, is_warning=True)] if gpus[0] != gpus[1] else []
     blocks: list[Block] = [Verdict(_verdict(tables)), Facts(facts), *remarks]
     sheets = [_sheet(*_TITLES[name], table, all_rows=all_rows) for name, table in tables.items()]
     blocks += [sheet for sheet in sheets if sheet.columns[0].cells]
@@ -76,7 +81,7 @@ def _verdict(tables: dict[str, pd.DataFrame]) -> str:
     if slower > 0 and waits.max() > 0:
         text += f"; {format_us(float(waits.max()))} more: {waits.idxmax()}"
     operations = tables.get("operation")
-    if slower > 0 and operations is not None and float(operations["slower_us"].iloc[0]) > 0:
+    if slower > 0 and operations is not None and float(operations["slower_us"].iloc[0]) > _MIN_SHARE * slower:
         first = operations.iloc[0]
         text += f"; of kernels, {first['name']} most, {format_us(float(first['slower_us']))} more"
     return text
@@ -86,12 +91,12 @@ def _sheet(title: str, name: str, table: pd.DataFrame, *, all_rows: bool) -> She
     is_step = (title, name) == _TITLES["part"]
     rows = table if all_rows or is_step else table[table["slower_us"] > 0].head(_NUM_ROWS)
     left = len(table) - len(rows)
-    ratios = [real / run if run else None for real, run in zip(rows["real_us"], rows["run_us"], strict=True)]
+    ratios = [real / run if real and run else None for real, run in zip(rows["real_us"], rows["run_us"], strict=True)]
+    amounts = [(side, (rows[f"{side}_us"].tolist(), rows[f"num_{side}"].tolist())) for side in ("real", "run")]
     columns = [
         SheetColumn(name, rows["name"].tolist(), is_text=True),
         us_column("real slower by", rows["slower_us"].tolist(), KEY),
-        us_column("real", rows["real_us"].tolist()),
-        us_column("run", rows["run_us"].tolist()),
+        *(us_column(side, [us if us or num else None for us, num in zip(*own, strict=True)]) for side, own in amounts),
         SheetColumn("times", ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios], rank=1),
     ]
     if not is_step:

@@ -130,7 +130,7 @@ def run_report(
     makers: dict[str, Callable[[], list[Block]]] = {
         "peak": partial(_peak, run, charts),
         "findings": partial(_findings, run, is_alone=section == "findings"),
-        "advice": partial(_advice, run, charts),
+        "advice": partial(_advice, run, charts, is_alone=section == "advice"),
         "memory": partial(_memory, run, charts, all_layers=all_layers),
         "time": lambda: _time(run, charts, all_layers=all_layers),
         "communication": partial(_communication, run, charts),
@@ -248,13 +248,17 @@ def _findings(run: Run, *, is_alone: bool) -> list[Block]:
         "fakedist explain CODE says how a fault is seen and what mends it."
     )
     unsure = "not certain: the job may do this on purpose, or the host's time decides it"
+    mends = {} if is_alone else {piece.rule: advice_line(piece, run.summary) for piece in run.summary.advice}
     items = [
         Advice(
             finding.text,
             finding.code,
             "" if finding.is_certain else unsure,
             line=line_in_file(finding.line, run.manifest.cwd),
-            remarks=[": ".join(filter(None, (finding.change, gives_text(finding))))],
+            remarks=[
+                ": ".join(filter(None, (finding.change, "" if finding.advice in mends else gives_text(finding)))),
+                *([mends[finding.advice]] if finding.advice in mends else []),
+            ],
         )
         for finding in run.findings
     ]
@@ -264,8 +268,10 @@ def _findings(run: Run, *, is_alone: bool) -> list[Block]:
 _HELPS = "What would help, estimated, each on its own"
 
 
-def _advice(run: Run, charts: Callable[[], RunCharts]) -> list[Block]:
+def _advice(run: Run, charts: Callable[[], RunCharts], *, is_alone: bool) -> list[Block]:
+    """What would help. A change that mends a finding stands there, but on a page its switch is here."""
     summary = run.summary
+    codes = {} if is_alone else {finding.advice: finding.code for finding in run.findings}
     if not summary.advice:
         return []
     intro = (
@@ -281,10 +287,14 @@ def _advice(run: Run, charts: Callable[[], RunCharts]) -> list[Block]:
         advised = {advice.title for advice in summary.advice}
         every = [*summary.advice, *(one.advice for one in switches if one.advice.title not in advised)]
         items = [replace(advice_block(advice, run), switch=numbers.get(advice.title, -1)) for advice in every]
+        items = [replace(item, text=f"mends {codes[item.rule]}") if item.rule in codes else item for item in items]
         return [Changes(_HELPS, items, has_switches=bool(switches))]
 
-    plain = Changes(_HELPS, [advice_block(advice, run) for advice in summary.advice])
-    return [Chapter("advice", "Advice", "What would help", "estimated", intro), Details(switched, lambda: [plain])]
+    def plain() -> list[Block]:
+        items = [advice_block(advice, run) for advice in summary.advice if advice.rule not in codes]
+        return [Changes(_HELPS, items)] if items else []
+
+    return [Chapter("advice", "Advice", "What would help", "estimated", intro), Details(switched, plain)]
 
 
 def _memory(run: Run, charts: Callable[[], RunCharts], *, all_layers: bool) -> list[Block]:

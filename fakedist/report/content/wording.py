@@ -234,7 +234,13 @@ def run_facts(run: Run) -> list[tuple[str, str]]:
     page = run.path / PAGE_NAME
     where = [("run", str(run.path)), *([("page", str(page))] if page.exists() else [])]
     if run.is_snapshot:
-        return [("file", str(run.path)), ("device", run.device), ("history", f"{run.num_rows('events'):,} events")]
+        codes = {note.code for note in summary.notes}
+        history = f"{run.num_rows('events'):,} events"
+        if "snapshot_without_history" in codes:
+            history = "none: what was held when the snapshot was taken is shown"
+        elif "snapshot_starts_late" in codes:
+            history += ", not from the beginning: an earlier peak is not known"
+        return [("file", str(run.path)), ("device", run.device), ("history", history)]
     if manifest.imported is not None:
         return [("report", manifest.imported.report), ("device", summary.gpu or "unknown"), *where]
     assert manifest.job is not None

@@ -19,6 +19,18 @@ _KINDS = (
     ("broadcast", r"broadcast|bcast"),
     ("reduce", r"reduce"),
 )
+#: What a trace's innermost operations are to a run, which records those that were dispatched: (of torch, of both).
+_INNER = (
+    (r"aten\._(flash|efficient|cudnn)_attention(?:_forward|(_backward))", r"aten._scaled_dot_product_\1_attention\2"),
+    (r"aten\.(?:cudnn_|miopen_|_slow_|thnn_)?conv(?:olution|2d_forward|_depthwise2d)", "aten.convolution"),
+    (r"aten\.clamp_min(_?)", r"aten.relu\1"),
+    (r"aten\._to_copy", "aten.copy_"),
+    (r"aten\.(?:zero_|(?:zeros|ones|full|new_zeros|new_ones|new_full)(?:_like)?)", "aten.fill_"),
+    (r"aten\.random_", "aten.randint"),
+)
+#: Modules that wrap a model, as ranges of torch or of modules name them, and those that are never called.
+_WRAPPER = re.compile(r"^(?:DistributedDataParallel|FullyShardedDataParallel|OptimizedModule)(?:\.forward)?(?:\.|$)")
+_CONTAINERS = ("ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
 COLUMNS = ["name", "num_real", "real_us", "num_run", "run_us", "slower_us"]
 
 
@@ -39,11 +51,15 @@ def slower_parts(real: Run, run: Run) -> dict[str, pd.DataFrame]:
 
 
 def plain_operation(name: str) -> str:
-    """An operation without its overload, which a trace lacks: ``aten.mm.default`` is ``aten.mm``."""
+    """An operation as traces and runs both know it: ``aten.mm.default`` is ``aten.mm``, of which a trace has only this.
+
+    A trace has the innermost operations, such as ``aten._flash_attention_forward``.
+    """
     if not name:
         return "(no operation)"
     parts = name.replace("::", ".", 1).split(".")
-    return ".".join(parts[:2]) if parts[0] == "aten" else name
+    plain = ".".join(parts[:2]) if parts[0] == "aten" else name
+    return next((re.sub(inner, both, plain) for inner, both in _INNER if re.fullmatch(inner, plain)), plain)
 
 
 def _parts(real: Run, run: Run) -> pd.DataFrame:
@@ -73,8 +89,31 @@ def _layers(real: Run, run: Run) -> pd.DataFrame:
         named = times[times["name"].astype(str) != ""]
         sums = named.set_index(named["name"].astype(str))[["num_kernels", "own_us"]].set_axis(["size", "sum"], axis=1)
         sides.append(sums[sums["sum"] > 0])
+    if not len(sides[0].index.intersection(sides[1].index)):
+        names = layers_by_class(run)
+        sides[0].index = pd.Index([names.get(_WRAPPER.sub("", name), name) for name in sides[0].index])
+        sides[0] = sides[0].groupby(level=0).sum()
     common = sides[0].index.intersection(sides[1].index)
     return _joined(*sides) if len(common) else pd.DataFrame(columns=COLUMNS)
+
+
+def layers_by_class(run: Run) -> dict[str, str]:
+    """A run's layers by their classes, as torch.profiler names modules: "GPT.Block.3.Linear.1"."""
+    rows = [*run.table("layers", ["name", "class_name", "parent"]).itertuples(index=False)]
+    owner = [*range(len(rows))]  # of containers, the module that holds them
+    children: dict[tuple[int, str], list[int]] = {}
+    paths = [""] * len(rows)
+    for number, row in enumerate(rows):
+        above = owner[row.parent] if row.parent >= 0 else -1
+        if row.class_name in _CONTAINERS:
+            owner[number] = above
+        else:
+            children.setdefault((above, str(row.class_name)), []).append(number)
+    for (above, kind), numbers in children.items():
+        for index, number in enumerate(numbers):
+            own = f"{kind}.{index}" if len(numbers) > 1 else kind
+            paths[number] = f"{paths[above]}.{own}" if above >= 0 and paths[above] else own
+    return {_WRAPPER.sub("", path): str(row.name) for path, row in zip(paths, rows, strict=True)}
 
 
 def _collectives(real: Run, run: Run) -> pd.DataFrame:

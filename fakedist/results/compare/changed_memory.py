@@ -318,11 +318,19 @@ def lines_at_peak(blocks: pd.DataFrame, lines: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame({"line": line_of[alive["stack"].to_numpy()], "bytes": alive["bytes"].to_numpy()})
 
 
-def blocks_by_line(a: pd.DataFrame, b: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The blocks of two :func:`lines_at_peak` with a column ``key``, which is the same for the same line."""
+def blocks_by_line(
+    a: pd.DataFrame, b: pd.DataFrame, renamed: Mapping[str, str] | None = None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The blocks of two :func:`lines_at_peak` with a column ``key``, which is the same for the same line.
+
+    ``renamed`` are lines of ``b`` by those of ``a`` that are the same under another name.
+    """
     a, b = _comparable(a, b, IN_TORCH)
     bytes_a, bytes_b = ({str(line): int(held) for line, held in _held(side).items()} for side in (a, b))
     same = same_lines(bytes_a, bytes_b)
+    taken = {*same.values()}
+    more = (renamed or {}).items()
+    same |= {one: other for one, other in more if one not in same and other in bytes_b and other not in taken}
     keys = {line: key for key, line in enumerate(bytes_b)}
     in_a = {line: keys[same[line]] if line in same else len(keys) + at for at, line in enumerate(bytes_a)}
     return a.assign(key=a["line"].map(in_a).astype("int64")), b.assign(key=b["line"].map(keys).astype("int64"))
