@@ -7,6 +7,7 @@ is counted when the script reads it, or reads a value computed from it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -83,7 +84,8 @@ class StorageFacts:
         flags: One flag per byte, set where it holds a value, if it is not whole (``is_whole``).
         mean: Of all elements (:mod:`fakedist.gpu.values.means`).
         is_assumed: Whether the mean is made up: half of a mask that nothing is known about.
-        is_to_come: Whether a kernel that no operation accounts for is about to write what is known.
+        writes_to_come: How many writes of kernels that no operation accounts for leave what is known: it is what they
+            write.
         spread: Their bounds and distribution (:mod:`fakedist.gpu.values.spreads`).
         is_positive: If nothing is negative, whether nothing is zero either.
         has_no_data: Whether it is on the host and holds nothing, although it is small enough to be computed.
@@ -101,7 +103,8 @@ class StorageFacts:
         self.flags: torch.Tensor | None = None
         self.tainted: TaintedBytes | None = None
         self.mean: float | None = None
-        self.is_assumed = self.is_to_come = False
+        self.is_assumed = False
+        self.writes_to_come = 0.0
         self.spread: object = None
         self.has_no_data = False
         self.recipe: object = None
@@ -217,12 +220,12 @@ class Storages:
         while address := self._next_loss():
             self.watch.lost(address)
             for key in tuple(self._at.get(address, ())):
-                if self._known[key].is_to_come:
+                if self._known[key].writes_to_come:
                     written.append(self._known[key])
                 else:
                     self._remove(key)
         for known in written:
-            known.is_to_come = False
+            known.writes_to_come = inf if known.writes_to_come == inf else 0.0
 
     def tidy(self, known: StorageFacts) -> None:
         """Some facts were dropped. Drop the rest too if nothing is left."""

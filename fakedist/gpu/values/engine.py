@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 
 import torch
 from torch import empty
@@ -271,7 +272,9 @@ class ValueEngine:
     def _empty(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         result = operator.func(*args, **kwargs)
         if kwargs.get("dtype") is torch.bool and result.is_cuda and (mean := routed_fraction(result)) is not None:
-            self.host.means.know(result, mean, is_to_come=True)
+            # Each replay of a CUDA graph writes it again.
+            is_captured = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+            self.host.means.know(result, mean, writes_to_come=inf if is_captured else 1.0)
             self._routing.fused.add(script_line())
         return result
 

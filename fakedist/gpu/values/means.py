@@ -181,11 +181,11 @@ class Means:
     def _sign(self, name: str, args: Arguments) -> bool | None:
         return _is_positive(name, args) if self._stays_non_negative(name, args) else None
 
-    def know(self, tensor: torch.Tensor, mean: float, *, is_to_come: bool = False) -> None:
-        """Record the mean of all elements: now, or once the next kernel has written them."""
+    def know(self, tensor: torch.Tensor, mean: float, *, writes_to_come: float = 0.0) -> None:
+        """Record the mean of all elements: now, or as soon as the next kernel has written them."""
         known = self._storages.make(tensor)
         known.mean, known.is_assumed = mean, False
-        known.is_to_come = is_to_come
+        known.writes_to_come = writes_to_come
 
     def know_non_negative(self, tensor: torch.Tensor) -> None:
         """Record that nothing in the tensor is negative."""

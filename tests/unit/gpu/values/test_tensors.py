@@ -160,13 +160,16 @@ def test_the_driver_learns_what_each_byte_holds(monkeypatch: pytest.MonkeyPatch)
     assert set(driver.state) == {7}
 
 
-def test_what_a_kernel_is_about_to_write_holds_until_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("writes", "after"), [(1.0, None), (math.inf, 0.25)])
+def test_what_a_kernel_is_about_to_write_holds_until_the_next_one_or_its_replays(
+    monkeypatch: pytest.MonkeyPatch, writes: float, after: float | None
+) -> None:
     mask = torch.empty(64, dtype=torch.bool)
     driver = Driver(monkeypatch, mask)
     storages = Storages(Watch())
     means = Means(lambda tensor: None, storages)
-    means.know(mask, 0.25, is_to_come=True)
-    for expected in (0.25, None):
+    means.know(mask, 0.25, writes_to_come=writes)
+    for expected in (0.25, after):
         driver.lost_blocks += [mask.data_ptr()] * 2  # one call's launches
         driver.num_losses.value += 2
         assert means.of(mask) == expected
