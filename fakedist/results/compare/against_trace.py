@@ -99,21 +99,23 @@ def _layers(real: Run, run: Run) -> pd.DataFrame:
 
 def layers_by_class(run: Run) -> dict[str, str]:
     """A run's layers by their classes, as torch.profiler names modules: "GPT.Block.3.Linear.1"."""
-    rows = [*run.table("layers", ["name", "class_name", "parent"]).itertuples(index=False)]
-    owner = [*range(len(rows))]  # of containers, the module that holds them
+    layers = run.table("layers", ["name", "class_name", "parent"])
+    parents: list[int] = layers["parent"].tolist()
+    classes = layers["class_name"].astype(str).tolist()
+    owner = [*range(len(layers))]  # of containers, the module that holds them
     children: dict[tuple[int, str], list[int]] = {}
-    paths = [""] * len(rows)
-    for number, row in enumerate(rows):
-        above = owner[row.parent] if row.parent >= 0 else -1
-        if row.class_name in _CONTAINERS:
+    paths = [""] * len(layers)
+    for number, (kind, parent) in enumerate(zip(classes, parents, strict=True)):
+        above = owner[parent] if parent >= 0 else -1
+        if kind in _CONTAINERS:
             owner[number] = above
         else:
-            children.setdefault((above, str(row.class_name)), []).append(number)
+            children.setdefault((above, kind), []).append(number)
     for (above, kind), numbers in children.items():
         for index, number in enumerate(numbers):
             own = f"{kind}.{index}" if len(numbers) > 1 else kind
             paths[number] = f"{paths[above]}.{own}" if above >= 0 and paths[above] else own
-    return {_WRAPPER.sub("", path): str(row.name) for path, row in zip(paths, rows, strict=True)}
+    return {_WRAPPER.sub("", path): str(name) for path, name in zip(paths, layers["name"], strict=True)}
 
 
 def _collectives(real: Run, run: Run) -> pd.DataFrame:
