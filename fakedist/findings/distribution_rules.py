@@ -16,7 +16,7 @@ from fakedist.units import format_bytes, format_us
 _REPLICAS_SHARE = 0.25
 _UNEVEN = 0.05
 _MOST_CALLS = 3
-#: How a rank ends that expects something else than what another one sent (world.tapes).
+#: How a rank ends that expects something else than what another rank sent (world.tapes).
 _SENT_OTHERS = re.compile(r"WorldError: (.+): this rank expects (.+), the tape .+ has (.+)")
 _SAME_CALLS = "the same calls on all ranks of a group (fakedist match names each)"
 

@@ -122,7 +122,10 @@ def _sentence(kind: type) -> str:
 
 def meanings_of(kind: type) -> dict[str, str]:
     """The meaning of each attribute of a record, from its docstring or the help of an option of a job."""
-    return {option.field: option.help for option in options_of(kind)} | attributes(kind)
+    meanings = {option.field: option.help for option in options_of(kind)}
+    for each in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
+        meanings |= attributes(each)
+    return meanings
 
 
 if __name__ == "__main__":

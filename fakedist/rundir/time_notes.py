@@ -337,7 +337,7 @@ def no_steps_traced() -> str:
 
 @note
 def no_kernels_traced() -> str:
-    """What a file has of a step are copies and fills."""
+    """A file has only copies and fills of a step."""
     return "the file has copies and fills of memory alone, counted as kernels here: none was traced, or none ran"
 
 

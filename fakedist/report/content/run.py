@@ -269,7 +269,7 @@ _HELPS = "What would help, estimated, each on its own"
 
 
 def _advice(run: Run, charts: Callable[[], RunCharts], *, is_alone: bool) -> list[Block]:
-    """What would help. A change that mends a finding stands there, but on a page its switch is here."""
+    """List what would help. A change that mends a finding stands there, but on a page its switch is here."""
     summary = run.summary
     codes = {} if is_alone else {finding.advice: finding.code for finding in run.findings}
     if not summary.advice:

@@ -210,23 +210,23 @@ def test_the_usual_host_is_grace_for_the_gb_models_alone() -> None:
 
 
 def test_the_clock_is_scaled_by_the_machines_score() -> None:
-    """The forward without CUDA's own calls, 13.9 - 2 - 5, over this machine's."""
-    found = host_model(GPUS["h100-80g"], None, 13.8, STEADY)
-    assert found.costs.dispatch == pytest.approx(6.9 / 13.8)
-    assert found.costs.calls.launch_us == pytest.approx(1.75 * 2.0)
-    assert found.costs.calls.collective_us == pytest.approx(1.75 * 20.0)
+    """The forward without CUDA's own calls, 12.6 - 2 - 5, over this machine's."""
+    found = host_model(GPUS["h100-80g"], None, 11.2, STEADY)
+    assert found.costs.dispatch == pytest.approx(5.6 / 11.2)
+    assert found.costs.calls.launch_us == pytest.approx(5.0 * 2.0)
+    assert found.costs.calls.collective_us == pytest.approx(20.0)
     assert found.costs.range == pytest.approx((HOSTS["dgx-h100"].least, HOSTS["dgx-h100"].most))
     assert (found.time.source, found.time.model) == ("measured", "dgx-h100")
-    assert host_model(GPUS["gb200"], None, 12.9, STEADY).costs.dispatch == pytest.approx(6.45 / 12.9)
+    assert host_model(GPUS["gb200"], None, 12.9, STEADY).costs.dispatch == pytest.approx(7.8 / 12.9)
     assert host_model(GPUS["h100-80g"], None, None, STEADY).costs.dispatch == 1.0
 
 
 def test_this_machine_takes_what_was_measured_and_a_factor_so_many_times_that() -> None:
-    this = host_model(GPUS["h100-80g"], "this", 13.8, STEADY).costs
+    this = host_model(GPUS["h100-80g"], "this", 11.2, STEADY).costs
     assert this.dispatch == 1.0
-    assert this.calls.launch_us == pytest.approx(3.5 * 2)  # twice as slow as a DGX H100
-    twice = host_model(GPUS["h100-80g"], "2", 13.8, STEADY).costs
-    assert (twice.dispatch, twice.calls.launch_us) == (2.0, pytest.approx(14.0))
+    assert this.calls.launch_us == pytest.approx(10.0 * 2)  # twice as slow as a DGX H100
+    twice = host_model(GPUS["h100-80g"], "2", 11.2, STEADY).costs
+    assert (twice.dispatch, twice.calls.launch_us) == (2.0, pytest.approx(40.0))
     assert host_model(GPUS["h100-80g"], "2x", None, STEADY).costs.dispatch == 2.0
 
 
@@ -236,7 +236,7 @@ def test_without_a_clock_only_a_chosen_host_changes_the_constant() -> None:
         assert found.costs == HostCosts()
         assert (found.time.source, found.time.low, found.time.high) == ("constant", *CONSTANT_RANGE)
     grace = host_model(GPUS["gb200"], "grace", None, None).costs
-    assert grace.operation_us == pytest.approx(4.0 * 6.45 / 6.9)
+    assert grace.operation_us == pytest.approx(4.0 * 7.8 / 5.6)
 
 
 @pytest.mark.parametrize(
@@ -294,9 +294,9 @@ def test_an_unknown_host_is_refused(text: str) -> None:
 def test_the_note_says_where_the_hosts_time_comes_from() -> None:
     constant = time_notes.host_time(host_model(GPUS["gb200"], None, None, None).time).text
     assert "a constant, not measured: 4 µs an operation of torch and 3 µs a launch; it may be 0.5 to 6.5" in constant
-    measured = time_notes.host_time(host_model(GPUS["h100-80g"], None, 13.8, STEADY).time).text
+    measured = time_notes.host_time(host_model(GPUS["h100-80g"], None, 11.2, STEADY).time).text
     assert "3 steps" in measured
     assert "0.5 times for the host dgx-h100" in measured
-    assert "6.9 µs, and 13.8 µs here" in measured
+    assert "5.6 µs, and 11.2 µs here" in measured
     unscored = time_notes.host_time(host_model(GPUS["h100-80g"], None, None, STEADY).time).text
     assert "speed is not known" in unscored

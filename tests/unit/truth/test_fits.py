@@ -63,7 +63,7 @@ def test_the_numbers_that_made_the_steps_are_found() -> None:
 def test_a_bound_counts_only_where_the_host_alone_takes_longer() -> None:
     steps = [_steps_of(10.0, 1.0, 80.0), _steps_of(10.0, 8.0, 110.0), _steps_of(3.0, 5.0, 42.5)]
     free = fits.fit(steps, [])
-    loose = Bound("loose", 100.0, 10.0, 1.0)
+    loose = Bound("loose", 100.0, 10.0, 1.0, 0.0)
     assert loose.over(*free) < 1
     assert fits.fit(steps, [loose]) == free
     held = fits.fit(steps, [replace(loose, name=name, published_us=40.0) for name in "abcdefgh"])
