@@ -144,7 +144,7 @@ def _casts(rows: Sequence[Allocation]) -> Counter[str]:
 
 
 def _knows_workspaces(run: Run) -> bool:
-    """Whether workspaces are marked apart from tensors: in runs, and in snapshots whose stacks have the frames of C++."""
+    """Whether workspaces are marked apart from tensors: in runs, and in snapshots whose stacks have frames of C++."""
     if all(note.code != "snapshot_inferred" for note in run.summary.notes):
         return run.has("phases")
     return bool(run.table("frames", ["function"])["function"].astype(str).str.startswith("c10::").any())
