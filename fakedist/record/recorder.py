@@ -342,9 +342,9 @@ class Recorder(StepListener):
         self._lengths_s.append((end_us - start_us) / 1e6)
         if self._memory.is_on:
             self._memory.step_ended()
-            samples = self._training.samples_of(step)
+            samples, elements = self._training.samples_of(step), self._training.size_of(step).elements
             name = self._training.name_of(step)
-            self._append(StepRecord(step, start_us, end_us, samples.number, samples.shape, name))
+            self._append(StepRecord(step, start_us, end_us, samples.number, samples.shape, name, elements))
             if step == steps.done and later.begins_after(step) and not self._is_closed:
                 self._memory.stop()
         if not self._memory.is_on:

@@ -58,19 +58,24 @@ _NOTHING = LiveBytes(0, 0, 0)
 
 
 class StepSize(NamedTuple):
-    """A step's inputs: rows of the first (the batch), elements of all, and the most rows of a forward."""
+    """A step's inputs: rows of the first (the batch), elements of all, and the most rows and elements of a forward."""
 
     rows: int
     elements: int
     most: int = 0
+    widest: int = 0
 
 
 class After:
-    """A fixed number of steps, of which the last is timed; ``stops``: recording stops after them."""
+    """A fixed number of steps, of which the last is timed; ``stops``: recording stops after them.
 
-    def __init__(self, limit: int, *, stops: bool = True) -> None:
+    Where inputs ``vary``, the others after the first are timed, too, so that a typical one counts.
+    """
+
+    def __init__(self, limit: int, *, stops: bool = True, vary: Callable[[], bool] = lambda: False) -> None:
         self._limit = limit
         self._stops = stops
+        self._vary = vary
 
     def may_end(self) -> None:
         """Note that a step may have ended here. A later event decides."""
@@ -81,7 +86,7 @@ class After:
 
     def is_timed(self, step: int) -> bool:
         """Return whether to time the step that begins. See :class:`~fakedist.record.timed_step.RecordedStep`."""
-        return step == self._limit
+        return step == self._limit or (1 < step < self._limit and self._vary())
 
     def notes(self) -> list[Note]:
         """Notes for the report when the run is over."""
@@ -94,7 +99,8 @@ class Steady:
     Live memory is what the caching allocator holds for requests. On each device, requests for large blocks must match
     to the byte; those for small ones (up to 1 MiB) may differ by less than 1 MiB in total. If only the large blocks
     themselves differ, one more step must request the same: the allocator may still reserve more. No optimizer may wait
-    for its first step, the batch must be whole, and no static graph may still get new buckets (``has_static_graph``).
+    for its first step, the batch must be whole, the largest inputs of a forward those of the step before within a
+    tenth, and no static graph may still get new buckets (``has_static_graph``).
     If an evaluation ran in it, one must have run in the step before, too. Each step from step 2 on is timed until then.
     """
 
@@ -155,6 +161,9 @@ class Steady:
         size = self._size(step)
         if size.rows < WHOLE_BATCH * self._most_rows or size.most < WHOLE_BATCH * self._most:
             return f"step {step} had a smaller batch than a step before"
+        narrow, wide = sorted((size.widest, self._size(step - 1).widest))
+        if narrow < WHOLE_BATCH * wide:
+            return f"inputs vary: {narrow:,} and {wide:,} elements in steps {step - 1} and {step}"
         if self._evaluates(step) and not self._evaluates(step - 1):
             return f"step {step} has an evaluation, and the step before has none"
         if step < FIRST_WITH_LAST_BUCKETS and self._has_static_graph():
@@ -180,14 +189,15 @@ def make_goal(
     *,
     evaluates: Callable[[int], bool] = lambda step: False,
     has_static_graph: Callable[[], bool],
+    vary: Callable[[], bool],
 ) -> Goal:
     """Make the goal that ``--steps`` and ``--until`` describe. The others are those of :class:`Steady`."""
     if isinstance(until, int):
-        return After(until)
+        return After(until, vary=vary)
     stops = until is None
     if steps == "auto":
         return Steady(live, waits, size, evaluates=evaluates, has_static_graph=has_static_graph, stops=stops)
-    return After(steps, stops=stops)
+    return After(steps, stops=stops, vary=vary)
 
 
 #: The name of a step in which one ran.
@@ -579,8 +589,8 @@ class _Samples:
             shape = "" if inputs[0].is_nested else "x".join(map(str, inputs[0].shape[1:]))
             self.samples = Samples(self.samples.number + inputs[0].size(0), shape)
         if every := [*inputs, *others]:
-            rows, (before, elements, most) = every[0].size(0), self.size
-            self.size = StepSize(before + rows, elements + sum(map(_elements, every)), max(most, rows))
+            rows, own, (before, elements, most, widest) = every[0].size(0), sum(map(_elements, every)), self.size
+            self.size = StepSize(before + rows, elements + own, max(most, rows), max(widest, own))
 
 
 def _tensors(arguments: object) -> list[torch.Tensor]:
@@ -638,6 +648,7 @@ class Training(GraphObserver):
             self.size_of,
             evaluates=self._evaluates_in,
             has_static_graph=lambda: bool(self._static_graphs),
+            vary=self._vary,
         )
         self._stopping = Stopping()
         self.steps = Steps(
@@ -687,6 +698,10 @@ class Training(GraphObserver):
     def size_of(self, step: int) -> StepSize:
         """The inputs that the model was trained on in a step."""
         return self._samples[step].size if step in self._samples else StepSize(0, 0)
+
+    def _vary(self) -> bool:
+        """Return whether the inputs of steps after the first differ, those of one that runs left out."""
+        return len({known.size.elements for step, known in self._samples.items() if 1 < step < self.steps.number}) > 1
 
     def backward(self) -> None:
         """Take note of an outermost ``backward()`` that is about to run."""

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from statistics import median
 from types import FrameType
 from typing import Protocol
 
@@ -297,7 +298,8 @@ class LaterStep:
 
 
 class RecordedStep(GraphObserver):
-    """Has recorded steps timed. Of several, the last one with the largest input (``size`` in elements) counts.
+    """Has recorded steps timed. Of several, the last one with the most typical input (``size`` in elements) counts: the
+    nearest to the median of all steps so far after the first; of two as near, the larger.
 
     A step that ends with the run counts only if none did before, and as far as its last optimizer step: nothing
     distinguishes what follows it in the step (averages of parameters) from the script's own end (a checkpoint).
@@ -319,7 +321,8 @@ class RecordedStep(GraphObserver):
     ) -> None:
         self._tracer = tracer
         self._wanted, self._size = wanted, size
-        self._largest, self._cut_short = -1, 0
+        self._sizes: list[int] = []  # of steps that ended, after the first
+        self._timed_size, self._cut_short = -1, 0
         self._is_wanted = False  # a wanted step has begun
         self._stand_in, self._is_whole = 0, False
         self._its_records: Callable[[], Sequence[Record]] = tuple
@@ -365,14 +368,18 @@ class RecordedStep(GraphObserver):
 
     def step_ended(self, step: int, *, is_cut_short: bool) -> Sequence[Record]:
         """End a step, perhaps with the run. Returns the records of its kernels if it was timed, and counts."""
-        if self._tracer is None or step != self._step:
+        if self._tracer is None:
+            return ()
+        size = self._size(step)
+        if step > 1:  # a pipeline's first step probes shapes, too
+            self._sizes.append(size)
+        if step != self._step:
             return ()
         self._end()
         if not self._is_wanted:
             self._may_stand_in(step, is_cut_short)
             return ()
-        size = self._size(step)
-        if self._was_timed and (is_cut_short or size < self._largest):
+        if self._was_timed and (is_cut_short or self._less_typical(size)):
             return ()
         if is_cut_short:
             self._tracer.cut_short()
@@ -380,8 +387,13 @@ class RecordedStep(GraphObserver):
         if self._at != step:  # its end is known only now, so the times contain work of the next step too
             self._why_not = f"it was not known at once that step {step}, which was timed, had ended"
             return ()
-        self._was_timed, self._largest = True, size
+        self._was_timed, self._timed_size = True, size
         return self._tracer.taken()()
+
+    def _less_typical(self, size: int) -> bool:
+        """Return whether an input is less typical than that of the step that counts so far."""
+        middle = median(self._sizes)
+        return (abs(size - middle), -size) > (abs(self._timed_size - middle), -self._timed_size)
 
     def _may_stand_in(self, step: int, is_cut_short: bool) -> None:
         """Keep what a step launched that is not wanted itself, but better than what was kept before."""
@@ -395,6 +407,7 @@ class RecordedStep(GraphObserver):
     def step_went_on(self, step: int) -> None:
         """Undo the end of a step. The next one has not begun after all, and the times of this one are incomplete."""
         self._at = step
+        del self._sizes[max(step - 2, 0) :]
         if self._stand_in == step:
             self._stand_in = 0
         if self._step == step + 1:

@@ -373,6 +373,7 @@ class StepRecord(Record):
         samples: First dimension of the model's input, summed over its forwards with gradients; 0 if not known.
         sample_shape: The other dimensions of that input, such as "3x224x224"; empty if not known.
         name: What the script calls it; "evaluation" if one ran before its training; else empty.
+        elements: Elements of all inputs of the model, summed over its forwards with gradients; 0 if not known.
     """
 
     step: int
@@ -381,6 +382,7 @@ class StepRecord(Record):
     samples: int = 0
     sample_shape: str = ""
     name: str = ""
+    elements: int = 0
 
     @property
     def wall_us(self) -> int:

@@ -415,6 +415,7 @@ class StepPeak:
         samples: First dimension of the model's input, summed over its forwards with gradients; 0 if not known.
         sample_shape: The input's other dimensions, such as "3x224x224"; empty if not known.
         name: What the script calls it; "evaluation" if one ran before its training; else empty.
+        elements: Elements of all inputs of the model, summed over its forwards with gradients; 0 or NaN if not known.
     """
 
     step: int
@@ -424,6 +425,7 @@ class StepPeak:
     samples: int = 0
     sample_shape: str = ""
     name: str = ""
+    elements: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -226,6 +226,11 @@ class StepsTable:
     name: Annotated[
         str, "What the script calls it; evaluation if one ran before its training; else empty.", ColumnMark.NEWER
     ]
+    elements: Annotated[
+        float,
+        "Elements of all inputs of the model, summed over its forwards with gradients; 0 or NaN if not known.",
+        ColumnMark.NEWER,
+    ]
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,11 @@ from fakedist.report.content.wording import (
     note_texts,
     num_warnings,
     peak_moment,
+    peak_size,
     remedy_text,
     run_facts,
     short_facts,
+    sizes_figures,
     source_word,
     time_figures,
     top_advice,
@@ -156,6 +158,7 @@ def _peak(run: Run, charts: Callable[[], RunCharts]) -> list[Block]:
     )
     if summary.timed:
         figures += [fact for fact in time_figures(*summary.timed) if fact.name in ANSWERS]
+        figures += sizes_figures(summary, summary.timed[1].step)
     left = ""
     if summary.left_during_init is not None:
         left = f"This rank {dict(run_facts(run))['ended']}."
@@ -191,7 +194,7 @@ def _fits(run: Run, *, is_short: bool = False) -> list[Block]:
     if summary.asleep_bytes:
         of += f"; {format_bytes(summary.asleep_bytes)} of it without memory behind it (asleep)"
     of = "".join((of, *(text for note in summary.notes if (text := _BOUNDS.get(note.code)))))
-    when = peak_moment(summary) if allocated else "nothing was allocated on the GPU"
+    when = peak_moment(summary) + peak_size(summary) if allocated else "nothing was allocated on the GPU"
     name = "allocated"
     most = allocated
     if not allocated and (used := memory.most_in_use(run)):
@@ -457,6 +460,7 @@ def short_report(run_directory: Path | Run) -> Report:
         step, source = summary.timed
         is_imported = run.manifest.imported is not None
         figures = [fact for fact in time_figures(step, source) if is_imported or fact.name in ANSWERS]
+        figures += sizes_figures(summary, source.step)
         texts = filter(None, (limit_text(step), limits_text(step)))
         blocks.append(Facts(figures, f"Time of {timed_step_name(summary, source.step)}, {source_word(source)}"))
         blocks += [Remark(text) for text in texts]

@@ -47,6 +47,7 @@ from fakedist.report.content.wording import (
     run_title,
     share_of_peak,
     short_kernel,
+    sizes_figures,
     source_word,
     time_figures,
     unknown_time,
@@ -94,7 +95,10 @@ def time_blocks(run: Run, *, all_layers: bool, charts: Callable[[], Sequence[Blo
     texts = [limit_text(time), limits_text(time), *(note.text for note in source.notes), accuracy_text(source)]
     return [
         Chapter("time", "Time", f"Where the time of {name} goes", source.source, _SUMS),
-        Facts(time_figures(time, source), f"Time of {name}, {source_word(source)}"),
+        Facts(
+            [*time_figures(time, source), *sizes_figures(run.summary, source.step)],
+            f"Time of {name}, {source_word(source)}",
+        ),
         *(Remark(text) for text in texts if text),
         Details(charts),
         *time_sheets(run, all_layers=all_layers),

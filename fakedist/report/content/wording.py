@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 from fakedist.cost_model.accuracy import HELD_HOST_STEPS, HELD_STEPS
 from fakedist.cost_model.breakdown import PEAK_DTYPE
@@ -48,6 +49,38 @@ def job_command(job: Job) -> str:
 def peak_moment(summary: Summary) -> str:
     """Step and phase of the peak; empty if they are unknown."""
     return f"step {summary.peak_step}, {summary.peak_phase}" if summary.peak_phase else ""
+
+
+#: Inputs of steps that differ by a smaller fraction are alike.
+_ALIKE = 0.01
+
+
+def _sizes(summary: Summary) -> dict[int, int]:
+    """Elements of the model's inputs by step, where they differ; without the first, which may be a pipeline's probe."""
+    sizes = {row.step: int(row.elements) for row in summary.steps if row.step > 1 and row.elements > 0}
+    return sizes if sizes and max(sizes.values()) > (1 + _ALIKE) * min(sizes.values()) else {}
+
+
+def sizes_figures(summary: Summary, step: int) -> list[Fact]:
+    """The inputs of a step and of all recorded ones, where they differ."""
+    if (sizes := _sizes(summary)) and step in sizes:
+        ordered = sorted(sizes.values())
+        every = (
+            f"{ordered[0]:,} to {ordered[-1]:,} in steps {min(sizes)} to {max(sizes)}, median {median(ordered):,.0f}"
+        )
+        return [Fact("inputs", f"{sizes[step]:,}", f"elements; {every}: the time is of this size alone")]
+    return []
+
+
+def peak_size(summary: Summary) -> str:
+    """How large the inputs of the step with the peak are, and what other steps needed, where inputs differ."""
+    sizes = _sizes(summary)
+    if not sizes or summary.peak_step not in sizes:
+        return ""
+    own, most = sizes[summary.peak_step], max(sizes.values())
+    peaks = [row.peak_allocated_bytes for row in summary.steps if row.step in sizes]
+    which = "the largest inputs" if own == most else f"inputs of {own:,} elements (the largest: {most:,})"
+    return f", with {which}; {span_text(min(peaks), max(peaks))} in steps {min(sizes)} to {max(sizes)}"
 
 
 def command_line(command: list[str]) -> str:

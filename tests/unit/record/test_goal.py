@@ -104,10 +104,19 @@ def test_an_optimizer_that_waits_may_still_make_its_state_and_until_something_el
     [(3, None, 3, 3), ("auto", 4, 4, 4), (3, "end", None, 3), (3, "validation", None, 3)],
 )
 def test_until_wins_over_steps(steps: int, until: int, last: int | None, timed: int) -> None:
-    goal = make_goal(steps, until, dict, lambda: False, lambda step: StepSize(0, 0), has_static_graph=lambda: False)
+    goal = make_goal(steps, until, dict, lambda: False, lambda step: StepSize(0, 0), has_static_graph=lambda: False, vary=bool)
     assert isinstance(goal, After)
     assert [step for step in range(1, 9) if goal.is_last(step)][:1] == ([] if last is None else [last])
     assert [step for step in range(1, 9) if goal.is_timed(step)] == [timed]
+
+
+def test_inputs_that_vary_by_a_tenth_are_followed_by_more_and_with_a_number_of_steps_all_are_timed() -> None:
+    ends = Ends(*[(MIB, 0)] * 8)
+    widest = [100, 70, 100, 92, 100]
+    ends.goal = Steady(ends._now, lambda: False, lambda step: StepSize(8, 0, 8, widest[step - 1]))
+    assert ends.run() == 4
+    fixed = After(4, vary=lambda: True)
+    assert [step for step in range(1, 9) if fixed.is_timed(step)] == [2, 3, 4]
 
 
 def test_a_static_graph_is_not_steady_before_its_last_buckets() -> None:

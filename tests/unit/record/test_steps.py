@@ -401,7 +401,7 @@ def test_a_step_has_the_name_that_the_script_says_or_that_of_an_evaluation_befor
 def test_rows_of_a_nested_input_are_samples_without_a_shape_and_without_a_tensor_none_are_known() -> None:
     rows = [torch.zeros(each, 4) for each in (3, 5)]
     nested = [torch.nested.nested_tensor(rows, layout=layout) for layout in (torch.jagged, torch.strided)]
-    for inputs, size in (([(each,) for each in nested], StepSize(4, 64, 2)), ([("text", torch.zeros(()))], None)):
+    for inputs, size in (([(each,) for each in nested], StepSize(4, 64, 2, 32)), ([("text", torch.zeros(()))], None)):
         job = Job()
         for each in inputs:
             job.forward(MODEL, *each)
@@ -415,8 +415,8 @@ def test_the_size_of_a_step_has_the_rows_of_the_first_input_and_the_elements_of_
     job = Job()
     for rows in (8, 8):
         job.forward(MODEL, torch.zeros(rows, 3), [torch.zeros(5, 4)])
-    assert job.training.size_of(1) == (16, 2 * (24 + 20), 8)
-    assert job.training.size_of(2) == (0, 0, 0)
+    assert job.training.size_of(1) == (16, 2 * (24 + 20), 8, 44)
+    assert job.training.size_of(2) == (0, 0, 0, 0)
 
 
 def test_live_bytes_are_those_that_were_requested_and_the_large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

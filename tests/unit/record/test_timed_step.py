@@ -341,3 +341,21 @@ def test_a_step_whose_end_is_known_late_does_not_stand_in_and_does_not_keep_the_
     assert Steps([9]).at(1).at(2).ended(1).at(3).close(3) == ([], ["not_timed"])
     again = Steps([9]).whole(1, 2).at(3).went_on(2).whole(2, 3, 4)
     assert (again.close(4), again.traced) == (([3], ["timed_early"]), [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "written"),
+    [
+        ({1: 900, 2: 40, 3: 90, 4: 60, 5: 61, 6: 10}, [2, 3, 4, 5]),  # the median of what ended so far; the larger of two
+        ({2: 80, 3: 80, 4: 30}, [2, 3]),  # an odd last batch
+        ({2: 30, 3: 80, 4: 80}, [2, 3, 4]),
+    ],
+)
+def test_the_step_with_the_most_typical_input_counts(sizes: dict[int, int], written: list[int]) -> None:
+    steps = Steps(range(2, 9), sizes).whole(*range(1, max(sizes) + 1))
+    assert steps.close(max(sizes))[0] == written
+
+
+def test_a_step_that_went_on_counts_once_in_the_median() -> None:
+    steps = Steps(range(2, 9), {2: 20, 3: 60, 4: 50}).whole(1, 2, 3).at(4).went_on(3).whole(3, 4)
+    assert steps.close(4)[0][-1] == 4

@@ -1,12 +1,13 @@
+import math
 from dataclasses import replace
 
 import pytest
 
-from fakedist.report.content.wording import note_texts, num_warnings, remedy_text
+from fakedist.report.content.wording import note_texts, num_warnings, peak_size, remedy_text, sizes_figures
 from fakedist.results.verdict import limit_text, limits_text, relative_time, short_line
 from fakedist.rundir.notes import Note
 from fakedist.rundir.step_time import GroupTime, PathPart, StepLimit, TimeGain
-from fakedist.rundir.summary import Remedy
+from fakedist.rundir.summary import Remedy, StepPeak
 from tests.unit.report.handmade import summary_of_nothing
 from tests.unit.results.compare.test_changed_times import step
 
@@ -140,3 +141,17 @@ def test_a_change_that_rounds_to_nothing_has_no_sign() -> None:
 def test_three_changes_that_make_a_rank_fit_are_told_apart(titles: list[str], text: str) -> None:
     remedy = Remedy([], titles, 0, 1 << 30, 1 << 30, "fits", 0.0, None, [])
     assert remedy_text(replace(summary_of_nothing(), remedy=remedy)) == f"{text}: then needs 1.00 GiB: fits"
+
+
+def test_steps_whose_inputs_differ_are_said_with_the_time_and_with_the_peak() -> None:
+    sizes = {1: 9_000, 2: 512, 3: 4_096, 4: 2_560}
+    steps = [StepPeak(step, 1, step << 30, 8 << 30, elements=size) for step, size in sizes.items()]
+    summary = replace(summary_of_nothing(), steps=steps, peak_step=3)
+    (inputs,) = sizes_figures(summary, 4)
+    assert inputs.more == "elements; 512 to 4,096 in steps 2 to 4, median 2,560: the time is of this size alone"
+    assert peak_size(summary) == ", with the largest inputs; 2.00 to 4.00 GiB in steps 2 to 4"
+    other = peak_size(replace(summary, peak_step=4))
+    assert other.startswith(", with inputs of 2,560 elements (the largest: 4,096); ")
+    alike = replace(summary, steps=[replace(step, elements=4_096 + step.step) for step in steps])
+    older = replace(summary, steps=[replace(step, elements=math.nan) for step in steps])
+    assert [(sizes_figures(each, 4), peak_size(each)) for each in (alike, older)] == [([], "")] * 2
