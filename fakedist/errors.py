@@ -133,8 +133,8 @@ def described(error: Exception) -> str:
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(_PACKAGE):
             position = f"{path.relative_to(_PACKAGE.parent)}:{line}"
-    said = visible(str(error).strip().partition("\n")[0], 120)
-    return f"{type(error).__name__}{': ' if said else ''}{said} in {position}"
+    message = visible(str(error).strip().partition("\n")[0], 120)
+    return f"{type(error).__name__}{': ' if message else ''}{message} in {position}"
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:

@@ -32,7 +32,7 @@ class RouterPass(NamedTuple):
         layer: Number of the layer, among those with routers in the order of their first calls.
         number: How often it was called before.
         step: Training steps that had ended.
-        tokens: Of each rank.
+        tokens: How many each rank has.
         groups: Groups that experts are in, of which a token picks ``top_groups`` first; 1: no groups.
         in_turn: Whether two operations pick a token's two experts, the second one of the others (GShard).
     """

@@ -369,7 +369,7 @@ class Passes:
 
     Attributes:
         blocks: The saved blocks, in order of allocation.
-        pass_of: The pass of each.
+        pass_of: The pass of each block.
         owner: By pass, the layer's number in the stack.
         last: By pass, its last saved block: the layer's output.
         first_event: By pass, the event that made its first block.

@@ -50,7 +50,7 @@ class _Levels:
 
 @dataclass
 class _Replay:
-    """Every block, and the most in each place. ``pinned_is_seen``: else torch's statistics tell it at each look."""
+    """Every block, and the most in each place. ``pinned_is_seen``: else torch's statistics have it at each look."""
 
     recording: Recording
     pinned_is_seen: bool
@@ -203,7 +203,7 @@ def host_memory(recording: Recording, job: Job | None, lines: Sequence[str]) -> 
     nearest = min(recording.host_looks, key=lambda look: abs(look.time_us - replay.peak_us))
     unknown = ["the CUDA context's and NCCL's own host memory, and programs' code, are not part of this"]
     if job.device == "cuda":
-        unknown.append("pinned memory is what torch's statistics said where steps and checkpoints end, without lines")
+        unknown.append("pinned memory is from torch's statistics where steps and checkpoints end, without lines")
     phases = _phases(replay)
     return HostMemory(
         peak=peak,

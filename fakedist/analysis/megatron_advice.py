@@ -34,7 +34,7 @@ class _Module:
     """A value of ``--recompute-modules``.
 
     Attributes:
-        name: The value.
+        name: The value of ``--recompute-modules``.
         path: A pattern of the names of the modules in a layer that it recomputes.
         class_name: A pattern of their classes.
         keeps_output: Whether their output stays. If not, it is recomputed for what comes after.

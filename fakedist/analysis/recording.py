@@ -151,7 +151,7 @@ class Recording:
         host_blocks: Columns of ``HostBlocksRecord``: what happened to the host's memory.
         host_places: Its steps and phases.
         settings_changes: Settings of the allocator that the script set, in order.
-        host_looks: What of it no event tells of, in order.
+        host_looks: What of it no event has, in order.
         saves: Checkpoints that were written.
         made_by: Operations of backwards in order (``op``), and the one that made the node that ran each (``forward``).
         unanswered: Number of calls of each CUDA function that was refused.
@@ -427,7 +427,7 @@ def _joined(kind: type[Record], records: Sequence[Record]) -> dict[str, Array]:
 _TRAINED_BY = tuple(CATEGORIES.index(name) for name in ("optimizer_state", "gradient"))
 
 
-def trained_first(recording: Recording) -> None:
+def number_trained_models_first(recording: Recording) -> None:
     """Number the layers of trained models first, parents before children. The first model's names lose its own."""
     if len(recording.layers) < 2:
         return

@@ -67,7 +67,7 @@ class AddressRanges:
                     self.put(start + bytes_, first + length - start - bytes_, segment)
                 return
 
-    def listed(self) -> list[tuple[int, int, int]]:
+    def to_list(self) -> list[tuple[int, int, int]]:
         """Every range as (start, bytes, segment), sorted by address."""
         return sorted((start, bytes_, segment) for start, (bytes_, segment) in self._starts.items())
 
@@ -113,11 +113,11 @@ class Segments:
         else:
             self._ranges.take(segment.address)
 
-    def listed(self) -> list[Segment]:
+    def to_list(self) -> list[Segment]:
         """The segments held, sorted by address."""
         expandable = {-1 - number: pool_of for pool_of, number in self._numbers.items()}
         segments = []
-        for address, bytes_, number in self._ranges.listed():
+        for address, bytes_, number in self._ranges.to_list():
             stream, pool = expandable[number] if number < 0 else self._ordinary[number]
             segments.append(Segment(address, bytes_, stream, number < 0, pool))
         return segments

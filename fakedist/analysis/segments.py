@@ -47,7 +47,7 @@ def segments_after(recording: Recording, end: int) -> list[Segment]:
             held.add(segment)
         else:
             held.remove(segment)
-    return held.listed()
+    return held.to_list()
 
 
 def peak_events(recording: Recording, blocks: Blocks) -> dict[str, int]:

@@ -191,8 +191,8 @@ def _exceeded(run: Run, limits: Mapping[str, tuple[str, int]]) -> list[str]:
 
     lines = []
     if not run.fits:
-        said = verdict(run.summary, run.manifest.cwd)
-        why = said.more.removeprefix(": ") if said else run.manifest.exit.message
+        answer = verdict(run.summary, run.manifest.cwd)
+        why = answer.more.removeprefix(": ") if answer else run.manifest.exit.message
         lines.append(f"the rank does not fit the GPU: {why}".rstrip(": "))
     values = {
         "max_peak": ("peak allocated", run.peak_allocated_bytes, 1),

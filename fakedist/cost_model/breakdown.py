@@ -91,10 +91,10 @@ def kind_family_us(kernels: pd.DataFrame) -> Array:
 def generation_us(kernels: pd.DataFrame) -> float:
     """Microseconds from the first to the last kernel of each generation, unless training separates them."""
     generation, other = KINDS.index("generation"), KINDS.index("other")
-    tells = kernels[kernels["kind"] != other].sort_values("start_us", kind="stable")
-    is_one = (tells["kind"] == generation).to_numpy(bool)
+    relevant = kernels[kernels["kind"] != other].sort_values("start_us", kind="stable")
+    is_one = (relevant["kind"] == generation).to_numpy(bool)
     number = np.cumsum(~is_one)[is_one]  # of the stretch between others
-    rows = tells[is_one]
+    rows = relevant[is_one]
     stretches = rows.assign(end_us=rows["start_us"] + rows["known_us"]).groupby(number)
     return float((stretches["end_us"].max() - stretches["start_us"].min()).sum())
 
@@ -696,7 +696,7 @@ def _with_sums(kernels: pd.DataFrame) -> partial[StepBreakdown]:
 def _with_traced(
     with_causes: partial[StepBreakdown], kernels: pd.DataFrame, source: KernelSource, folds: list[Fold]
 ) -> StepBreakdown:
-    """The breakdown with what only a tool that traced the kernels tells."""
+    """The breakdown with what only a tool that traced the kernels has."""
     compute = kernels[kernels["is_compute"]]
     start, us = compute["start_us"].to_numpy("f8"), compute["known_us"].to_numpy("f8")
     others = ~compute["name"].astype(str).str.startswith(("Memcpy", "Memset")).to_numpy(bool)

@@ -44,7 +44,7 @@ def recorded_load(facts: RouterLoadFacts) -> ExpertsLoad:
     return ExpertsLoad(facts.load, facts.busiest())
 
 
-def at_pace(tables: Mapping[str, pd.DataFrame], experts: ExpertsLoad) -> dict[str, pd.DataFrame]:
+def scale_to_busiest_rank(tables: Mapping[str, pd.DataFrame], experts: ExpertsLoad) -> dict[str, pd.DataFrame]:
     """The tables of a step (``launches``, ``work``, ``calls``, ``routed``, and others) at the busiest rank's pace.
 
     Rows of ``work`` that follow tokens come again at the end, ``pace`` (a new column) times as much of them.

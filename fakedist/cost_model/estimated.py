@@ -171,7 +171,7 @@ def _clock_of(recording: Recording, launches: pd.DataFrame) -> ClockSteadiness |
     )
 
 
-#: Two scores of a machine in one run that differ so many times are said: one of them is not the machine's own.
+#: Two scores of a machine in one run that differ so many times are noted: one of them is not the machine's own.
 _SCORES_DIFFER = 2
 
 
@@ -255,7 +255,7 @@ def estimate_times(
     )
     uncertain = uncertain_parts(priced, [] if breakdown is None else breakdown.by_group, tables)
     summary = None if breakdown is None else whole(breakdown, priced.price_list)
-    source = _without_the_tool(_source(priced, models, uncertain, traced), breakdown)
+    source = _widen_by_tool_overhead(_source(priced, models, uncertain, traced), breakdown)
     return StepTimes({"kernels": priced.kernels, **made}, summary, source, priced.price_list)
 
 
@@ -270,7 +270,7 @@ def recorded_times(recording: Recording, tables: Mapping[str, pd.DataFrame], fol
         peaks = None
     made, breakdown = break_down(tables["kernels"], tables, folds, source, peaks, is_slowed=_is_slowed(source))
     summary = None if breakdown is None else StepTime(**vars(breakdown))
-    source = None if source is None else _without_the_tool(source, breakdown)
+    source = None if source is None else _widen_by_tool_overhead(source, breakdown)
     return StepTimes({"kernels": tables["kernels"], **made}, summary, source)
 
 
@@ -278,7 +278,7 @@ def _is_slowed(source: KernelSource | None) -> bool:
     return source is not None and source.source == "measured"
 
 
-def _without_the_tool(source: KernelSource, step: StepBreakdown | None) -> KernelSource:
+def _widen_by_tool_overhead(source: KernelSource, step: StepBreakdown | None) -> KernelSource:
     """The source of a step, a measured one with the interval that the tool leaves."""
     if step is None or not _is_slowed(source):
         return source
@@ -344,7 +344,7 @@ def communication_for(tables: Mapping[str, pd.DataFrame], gpu: GpuSpec, network:
 _COPIES = "copies stand for collectives"
 
 
-def where_from(source: KernelSource) -> str:
+def provenance(source: KernelSource) -> str:
     """Where the times of the timed step come from, for run.json."""
     if source.source == "estimated":
         return f"estimated: kernels by a model of the GPU, collectives for the fabric {source.fabric}"

@@ -99,11 +99,10 @@ class HostSpec:
 
     Attributes:
         name: The name that ``--host`` takes, or a file's.
-        cpu: Its processor.
         linear_us: A forward of torch's ``Linear`` on it, with CUDA's own calls.
-        calls: Those calls.
-        least: The host's time over the estimate where the host clock measured it: the least (90 % interval).
-        most: The most.
+        calls: CUDA's own calls, in microseconds.
+        least: The host's time over the estimate where the host clock measured it: lower end of the 90 % interval.
+        most: The upper end.
         of_machine: The host is the machine that recorded the run, this many times as slow; 0 for any other.
         calls_scale: CUDA's calls but collectives take this many times as long in a step, each between others.
     """

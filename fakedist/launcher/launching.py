@@ -361,8 +361,8 @@ class _Watch:
         if left.is_nearly_gone:
             held = format_bytes(rss_bytes(self.rank))
             self.memory_was_gone = f"this machine's memory was nearly gone, {held} of it held by the rank"
-            said = f"{format_bytes(left.free)} of {format_bytes(left.total)} are left, and the rank holds {held}"
-            self._say(f"this machine's memory is nearly gone: {said}; the kernel may end it")
+            figures = f"{format_bytes(left.free)} of {format_bytes(left.total)} are left, and the rank holds {held}"
+            self._say(f"this machine's memory is nearly gone: {figures}; the kernel may end it")
 
     def end_group(self) -> None:
         """End what the child left running, such as DataLoader workers of a killed rank, and the child if it runs."""

@@ -46,7 +46,7 @@ def find_nsys(places: Iterable[str] = _PLACES, instead: str = "profile without -
 
 
 def traces_events(nsys: Path) -> bool:
-    """Return whether this version can trace where CUDA events are recorded, which tells what streams wait for."""
+    """Return whether this version can trace where CUDA events are recorded, which shows what streams wait for."""
     try:
         done = subprocess.run([nsys, "profile", "--help"], capture_output=True, timeout=_HELP_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -150,8 +150,10 @@ def _run(command: list[str], timeout_s: float, more: dict[str, str], what: str, 
             process.kill()
             raise
     if process.returncode:
-        said = next((line.strip() for line in reversed(output.replace("\r", "\n").splitlines()) if line.strip()), "")
-        raise ReportError(f"{what} failed with exit code {process.returncode}: {said}", hint)
+        last_line = next(
+            (line.strip() for line in reversed(output.replace("\r", "\n").splitlines()) if line.strip()), ""
+        )
+        raise ReportError(f"{what} failed with exit code {process.returncode}: {last_line}", hint)
 
 
 #: Seconds that nsys may take to write its report after the rank has ended.
@@ -171,10 +173,10 @@ def around(job: Job, run_directory: Path, environment: Mapping[str, str]) -> tup
     return command, {**ENVIRONMENT, **environment}
 
 
-def code_of_rank(code: int, told: Ended | None) -> int:
+def code_of_rank(code: int, reported: Ended | None) -> int:
     """The rank's exit code, from its own message or else from nsys's code, where 128 + n means signal n."""
-    if told is not None:
-        return told.code
+    if reported is not None:
+        return reported.code
     return 128 - code if code > 128 else code
 
 

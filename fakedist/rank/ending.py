@@ -77,11 +77,11 @@ def _is_of_hub(error: BaseException) -> bool:
 
 def _refusal_of(error: SystemExit) -> str:
     """The message that ``ArgumentParser.error`` left with; empty if something else did."""
-    said = ""
+    refusal = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         message = frame.f_locals.get("message") if frame.f_code.co_name == "error" else None
-        said = message if isinstance(message, str) else said
-    return " ".join(said.split())
+        refusal = message if isinstance(message, str) else refusal
+    return " ".join(refusal.split())
 
 
 def lack_of_machine(num_bytes: int, error: BaseException | None) -> SetupError | None:
@@ -95,17 +95,17 @@ def lack_of_machine(num_bytes: int, error: BaseException | None) -> SetupError |
     is_limited = limit != resource.RLIM_INFINITY
     if not num_bytes and not (is_limited and error is not None and any(map(_says_refused, chain_of(error)))):
         return None
-    said = f"this machine gave no address space{f' for {format_bytes(num_bytes)}' if num_bytes else ''}"
+    text = f"this machine gave no address space{f' for {format_bytes(num_bytes)}' if num_bytes else ''}"
     if is_limited:
         allowed = f"ulimit -v allows {format_bytes(limit)}, in which libraries and all tensors of the virtual GPU count"
-        return SetupError(f"{said}: {allowed}", "ulimit -v unlimited")
+        return SetupError(f"{text}: {allowed}", "ulimit -v unlimited")
     if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2":
-        return SetupError(f"{said}: vm.overcommit_memory is 2", "sysctl vm.overcommit_memory=0")
-    return SetupError(f"{said}: it may have too many mappings (vm.max_map_count)", "sysctl vm.max_map_count=1048576")
+        return SetupError(f"{text}: vm.overcommit_memory is 2", "sysctl vm.overcommit_memory=0")
+    return SetupError(f"{text}: it may have too many mappings (vm.max_map_count)", "sysctl vm.max_map_count=1048576")
 
 
 def _says_refused(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or any(said in str(error) for said in _REFUSED)
+    return isinstance(error, MemoryError) or any(text in str(error) for text in _REFUSED)
 
 
 def fault_of(error: BaseException) -> str:
@@ -145,7 +145,7 @@ def line_of(error: BaseException) -> str:
 
 
 def line_now() -> str:
-    """As :func:`line_of` for an error raised now."""
+    """The line that :func:`line_of` would give for an error raised now."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename

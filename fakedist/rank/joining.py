@@ -45,7 +45,7 @@ _STARTED = os.fspath(Path(__file__).with_name("started"))
 _GROUPS = "torch.distributed.distributed_c10d"
 _NO_STEP = 1 << 30
 #: In the rank's directory until the rank ends: a record of a started process a line.
-TOLD = f"{FRESH_PREFIX}started.jsonl"
+STARTED_FILE = f"{FRESH_PREFIX}started.jsonl"
 #: Likewise: why a started process ended the rank.
 _REFUSED = f"{FRESH_PREFIX}refused.json"
 
@@ -53,7 +53,7 @@ _REFUSED = f"{FRESH_PREFIX}refused.json"
 def offer(run_directory: Path) -> None:
     """Let the processes that this one starts from here on join its GPU, which it shares already."""
     os.environ[RUN_VARIABLE] = os.fspath(run_directory.resolve())
-    for name in (TOLD, _REFUSED):
+    for name in (STARTED_FILE, _REFUSED):
         (run_directory / name).unlink(missing_ok=True)
     further = [path for path in os.environ.get(_PATH, "").split(os.pathsep) if path and path != _STARTED]
     os.environ[_PATH] = os.pathsep.join([_STARTED, *further])
@@ -109,9 +109,9 @@ def take_refused(run_directory: Path) -> tuple[str, str] | None:
     return text, hint
 
 
-def take_told(run_directory: Path) -> list[Record]:
-    """Take what started processes told: that they were out of memory, and facts of engines."""
-    path = run_directory / TOLD
+def read_started_records(run_directory: Path) -> list[Record]:
+    """Take the records of started processes: that they were out of memory, and facts of engines."""
+    path = run_directory / STARTED_FILE
     if not path.exists():
         return []
     records = [decode(json.loads(line), RECORDS) for line in path.read_text().splitlines()]
@@ -142,9 +142,9 @@ def join() -> None:
         raise ImportError(f"fakedist: this process cannot use its rank's virtual GPU: {text}") from None
 
 
-class _Told:
-    """Takes a journal's records, and tells the rank of torch's errors, which become notes, and of its engine's: of an
-    engine on several GPUs, what the process on the rank's own says.
+class _StartedJournal:
+    """Takes a journal's records, and gives the rank torch's errors, as notes, and its engine's: of an engine on several
+    GPUs, those of the process on the rank's own.
     """
 
     num_bytes = 0
@@ -153,7 +153,7 @@ class _Told:
         self._path, self._gpu, self._memory_bytes, self._device = path, gpu, memory_bytes, device
 
     def append(self, record: Record) -> None:
-        """Drop a record, or tell the rank of it. One write appends a whole line, whichever process it comes from."""
+        """Drop a record, or give it to the rank. One write appends a whole line, whichever process it comes from."""
         if isinstance(record, FailedRequestRecord):
             record = NoteRecord(self._out_of_memory(record))
         elif isinstance(record, (EngineRecord, EngineSleepRecord, EngineCacheRecord)) and self._is_on_the_ranks():
@@ -185,7 +185,7 @@ class _Started:
     """A process that the script started."""
 
     def __init__(self, job: Job, run_directory: Path) -> None:
-        self._told = run_directory / TOLD
+        self._records_file = run_directory / STARTED_FILE
         self._own = OwnRanks(job, is_started=True, refuse=functools.partial(refuse_rank, job, run_directory))
         self._device = job.device_index
         self._job = replace(
@@ -264,7 +264,7 @@ class _Started:
 
         assert self._gpu is not None
         memory_bytes = self._job.gpu_memory_bytes or find_gpu(self._job.gpu).memory_bytes
-        journal = _Told(self._told, self._gpu, memory_bytes, self._device)
+        journal = _StartedJournal(self._records_file, self._gpu, memory_bytes, self._device)
         process = Process(
             job=self._job,
             journal=journal,

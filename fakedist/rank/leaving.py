@@ -1,4 +1,4 @@
-"""Ends the rank's process without Python's teardown, which frees a million objects, if nothing could tell."""
+"""Ends the rank's process without Python's teardown, which frees a million objects, if nothing depends on it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from fakedist.rank.ending import (
     watched_exit,
     watched_signals,
 )
-from fakedist.rank.joining import name_in_use, offer, refuse_rank, take_refused, take_told
+from fakedist.rank.joining import name_in_use, offer, read_started_records, refuse_rank, take_refused
 from fakedist.rank.leaving import leave_at_once
 from fakedist.rank.preloading import Start, run_as_main, start_of_rank, without_our_frames
 from fakedist.rank.read_files import ListedSources, listed_sources
@@ -182,7 +182,7 @@ class Rank:
             line = ""  # a test runner or a bare `except:` caught the stop
         with uninterrupted():
             try:
-                for record in take_told(self._run_directory):
+                for record in read_started_records(self._run_directory):
                     self._journal.append(record)
                 if self._surroundings is not None:
                     self._surroundings.close(of_script if is_recorded else ending, line)
@@ -203,8 +203,8 @@ class Rank:
                 is_beyond = self._gpu is not None and self._gpu.is_beyond
                 if is_recorded and self._surroundings is not None:
                     is_beyond = self._surroundings.was_beyond  # made-up sizes of a bare step count for nothing
-                said = BEYOND_CAPACITY if ending.ended_well and is_beyond else ending  # the script ended as it did
-                self._reporter.send(Ended(said.outcome, said.code or 0, said.message, line))
+                reported = BEYOND_CAPACITY if ending.ended_well and is_beyond else ending  # the script ended as it did
+                self._reporter.send(Ended(reported.outcome, reported.code or 0, reported.message, line))
         return ending
 
     def give_up(self, message: str, hint: str) -> None:

@@ -229,7 +229,7 @@ class FirstRank(Start):
         return True
 
     def _imported(self) -> None:
-        """It counts if it was imported as torch itself was, and left the environment so."""
+        """Count the module if it was imported in the environment of torch, and left that as it was."""
         name, self._open = self._open, ""
         if name not in _COUNTS_DEVICES and not differing_variables(os.environ, self._imports.environment):
             self._imports.modules.append(name)

@@ -16,20 +16,26 @@ from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_p
 from fakedist.analysis.host_blocks import host_tables
 from fakedist.analysis.launches import launch_tables
 from fakedist.analysis.memory_tables import Fold, Peak, find_peak, fold_layers, layer_table
-from fakedist.analysis.recording import JournalReading, Recording, read_recording, recorded_so_far, trained_first
+from fakedist.analysis.recording import (
+    JournalReading,
+    Recording,
+    number_trained_models_first,
+    read_recording,
+    recorded_so_far,
+)
 from fakedist.analysis.routed_blocks import routed_table
 from fakedist.analysis.segments import build_snapshot, segment_table
 from fakedist.analysis.stack_lines import stack_lines
 from fakedist.analysis.topology import call_table, collective_table, group_table, other_group_table, term_table
 from fakedist.analysis.typed_tables import table_of
-from fakedist.cost_model.busiest_rank import ExpertsLoad, at_pace
+from fakedist.cost_model.busiest_rank import ExpertsLoad, scale_to_busiest_rank
 from fakedist.cost_model.estimated import (
     StepTimes,
     estimate_times,
+    provenance,
     recorded_gpu,
     recorded_models,
     recorded_times,
-    where_from,
 )
 from fakedist.cost_model.gains import find_gains
 from fakedist.cost_model.job.job_times import rank_throughput
@@ -97,14 +103,14 @@ def compute_recording(recording: Recording, job: Job | None, so_far: tuple[objec
     blocks, positions, tables = _untimed(recording, job)
     tables |= host_tables(recording, job)
     folds = fold_layers(tables["layers"])
-    times, notes = _step_times(recording, at_pace(tables, ExpertsLoad()), folds, job)
+    times, notes = _step_times(recording, scale_to_busiest_rank(tables, ExpertsLoad()), folds, job)
     peak = find_peak(blocks, positions)
     return Computed(recording, so_far, blocks, peak, tables | times.tables, folds=folds, times=times, notes=notes)
 
 
 def _untimed(recording: Recording, job: Job | None) -> tuple[Blocks, pd.DataFrame, dict[str, pd.DataFrame]]:
     """The blocks of a recording, their ``event_places``, and its tables before its step is timed."""
-    trained_first(recording)
+    number_trained_models_first(recording)
     blocks, positions = build_blocks(recording), event_places(recording)
     tables = make_tables(recording, blocks, positions)
     return blocks, positions, tables | {"routed": routed_table(recording, blocks, tables, job)}
@@ -200,7 +206,7 @@ def summarized(manifest: Manifest, computed: Computed, left_out: Sequence[Note] 
         recording, job, tables, computed.folds, ending=ending, left=left, peak=computed.peak, times=times, notes=notes
     )
     gpu = recording.gpu or GpuRecord()
-    timed = {"time": where_from(times.source)} if times.source and times.summary else {}
+    timed = {"time": provenance(times.source)} if times.source and times.summary else {}
     for part in extras.parts("summary_parts"):
         summary = part.summarize(summary, recording, tables)
     return replace(

@@ -10,7 +10,7 @@ import pandas as pd
 
 from fakedist.analysis.memory_tables import fold_layers
 from fakedist.analysis.routed_blocks import EXCHANGES
-from fakedist.cost_model.busiest_rank import ExpertsLoad, at_pace, recorded_load
+from fakedist.cost_model.busiest_rank import ExpertsLoad, recorded_load, scale_to_busiest_rank
 from fakedist.cost_model.estimated import Models, NetworkChoice, StepTimes, estimate_times, network_of, prices_of
 from fakedist.cost_model.gains import find_gains
 from fakedist.cost_model.hosts import HostModel, host_model
@@ -149,7 +149,7 @@ def tables_to_price(
         )
     names = ("work", "ranges", "layers", "calls", "groups", "operation_stacks", "routed", "steps")
     tables = {"launches": launches, "stacks": table("stacks", ["line"])} | {name: table(name) for name in names}
-    return at_pace(tables, experts or ExpertsLoad())
+    return scale_to_busiest_rank(tables, experts or ExpertsLoad())
 
 
 def _why_not(manifest: Manifest, summary: Summary, *, measured: bool) -> str:

@@ -43,7 +43,7 @@ _WORKSPACES = frozenset((32 << 20, _ODD := 8_519_680, 1 << 20))  # the odd one i
 
 
 def infer(recording: Recording, event_stack: Ints, *, is_native: bool) -> bool:
-    """Add to a snapshot's recording what its stacks tell. False, and nothing is added, if they tell no phase.
+    """Add to a snapshot's recording what its stacks show. False, and nothing is added, if they show no phase.
 
     Args:
         event_stack: The stack of each event, also of those that free; -1 without one.
@@ -55,16 +55,16 @@ def infer(recording: Recording, event_stack: Ints, *, is_native: bool) -> bool:
     action = events["action"]
     silent, unknown = StackEvidence(SILENT), StackEvidence(UNKNOWN)
     made, freed = block_lives(action, events["address"].astype(np.int64))
-    is_told = action == _ALLOC
+    is_evident = action == _ALLOC
     # Recorded with context="alloc", what frees has the stack of what it frees.
     known_frees = freed[freed < len(action)]
-    is_told[known_frees] = event_stack[known_frees] != event_stack[made[freed < len(action)]]
-    is_told[known_frees] &= event_stack[known_frees] >= 0
-    is_told[:before] = False
+    is_evident[known_frees] = event_stack[known_frees] != event_stack[made[freed < len(action)]]
+    is_evident[known_frees] &= event_stack[known_frees] >= 0
+    is_evident[:before] = False
     is_silent = ~np.isin(action, (_ALLOC, _FREE))
     telling = [
-        fact if told else silent if says_nothing else unknown
-        for fact, told, says_nothing in zip(evidence, is_told.tolist(), is_silent.tolist(), strict=True)
+        fact if evident else silent if says_nothing else unknown
+        for fact, evident, says_nothing in zip(evidence, is_evident.tolist(), is_silent.tolist(), strict=True)
     ]
     places = find_places(telling, is_native=is_native)
     if not {"forward", "backward", "optimizer"} & set(places.phase):

@@ -192,12 +192,12 @@ def read_ranges(database: Database, process: int) -> Ranges:
     for rows in database.chunks(f"SELECT {', '.join(chosen)}, {sequence}, {name} FROM NVTX_EVENTS {where}"):
         *numbers, read = zip(*rows, strict=True)
         start, end, thread, domain, text_id, number = map(_numbers, numbers)
-        said = texts.by_name(domain, read)
-        unread = said == _NO_TEXT
-        said[unread], number[unread] = texts.by_id(domain[unread], text_id[unread])
-        says = said >= 0
+        meaning_number = texts.by_name(domain, read)
+        unread = meaning_number == _NO_TEXT
+        meaning_number[unread], number[unread] = texts.by_id(domain[unread], text_id[unread])
+        says = meaning_number >= 0
         ignored += len(rows) - int(says.sum())
-        parts.append(np.stack([start, end, thread, said, number])[:, says])
+        parts.append(np.stack([start, end, thread, meaning_number, number])[:, says])
     columns = np.concatenate(parts, axis=1) if parts else np.zeros((5, 0), np.int64)
     begin, until, threads, meanings, sequences = columns
     until[until < begin] = max(int(until.max(initial=0)), int(begin.max(initial=0)))  # never ended
@@ -278,10 +278,10 @@ class _Texts:
     def _understand(self, text: str | None, domain: int) -> int:
         if not isinstance(text, str):  # SQLite lets any column hold anything
             return _NO_TEXT
-        said = meaning(text, self._domains.get(domain, ""))
-        if said.kind == IGNORED:
+        text_meaning = meaning(text, self._domains.get(domain, ""))
+        if text_meaning.kind == IGNORED:
             return -1
-        self.meanings.append(said)
+        self.meanings.append(text_meaning)
         return len(self.meanings) - 1
 
 

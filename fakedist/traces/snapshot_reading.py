@@ -1,4 +1,4 @@
-"""Reads any torch memory snapshot as a recording: blocks, history and stacks, and what these tell.
+"""Reads any torch memory snapshot as a recording: blocks, history and stacks, and what these show.
 
 The history is a ring buffer: once it is full, torch drops its beginning. Blocks that were alive before are added in
 front of it: those freed without an allocation, and those alive at the end that were never allocated.
@@ -47,16 +47,16 @@ class NoSnapshotError(Exception):
     """A value is none that torch writes. The message goes after "is not a memory snapshot:"."""
 
 
-def listed(value: object, called: str) -> list[object]:
+def expect_list(value: object, called: str) -> list[object]:
     """A list."""
     if not isinstance(value, list):
         raise NoSnapshotError(f"{called} is not a list")
     return value
 
 
-def entries(value: object, called: str) -> list[Entry]:
+def expect_entries(value: object, called: str) -> list[Entry]:
     """A list of entries."""
-    items = listed(value, f"the list for {called}")
+    items = expect_list(value, f"the list for {called}")
     if not all(isinstance(item, dict) for item in items):
         raise NoSnapshotError(f"{called} is not a dict")
     return items  # type: ignore[return-value]
@@ -103,7 +103,7 @@ def frame_row(frame: object) -> FrameRow:
 
 def check_blocks(segments: list[Entry]) -> None:
     """Check how many blocks segments have. A file of a megabyte can name one list of blocks a million times."""
-    number_of = sum(len(listed(segment.get("blocks", []), "'blocks' of a segment")) for segment in segments)
+    number_of = sum(len(expect_list(segment.get("blocks", []), "'blocks' of a segment")) for segment in segments)
     if number_of > _MOST_BLOCKS:
         raise NoSnapshotError(f"its segments have {number_of:,} blocks")
 
@@ -141,7 +141,7 @@ Values = Mapping[str, Sequence[object] | Array]
 class ForeignSnapshot:
     """A snapshot's recording, and the number of blocks that were alive before its history began.
 
-    ``is_inferred``: its phases, steps, layers and categories are known, as far as its stacks tell.
+    ``is_inferred``: its phases, steps, layers and categories are known, as far as its stacks show.
     """
 
     recording: Recording
@@ -167,7 +167,9 @@ class _Stacks:
         number, forward = self.number(entry.get("frames")), entry.get("forward_frames")
         if not forward:
             return number
-        rows = [_FRAME.search(name_of(text, "a frame of a forward")) for text in listed(forward, "a forward's stack")]
+        rows = [
+            _FRAME.search(name_of(text, "a frame of a forward")) for text in expect_list(forward, "a forward's stack")
+        ]
         made = [FrameRow(row[1], int(row[2]), row[3]) for row in reversed(rows) if row]  # traceback's innermost is last
         own = self._rows[number] if number >= 0 else ()
         return self._stack((*own, *(self._numbered(row) for row in (BACKWARD, *made))))
@@ -177,7 +179,7 @@ class _Stacks:
         if not frames:
             return -1
         if id(frames) not in self._seen:
-            rows = tuple(map(self._frame, listed(frames, "a stack")))
+            rows = tuple(map(self._frame, expect_list(frames, "a stack")))
             self._seen[id(frames)] = self._stack(rows)
         return self._seen[id(frames)]
 
@@ -211,13 +213,13 @@ def read_foreign(snapshot: Entry, device: int | None = None) -> ForeignSnapshot:
     Raises:
         NoSnapshotError: It is not a snapshot, or has nothing of the device.
     """
-    traces = [listed(trace, "a history") for trace in listed(snapshot["device_traces"], "device_traces")]
-    segments = entries(snapshot["segments"], "a segment")
+    traces = [expect_list(trace, "a history") for trace in expect_list(snapshot["device_traces"], "device_traces")]
+    segments = expect_entries(snapshot["segments"], "a segment")
     if device is None:
         device = _device(traces, segments)
     elif not any(traces[device : device + 1]) and all(segment.get("device", 0) != device for segment in segments):
         raise NoSnapshotError(f"it has nothing of device {device}")
-    trace = entries(traces[device], "an event") if device < len(traces) else []
+    trace = expect_entries(traces[device], "an event") if device < len(traces) else []
     own = [segment for segment in segments if number(segment, "device", MOST_DEVICES) == device]
     check_blocks(own)
     actions = [name_of(entry.get("action"), "an action") for entry in trace]
@@ -293,7 +295,7 @@ def _alive_before(trace: list[Entry], segments: list[Entry]) -> list[tuple[int, 
                 before.append((at, number(entry, "size", MOST_BYTES), None))
     for segment in segments:
         at = address(segment, "address")
-        for block in entries(segment.get("blocks", []), "a block"):
+        for block in expect_entries(segment.get("blocks", []), "a block"):
             size = number(block, "size", MOST_BYTES)
             here = address(block, "address") or at  # torch 2.1 writes no addresses: blocks are contiguous
             if block.get("state") in _HELD and here not in alive:
@@ -310,7 +312,7 @@ def _more_before(first: Columns, rest: Columns, segments: list[Entry], settings:
         return 0
     action, address_, size = (np.concatenate([first[name], rest[name]]) for name in ("action", "address", "size"))
     explained = int(replay(action, address_, size, parse_settings(settings)).allocated_bytes[-1])
-    blocks = (block for segment in segments for block in entries(segment.get("blocks", []), "a block"))
+    blocks = (block for segment in segments for block in expect_entries(segment.get("blocks", []), "a block"))
     held = sum(number(block, "size", MOST_BYTES) for block in blocks if block.get("state") in _HELD)
     return max(held - explained, 0)
 
@@ -340,7 +342,7 @@ def _segments_before(moves: dict[int, Entry], segments: list[Entry]) -> list[Seg
             held.remove(_segment(entry, "addr", "size", action == "segment_map"))
         elif action in _LOSSES:
             held.add(_segment(entry, "addr", "size", action == "segment_unmap"))
-    return held.listed()
+    return held.to_list()
 
 
 def _segment(entry: Entry, key: str, size: str, is_expandable: bool) -> Segment:

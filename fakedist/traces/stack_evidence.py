@@ -1,4 +1,4 @@
-"""Reads what the stacks of a memory snapshot tell of each event: its phase, its purpose, the modules around it.
+"""Reads what the stacks of a memory snapshot show of each event: its phase, its purpose, the modules around it.
 
 Autograd runs most of a backward in a thread of its own, which has no frames of Python. Without frames of C++ either, an
 event between a forward and an optimizer's step that has no stack is then one of the backward.
@@ -75,7 +75,7 @@ class StackEvidence:
         is_recompute: Backward runs a checkpointed forward again.
         makes_parameters: It makes or moves parameters.
         zeroes: It is in an optimizer's or a module's zero_grad.
-        purpose: parameter (gathered by FSDP), workspace or communication, if it tells; else empty.
+        purpose: parameter (gathered by FSDP), workspace or communication, if it shows; else empty.
         operation: The autograd node that runs, by its name in C++, else aten::_to_copy where autocast converts
             an input, else the operation that was called, such as aten::index_Tensor; empty without frames of C++.
     """
@@ -95,7 +95,7 @@ NO_STACK = StackEvidence(BLANK)
 def read_evidence(frames: Sequence[FrameRow], stacks: Sequence[Sequence[int]]) -> list[StackEvidence]:
     """The evidence of each stack, whose frames are rows of ``frames``, innermost first.
 
-    A forward's frames, below those of the backward of what it made, tell nothing of the backward.
+    A forward's frames, below those of the backward of what it made, show nothing of the backward.
     """
     facts = [_FrameFacts.of(frame) for frame in frames]
     own = (takewhile(lambda number: frames[number] != BACKWARD_FRAME, stack) for stack in stacks)

@@ -3,7 +3,7 @@
 It is followed backwards from the last kernel. A kernel waited for the one before it on its stream if that was still
 running when the host launched it. Else it came as fast as its launch did, and the path goes on backwards in the host's
 thread: to the kernel that a call of it waited for, or to the thread that worked while it did not (autograd's, and
-back). Where the trace does not tell what streams wait for, a kernel that began late, and just after one of another
+back). Where the trace does not have what streams wait for, a kernel that began late, and just after one of another
 stream ended, is taken to have waited for that.
 """
 
@@ -210,7 +210,7 @@ def _last_on_stream(trace: Trace, stream: Ints, time: Ints) -> list[int]:
 
 
 def _synced(trace: Trace, calls: CudaCalls) -> dict[int, int]:
-    """By correlation, the activity that a call of the host waited for, where the trace tells the stream or event."""
+    """By correlation, the activity that a call of the host waited for, where the trace has the stream or event."""
     if not trace.syncs:
         return {}
     syncs = trace.syncs
@@ -226,7 +226,7 @@ def _synced(trace: Trace, calls: CudaCalls) -> dict[int, int]:
 def _awaited(trace: Trace, calls: CudaCalls) -> list[int] | None:
     """For each activity, that of another stream which its stream had to wait for, the last; -1 without one.
 
-    None if the trace does not tell what streams wait for.
+    None if the trace does not have what streams wait for.
     """
     syncs = trace.syncs
     if not len(syncs.get("what", ())):
@@ -329,8 +329,8 @@ def _by_operation(trace: Trace, calls: CudaCalls, host: list[tuple[int, int, int
         is_inside = (index >= 0) & (middle < own[index, 1])
         lane = np.zeros(len(start), np.int64)
         row = Intervals(lane, start, end).innermost(np.zeros(int(is_inside.sum()), np.int64), middle[is_inside])
-        said = np.where(row >= 0, name[row], len(names) - 1) if len(name) else row
-        for number, ns in enumerate(np.bincount(said, np.diff(bounds)[is_inside], len(names)).tolist()):
+        numbers = np.where(row >= 0, name[row], len(names) - 1) if len(name) else row
+        for number, ns in enumerate(np.bincount(numbers, np.diff(bounds)[is_inside], len(names)).tolist()):
             if ns:
                 sums[thread, names[number]] += round(ns)
     return sums

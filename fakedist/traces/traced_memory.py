@@ -1,6 +1,6 @@
 """Turns the allocator's events in a trace of torch.profiler (``profile_memory=True``) into a run's records of memory.
 
-An event has an address, a size, a thread and a time, and no stack. The ranges around it tell the rest: the operation,
+An event has an address, a size, a thread and a time, and no stack. The ranges around it have the rest: the operation,
 the layer and the phase, and with ``with_stack=True`` the functions of Python. Categories are inferred as those of a
 memory snapshot are.
 """

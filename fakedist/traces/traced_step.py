@@ -275,8 +275,8 @@ class LayerNumbers:
         """Layers from fakedist's own ranges, whose names are qualified, without the run that the report belongs to."""
         names = [meaning.name for meaning in ranges.meanings if meaning.is_ours and meaning.kind == LAYER]
         root = next((name for name in names if name.startswith("(") and name.endswith(")")), "")
-        said, which = np.unique(ranges.meaning[rows], return_inverse=True)
-        return np.array([self._qualified(ranges.meanings[number].name, root) for number in said], np.int64)[which]
+        distinct, which = np.unique(ranges.meaning[rows], return_inverse=True)
+        return np.array([self._qualified(ranges.meanings[number].name, root) for number in distinct], np.int64)[which]
 
     def _qualified(self, name: str, root: str) -> int:
         if name not in self._by_name:
@@ -302,7 +302,7 @@ class LayerNumbers:
         while len(ready):
             above = np.where(parents[ready] >= 0, number[parents[ready]], OUTSIDE)
             keys, which = np.unique(np.stack([above, meaning[ready]]), axis=1, return_inverse=True)
-            numbers = [self._number(parent, ranges.meanings[said].name) for parent, said in keys.T.tolist()]
+            numbers = [self._number(parent, ranges.meanings[own].name) for parent, own in keys.T.tolist()]
             number[ready] = np.array(numbers, np.int64)[which.ravel()]
             ready = needed[np.isin(parents[needed], ready)]
         return number[wanted]
@@ -454,10 +454,10 @@ def _operations_and_families(
     activity: Activity, ranges: Ranges, sites: LaunchSites, phase: npt.NDArray[np.uint8], texts: dict[str, int]
 ) -> tuple[Ints, npt.NDArray[np.uint8]]:
     """Numbers of the operations' texts, and families. Each distinct kernel of an operation is classified once."""
-    said = np.full(len(activity), -1, np.int64)
+    meaning_numbers = np.full(len(activity), -1, np.int64)
     known = sites.operation >= 0
-    said[known] = ranges.meaning[sites.operation[known]]
-    keys = np.stack([activity.name, said, phase.astype(np.int64), sites.in_collective.astype(np.int64)])
+    meaning_numbers[known] = ranges.meaning[sites.operation[known]]
+    keys = np.stack([activity.name, meaning_numbers, phase.astype(np.int64), sites.in_collective.astype(np.int64)])
     distinct, which = np.unique(keys, axis=1, return_inverse=True)
     operations, families = [], []
     for name, text, in_phase, in_collective in distinct.T.tolist():
@@ -555,11 +555,11 @@ def _script_ranges(trace: Trace, ranges: Ranges, texts: dict[str, int]) -> Colum
     begins: dict[int, tuple[int, int, str]] = {}
     ends: dict[int, int] = {}
     for row in np.flatnonzero(np.isin(ranges.kind, (SCRIPTS, SCRIPTS_END))).tolist():
-        said, at = ranges.meanings[ranges.meaning[row]], int(ranges.start[row])
-        if said.kind == SCRIPTS:
-            begins[said.number] = at, int(ranges.thread[row]), said.name
+        script_range, at = ranges.meanings[ranges.meaning[row]], int(ranges.start[row])
+        if script_range.kind == SCRIPTS:
+            begins[script_range.number] = at, int(ranges.thread[row]), script_range.name
         else:
-            ends[said.number] = at
+            ends[script_range.number] = at
     threads: dict[int, int] = {}
     table, last = Columns(HostRanges), int(ranges.end.max(initial=trace.begin))
     for number, (at, thread, name) in sorted(begins.items(), key=lambda item: item[1][0]):
@@ -606,23 +606,25 @@ def _waits(record: ProfilerRecord, calls: dict[str, Ints]) -> Waits:
 
 def _ranges(operations: dict[str, Ints], texts: list[str]) -> tuple[Ranges, list[tuple[int, int]]]:
     """The ranges (a phase lasts until the next one), and (start, number) of the steps."""
-    said = [meaning(text) for text in texts]
-    kinds = np.array([m.kind for m in said] or [IGNORED])[operations["text"]]
+    meanings = [meaning(text) for text in texts]
+    kinds = np.array([m.kind for m in meanings] or [IGNORED])[operations["text"]]
     start, end = operations["start"], operations["end"].copy()
     marks = np.flatnonzero(kinds == PHASE)
-    ours = np.array([m.is_ours for m in said] or [False])
+    ours = np.array([m.is_ours for m in meanings] or [False])
     marks = marks[ours[operations["text"][marks]]]
     marks = marks[np.argsort(start[marks], kind="stable")]
     end[marks] = np.append(start[marks[1:]], end.max(initial=0))[: len(marks)]
     steps = [
-        (int(start[row]), said[operations["text"][row]].number)
+        (int(start[row]), meanings[operations["text"][row]].number)
         for row in np.flatnonzero(kinds == STEP)
-        if said[operations["text"][row]].is_ours
+        if meanings[operations["text"][row]].is_ours
     ]
     says = kinds != IGNORED
     thread, sequence = operations["thread"][says], operations["sequence"][says]
-    said_by = operations["text"][says].astype(np.int32)
-    ranges = Ranges(said, said_by, thread, start[says], end[says], sequence, flops=operations["flops"][says])
+    meaning_numbers = operations["text"][says].astype(np.int32)
+    ranges = Ranges(
+        meanings, meaning_numbers, thread, start[says], end[says], sequence, flops=operations["flops"][says]
+    )
     return ranges, steps
 
 

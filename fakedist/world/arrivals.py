@@ -255,7 +255,7 @@ class Arrivals:
 
     @_arriving
     def routed_sum(self, tensor: torch.Tensor, ranks: Sequence[int], op: object) -> bool:
-        """As :meth:`routed`: reduce over the ranks, in place."""
+        """Reduce over the ranks, in place, like :meth:`routed`."""
         if self._of_ranks is None:
             return False
         name = reduction_name(op)

@@ -84,7 +84,6 @@ class AttentionShapes:
         in_blocks: Keys are whole blocks, the number that a query meets on average, as in flex_attention. No tile is
             cut.
         slowdown: Arithmetic in their type takes so many times as long as in bf16.
-        element_bytes: Bytes of an element.
     """
 
     batch: Integers

@@ -105,7 +105,7 @@ class EventsBuilder:
         self._events.places.append(self._names.setdefault(name, len(self._names)) if name else -1)
 
     def build(self) -> Events:
-        """All of them."""
+        """Return the collected events."""
         self._events.actions = "".join(self._actions)
         self._events.names = list(self._names)
         return self._events

@@ -58,7 +58,7 @@ PIECES = {
 
 @dataclass(frozen=True)
 class PieceEnd:
-    """How a piece ended, after so many seconds."""
+    """How a piece ended, and after how many seconds."""
 
     went_well: bool
     seconds: float
@@ -73,7 +73,6 @@ class Confirmation:
         fakedist: The version that measured.
         machine: ``gpu``, ``capacity_bytes``, ``driver``, ``torch``, ``python``.
         is_rehearsal: Whether the virtual GPU stood in for a real one.
-        pieces: The pieces that ran.
         tables: Name -> ``head`` and ``rows`` of a table.
         recordings: ``<gpu>-torch<version>/<name>.jsonl.gz`` -> the file, in base64.
         log: The summary's lines.
@@ -90,7 +89,13 @@ class Confirmation:
 
 
 def open_session(
-    out: Path, command: str, told: Callable[[str], None], *, is_rehearsal: bool, at_once: int, jobs: Sequence[str] = ()
+    out: Path,
+    command: str,
+    on_line: Callable[[str], None],
+    *,
+    is_rehearsal: bool,
+    at_once: int,
+    jobs: Sequence[str] = (),
 ) -> Session:
     """A session on this machine's GPU, or on the virtual one; all jobs of the accuracy set if none is named.
 
@@ -99,7 +104,7 @@ def open_session(
     """
     machine = rehearsed_machine(DEFAULT_GPU) if is_rehearsal else real_machine()
     chosen = [JOBS[name] for name in jobs or JOBS]
-    session = Session(out, machine, chosen, at_once, is_rehearsal, command, told)
+    session = Session(out, machine, chosen, at_once, is_rehearsal, command, on_line)
     if is_rehearsal:
         session.say(REHEARSAL)
     session.say(", ".join(f"{key} {value}" for key, value in machine.items() if value != ""))
@@ -130,7 +135,7 @@ def confirm(
     names: Sequence[str],
     file: Path,
     command: str,
-    told: Callable[[str], None],
+    on_line: Callable[[str], None],
     *,
     is_rehearsal: bool,
     at_once: int = 1,
@@ -147,7 +152,7 @@ def confirm(
         JobError: fakedist does not know the GPU.
     """
     with scratch_directory("confirm") as scratch:
-        session = open_session(scratch, command, told, is_rehearsal=is_rehearsal, at_once=at_once, jobs=jobs)
+        session = open_session(scratch, command, on_line, is_rehearsal=is_rehearsal, at_once=at_once, jobs=jobs)
         like(session.machine["gpu"], session.machine["capacity_bytes"])
         pieces: dict[str, PieceEnd] = {}
         for name in names:

@@ -30,7 +30,7 @@ class HistoryDifference:
     """The difference in one job; empty ``reason`` where nothing does.
 
     Attributes:
-        job: Its name.
+        job: The job's name.
         verdict: "same", "order" (the same but for the order of frees with nothing between them), "events",
             "statistics", "error" (of one side), "failed" (on both sides alike) or "missing".
         reason: The first difference in one line.
@@ -145,10 +145,10 @@ def first_difference(one: Events, other: Events) -> int | None:
 
 
 def _both(sides: tuple[Events, Events], at: int, names: tuple[str, str]) -> str:
-    said = [
+    events = [
         f"{name} {side.describe(at) if at < len(side) else 'ended'}" for name, side in zip(names, sides, strict=True)
     ]
-    return ", ".join(said)
+    return ", ".join(events)
 
 
 def _neighbourhood(sides: tuple[Events, Events], at: int, names: tuple[str, str]) -> list[str]:

@@ -41,9 +41,7 @@ class StepKernels:
     """Kernel times of one step of one job.
 
     Attributes:
-        by_family: Microseconds by family.
-        by_layer: Microseconds by layer, its own.
-        num_kernels: Kernels.
+        by_family, by_layer: Microseconds; a layer's are its own.
         error: Why there are none; empty where there are.
     """
 
@@ -54,7 +52,7 @@ class StepKernels:
 
     @property
     def total_us(self) -> float:
-        """All of it but communication."""
+        """Time of all kernels but communication."""
         return sum(us for family, us in self.by_family.items() if family != LEFT_OUT)
 
 
@@ -151,7 +149,7 @@ _PLAIN = GpuJob("", "", "")
 
 
 class ScriptFailedError(Exception):
-    """It left no result; its last words."""
+    """A script that left no result, with its last line."""
 
 
 def run_script(session: Session, way: Way, name: str, *arguments: str, job: GpuJob = _PLAIN) -> Any:
@@ -171,16 +169,16 @@ def run_script(session: Session, way: Way, name: str, *arguments: str, job: GpuJ
                 timeout=session.timeout_s(240.0),
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            said = "it did not end in time"
+            failure = "it did not end in time"
         else:
-            said = ""
+            failure = ""
             lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
             if done.returncode:
-                said = f"exit code {done.returncode}: {lines[-1] if lines else 'it said nothing'}"
+                failure = f"exit code {done.returncode}: {lines[-1] if lines else 'it failure nothing'}"
         if not result.exists():
-            raise ScriptFailedError(said or "it left no result")
-        if said:
-            session.say(f"{name}.py did not come to its end: {said}")
+            raise ScriptFailedError(failure or "it left no result")
+        if failure:
+            session.say(f"{name}.py did not come to its end: {failure}")
         return json.loads(result.read_text())
 
 
@@ -214,7 +212,7 @@ def run_recordings(session: Session) -> bool:
 
 def _record(session: Session, name: str, way: Way) -> AllocatorRecording:
     started = time.monotonic()
-    recording = record(session.jobs, way, session.command, session.told)
+    recording = record(session.jobs, way, session.command, session.on_line)
     failed = [job.name for job in recording.jobs.values() if job.error]
     session.say(
         f"{name:<16} {recording.head.gpu}, torch {recording.head.torch}: {len(recording.jobs) - len(failed)} jobs "

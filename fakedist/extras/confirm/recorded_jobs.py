@@ -38,7 +38,7 @@ _FOREIGN = (
 
 @dataclass(frozen=True)
 class Way:
-    """How to record.
+    """A way of recording a job.
 
     Attributes:
         device: "real" or "virtual".
@@ -65,16 +65,16 @@ class NothingRanError(Exception):
 
 @dataclass
 class _Ran:
-    """One job's process: its record, and what it said of the device."""
+    """One job's process: its record, and its facts of the device."""
 
     record: JobRecord
     facts: dict[str, Any] = field(default_factory=dict)
 
 
 def record(
-    jobs: Sequence[GpuJob], way: Way, command: str, told: Callable[[str], None] = lambda line: None
+    jobs: Sequence[GpuJob], way: Way, command: str, on_line: Callable[[str], None] = lambda line: None
 ) -> AllocatorRecording:
-    """Run the jobs and collect their records; ``told`` gets a line for each as it ends.
+    """Run the jobs and collect their records; ``on_line`` gets a line for each as it ends.
 
     Raises:
         NothingRanError: None of the jobs could even see its device.
@@ -89,7 +89,7 @@ def record(
                 ran = _run(job, way, Path(directory))
         ran.record.seconds = round(time.monotonic() - started, 1)
         events = f"{len(ran.record.events):7d} events"
-        told(f"{way.device} {job.name:<24} {ran.record.seconds:6.1f} s {ran.record.error or events}")
+        on_line(f"{way.device} {job.name:<24} {ran.record.seconds:6.1f} s {ran.record.error or events}")
         return ran
 
     with ThreadPoolExecutor(way.at_once) as pool:
@@ -163,8 +163,8 @@ def job_environment(job: GpuJob, profiled: bool) -> dict[str, str]:
 
 def _how_it_ended(done: subprocess.CompletedProcess[str]) -> str:
     how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return f"its process ended with {how} and no result: {said[-1] if said else 'it said nothing'}"
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return f"its process ended with {how} and no result: {lines[-1] if lines else 'it lines nothing'}"
 
 
 def like(product: str, capacity_bytes: int) -> tuple[str, int]:
@@ -204,8 +204,8 @@ def real_machine() -> dict[str, Any]:
     """
     done = subprocess.run([sys.executable, "-c", _LOOK], capture_output=True, text=True, timeout=120)
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise SetupError(f"torch cannot use the GPU of this machine: {said}", "fakedist doctor")
+        last_line = (done.stderr.strip().splitlines() or ["it last_line nothing"])[-1]
+        raise SetupError(f"torch cannot use the GPU of this machine: {last_line}", "fakedist doctor")
     return {**json.loads(done.stdout), "driver": driver_version(), **_versions()}
 
 
@@ -237,7 +237,7 @@ class Session:
         at_once: Processes at the same time.
         rehearsal: Whether the virtual GPU stands in for a real one.
         command: What was typed.
-        told: Gets each line of the summary as it comes.
+        on_line: Gets each line of the summary as it comes.
         ends_at: ``time.monotonic()`` by which the piece that runs is over.
         lines: The summary, as it grows.
     """
@@ -248,7 +248,7 @@ class Session:
     at_once: int
     rehearsal: bool
     command: str
-    told: Callable[[str], None]
+    on_line: Callable[[str], None]
     ends_at: float = float("inf")
     lines: list[str] = field(default_factory=list)
 
@@ -291,7 +291,7 @@ class Session:
     def say(self, *lines: str) -> None:
         """Add lines to the summary."""
         for line in lines:
-            self.told(line)
+            self.on_line(line)
         self.lines += lines
 
     def write(self, name: str, rows: Sequence[Row], failed: Sequence[str] = ()) -> None:

@@ -147,7 +147,7 @@ class _Kernels:
         return torch.cuda.stream(self._stream)
 
     def host_waits(self) -> None:
-        """The host waits until all ranks have said how many tokens they send."""
+        """The host waits until all ranks have sent how many tokens they send."""
         self._stream.synchronize()
 
     def end(self, tensors: Sequence[torch.Tensor | None]) -> EventOverlap:
@@ -441,11 +441,11 @@ class Buffer:
         return combined, weights, event
 
     def internode_dispatch(self, *args: Any, **kwargs: Any) -> Any:
-        """As :meth:`dispatch`, which DeepEP's own calls over nodes."""
+        """Dispatch over nodes, which :meth:`dispatch` does, too; DeepEP calls this one there."""
         return self.dispatch(*args, **kwargs)
 
     def internode_combine(self, *args: Any, **kwargs: Any) -> Any:
-        """As :meth:`combine`."""
+        """Combine over nodes, like :meth:`combine`."""
         return self.combine(*args, **kwargs)
 
     # ---- low-latency kernels

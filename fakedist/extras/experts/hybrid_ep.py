@@ -38,7 +38,7 @@ _BLOCK = 256
 _QUEUE_ENTRY, _PAGE = 64, 4096
 #: From here on an allocation has granules of its own.
 _SHARES = 1 << 20
-#: Bytes that a rank tells the others: of its buffers, and of all ranks' memory before (allocator.cuh's MemHandle).
+#: Bytes that a rank sends the others: of its buffers, and of all ranks' memory before (allocator.cuh's MemHandle).
 _HANDLE_BYTES = 512
 
 
@@ -170,7 +170,7 @@ class HybridEPBuffer:
         self._allocate()
 
     def _allocate(self) -> None:
-        """Take the memory, and tell the other ranks."""
+        """Take the memory, and send its handles to the other ranks."""
         self.runtime = memory = OutsideMemory(self.device, "HybridEP")
         shared = self.config.shared(self.local_rank, is_one_buffer=self._is_one_buffer)
         self._tokens, self._probs = (memory.take("user buffers", num_bytes) for num_bytes in shared[:2])

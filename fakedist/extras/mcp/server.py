@@ -60,13 +60,13 @@ class Answered:
 
     Attributes:
         data: The object that it printed; None if it printed none.
-        said: The end of what it and the script printed.
+        log_tail: The end of what it and the script printed.
         exceeded: The limit that ended it, in words; empty if none did.
     """
 
     code: int
     data: Any
-    said: str
+    log_tail: str
     exceeded: str
 
 
@@ -77,25 +77,25 @@ async def run_command(
     command = [sys.executable, "-P", "-m", "fakedist", *words]  # a module of the project must not stand for Python's
     with (
         tempfile.TemporaryFile() as printed,
-        tempfile.TemporaryFile() if output is None else output.open("w+b") as said,
+        tempfile.TemporaryFile() if output is None else output.open("w+b") as log,
     ):
         process = await anyio.open_process(
-            command, stdin=subprocess.DEVNULL, stdout=printed, stderr=said, cwd=project, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=printed, stderr=log, cwd=project, start_new_session=True
         )
         try:
-            exceeded = await _follow(process, limits, progress, said.fileno())
+            exceeded = await _follow(process, limits, progress, log.fileno())
         finally:
             with anyio.CancelScope(shield=True):
                 await _end(process)
-        said_text = _tail(said.fileno())
+        tail = _tail(log.fileno())
         printed.seek(0)
         data = None
         with suppress(ValueError):
             data = json.loads(printed.read())
-        return Answered(process.returncode or 0, data, said_text, exceeded)
+        return Answered(process.returncode or 0, data, tail, exceeded)
 
 
-async def _follow(process: Process, limits: Limits, progress: Progress, said: int) -> str:
+async def _follow(process: Process, limits: Limits, progress: Progress, log: int) -> str:
     """Wait for a process's end. Returns the limit that it exceeded; it then still runs."""
     begin = time.monotonic()
     tree, next_progress = ProcessTree(process.pid), _PROGRESS_S
@@ -109,7 +109,7 @@ async def _follow(process: Process, limits: Limits, progress: Progress, said: in
             return f"it held more than {most} of memory: fakedist mcp --memory-limit SIZE allows more"
         if seconds >= next_progress:
             next_progress = seconds + _PROGRESS_S
-            await progress(seconds, _tail(said).rpartition("\n")[2])
+            await progress(seconds, _tail(log).rpartition("\n")[2])
     return ""
 
 
@@ -268,11 +268,11 @@ class Tools:
         kept = {} if output is None else {"output": str(output)}
         if done.exceeded or not isinstance(done.data, dict):
             more = f"\nThe whole output: {output}" if output else ""
-            raise ToolError(f"{done.exceeded or 'fakedist failed'} (exit {done.code})\n{done.said}{more}")
+            raise ToolError(f"{done.exceeded or 'fakedist failed'} (exit {done.code})\n{done.log_tail}{more}")
         not_known = done.data.get("notes") or done.data.get("remarks") or []
         answer = fitting(_section(done.data, section), section)
         shown = shlex.join(["fakedist", *words])
-        ended = {"exit": done.code, "said": done.said} if done.code else {}
+        ended = {"exit": done.code, "said": done.log_tail} if done.code else {}
         return answer | {"not_known": not_known, "command": shown} | ended | kept
 
     def _new_output(self, command: str) -> Path:

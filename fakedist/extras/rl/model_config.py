@@ -21,7 +21,7 @@ class ModelShapes:
 
     Attributes:
         heads: Query heads.
-        width: Of a head.
+        width: Elements of a head.
         inner: Width between the two products of a layer, or of one of its experts.
         experts: Experts of a layer; 0 without.
         top_k: Experts that a token goes to.

@@ -82,13 +82,10 @@ class RolloutTime:
     """A rollout on one engine. Means over draws, if lengths are drawn.
 
     Attributes:
-        num_requests: Requests.
-        prompt_tokens: Tokens of each prompt.
         generated_tokens: Tokens that are generated, over all requests.
         ranks: GPUs of the engine.
         time_us: From the first step to the last.
-        low_us: The least of its 90 % interval.
-        high_us: The most.
+        low_us, high_us: Its 90 % interval.
         num_steps: The engine's steps.
         mean_decoding: Requests that decode in a step, mean of the steps that have any.
         most_decoding: The most that decode at once.

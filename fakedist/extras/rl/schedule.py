@@ -42,7 +42,7 @@ class EngineSteps(NamedTuple):
     """A row: steps that follow one another, alike but for the contexts, which grow by a token each.
 
     Attributes:
-        steps: How many.
+        steps: How many of them follow one another.
         decoding: Requests that decode in each.
         context: Keys that all of these meet in the first of the steps.
         prefill: Prompts' tokens that the step computes.

@@ -273,10 +273,10 @@ class TaskProcesses:
                 return _result(task, ending, Supervised("itself", 0, 0.0, 0), log)
             self._wait_for_earlier_attempt(task)
             with self._supervisor() as supervisor:
-                said = b"" if supervisor is None else supervisor.ask(self._order(task, scratch, log))
-            if not said:
+                answer = b"" if supervisor is None else supervisor.ask(self._order(task, scratch, log))
+            if not answer:
                 return _result(task, self._unsupervised(), Supervised("cancelled", 0, 0.0, 0), log)
-            supervised = Supervised(**json.loads(said))
+            supervised = Supervised(**json.loads(answer))
             return _result(task, _ending(task, supervised, log), supervised, log)
 
     def close(self) -> None:
@@ -352,9 +352,9 @@ class _Supervisor:
         self.can_go_on = True
 
     def ask(self, order: Order) -> bytes:
-        said = _ask(self._process, order)
-        self.can_go_on = bool(said)
-        return said
+        answer = _ask(self._process, order)
+        self.can_go_on = bool(answer)
+        return answer
 
     def cancel(self) -> None:
         assert self._process.stdin is not None
@@ -387,13 +387,13 @@ def _ask(supervisor: subprocess.Popen[bytes], order: Order) -> bytes:
     with suppress(OSError, ValueError):  # it was cancelled, or killed, before it had the order
         supervisor.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
         supervisor.stdin.flush()
-    said = b""
-    while not said.endswith(b"\n"):  # in short waits: where Ray cancels a task, Python sees the interrupt only between
+    answer = b""
+    while not answer.endswith(b"\n"):  # in short waits: Python sees an interrupt (Ray cancels a task) only between
         if select.select([supervisor.stdout], [], [], _WAIT_S)[0]:
             if not (read := os.read(supervisor.stdout.fileno(), 65536)):
                 return b""
-            said += read
-    return said
+            answer += read
+    return answer
 
 
 def _ending(task: Task, supervised: Supervised, log: Path) -> Ending:

@@ -53,8 +53,8 @@ def run_there(handed: Handed, environment: Mapping[str, str]) -> tuple[TaskResul
     """Run a task for a driver elsewhere. Return the result and, unless the path is shared, its packed directory."""
     task = handed.task
     if handed.version != __version__:
-        told = f"{platform.node()} has fakedist {__version__}, and the tasks come from {handed.version}"
-        return failed(task, told), b""
+        error = f"{platform.node()} has fakedist {__version__}, and the tasks come from {handed.version}"
+        return failed(task, error), b""
     processes = TaskProcesses(environment)
     if _shares(task.directory.parent / handed.mark, handed.inode):
         return processes.run(task), b""
@@ -325,13 +325,13 @@ def _remarks_of_ray(say: Callable[[str], None]) -> Iterator[None]:
     """Pass on the first line of Ray's report of lost workers, once. Ray prints 20 lines of its log on stdout."""
     from ray._private import worker
 
-    said: set[str] = set()
+    shown: set[str] = set()
 
     def pass_on(data: Mapping[str, Any], **options: object) -> None:
         for text in data["lines"]:
             line = text.partition("\n")[0].partition(" Possible reasons")[0].strip().removesuffix(" Error:")
-            if line not in said:
-                said.add(line)
+            if line not in shown:
+                shown.add(line)
                 say(f"Ray: {line}")
 
     before, worker.print_to_stdstream = worker.print_to_stdstream, pass_on

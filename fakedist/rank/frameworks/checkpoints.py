@@ -69,7 +69,7 @@ def plans_of_one(module: ModuleType) -> dict[str, object]:
 
         return agree
 
-    def told(self: _DistWrapper, step: str, map_fun: Callable[[], object]) -> object:
+    def coordinated(self: _DistWrapper, step: str, map_fun: Callable[[], object]) -> object:
         if not self.use_dist or self.is_coordinator:
             return broadcast(self, step, map_fun)
         with standing_in(map_fun):
@@ -78,7 +78,7 @@ def plans_of_one(module: ModuleType) -> dict[str, object]:
     return {
         "_DistWrapper.reduce_scatter": agreed(reduce_scatter, is_scattered=True),
         "_DistWrapper.all_reduce": agreed(all_reduce, is_scattered=False),
-        "_DistWrapper.broadcast": told,
+        "_DistWrapper.broadcast": coordinated,
     }
 
 

@@ -145,10 +145,10 @@ def test_ranges_are_cut_at_either_end_and_merged_again() -> None:
     ranges.put(0, 100, 7)
     ranges.cut(0, 10)
     ranges.cut(90, 10)
-    assert ranges.listed() == [(10, 80, 7)]
+    assert ranges.to_list() == [(10, 80, 7)]
     ranges.put(90, 10, 7)
     ranges.put(100, 10, 8)
-    assert ranges.listed() == [(10, 90, 7), (100, 10, 8)]
+    assert ranges.to_list() == [(10, 90, 7), (100, 10, 8)]
 
 
 def test_a_range_that_was_taken_is_no_neighbour_any_more() -> None:
@@ -158,7 +158,7 @@ def test_a_range_that_was_taken_is_no_neighbour_any_more() -> None:
     assert ranges.take(0) is None
     ranges.put(0, 5, 7)
     ranges.put(10, 5, 7)
-    assert ranges.listed() == [(0, 5, 7), (10, 5, 7)]
+    assert ranges.to_list() == [(0, 5, 7), (10, 5, 7)]
 
 
 @pytest.mark.parametrize(

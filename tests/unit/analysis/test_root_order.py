@@ -4,7 +4,7 @@ import pytest
 
 from fakedist.analysis.blocks import build_blocks, event_places
 from fakedist.analysis.memory_tables import fold_layers
-from fakedist.analysis.recording import Recording, trained_first
+from fakedist.analysis.recording import Recording, number_trained_models_first
 from fakedist.results.building import make_tables
 from fakedist.rundir.rows import PlacingRow
 from tests.unit.analysis.recorded import MIB, HandMade
@@ -28,7 +28,7 @@ def distilled(tmp_path: Path, trained_by: str, layer: int) -> Recording:
         hand.mark(layer * 64 * MIB, trained_by, layer, layer * MIB)
     hand.record("oom", device=0, requested_bytes=1, op=0, layer="(Student).blocks", line="", message="")
     recording = hand.read(tmp_path / "run")
-    trained_first(recording)
+    number_trained_models_first(recording)
     return recording
 
 
@@ -70,7 +70,7 @@ def test_a_part_that_ran_before_its_model_comes_after_it(tmp_path: Path) -> None
         hand.op(layer=each)
         hand.alloc(each * 64 * MIB, each * MIB)
     recording = hand.read(tmp_path / "run")
-    trained_first(recording)
+    number_trained_models_first(recording)
     assert [row.name for row in recording.layers] == ["", "(Model)", "backbone", "backbone.0", "head"]
     assert [row.parent for row in recording.layers] == [-1, 0, 1, 2, 1]
     table = make_tables(recording, build_blocks(recording), event_places(recording))["layers"].set_index("name")
@@ -87,6 +87,6 @@ def test_of_two_trained_models_the_one_with_the_short_names_keeps_them(tmp_path:
         if name != "(Probe)":
             hand.mark(root * 64 * MIB, "gradient", root, MIB)
     recording = hand.read(tmp_path / "run")
-    trained_first(recording)
+    number_trained_models_first(recording)
     names = ["", "(Model)", "head", "(Critic)", "(Critic).head", "(Probe)", "(Probe).head"]
     assert [row.name for row in recording.layers] == names

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from fakedist.analysis.launches import launch_table, work_table
-from fakedist.cost_model.busiest_rank import ExpertsLoad, at_pace, own_work
+from fakedist.cost_model.busiest_rank import ExpertsLoad, own_work, scale_to_busiest_rank
 from fakedist.errors import JobError
 from fakedist.router_load import RouterLoad, RouterPass
 from fakedist.rundir.table_rows import TABLES
@@ -35,7 +35,7 @@ def tables() -> dict[str, pd.DataFrame]:
 
 
 def test_products_have_the_rows_of_the_busiest_rank_or_sum_over_them(tables: dict[str, pd.DataFrame]) -> None:
-    found = at_pace(tables, ExpertsLoad())
+    found = scale_to_busiest_rank(tables, ExpertsLoad())
     rows = found["work"].iloc[found["launches"]["work"].to_numpy()]
     m, k, flops = (rows[name].to_numpy("f8") for name in ("m", "k", "flops"))
     assert (m[2] / m[1], k[2] / k[1], m[3] / m[1], k[3] / k[1]) == (2.5, 1.0, 1.0, 2.5)
@@ -45,21 +45,21 @@ def test_products_have_the_rows_of_the_busiest_rank_or_sum_over_them(tables: dic
 
 
 def test_exchanges_take_as_many_bytes_and_other_calls_theirs(tables: dict[str, pd.DataFrame]) -> None:
-    found = at_pace(tables, ExpertsLoad())["calls"][list(SIZES)].to_numpy()
+    found = scale_to_busiest_rank(tables, ExpertsLoad())["calls"][list(SIZES)].to_numpy()
     assert found.tolist() == [[250, 200, 125, 175], list(SIZES.values())]
 
 
 def test_another_load_is_drawn_for_the_same_calls(tables: dict[str, pd.DataFrame]) -> None:
     experts = ExpertsLoad("zipf:1", is_recorded=False, seed=4, ranks=(0, 1, 2, 3))
     most = int(RouterLoad("zipf:1", 4).received(CALL, range(4)).max())
-    found = at_pace(tables, experts)["calls"]["bytes_in"].tolist()
+    found = scale_to_busiest_rank(tables, experts)["calls"]["bytes_in"].tolist()
     assert found == [round(100 * most / 40), 100]
     with pytest.raises(JobError, match="no launch of the run is known to follow"):
-        at_pace(tables | {"routed": tables["routed"][:0]}, experts)
+        scale_to_busiest_rank(tables | {"routed": tables["routed"][:0]}, experts)
 
 
 def test_an_even_load_changes_nothing(tables: dict[str, pd.DataFrame]) -> None:
     even = tables | {"routed": tables["routed"].assign(busiest=40)}
-    found = at_pace(even, ExpertsLoad())
+    found = scale_to_busiest_rank(even, ExpertsLoad())
     assert found["work"] is tables["work"]
     assert np.array_equal(found["launches"]["work"], tables["launches"]["work"])

@@ -28,7 +28,7 @@ RANGES = (
 
 
 def empty(num_bytes: int) -> Tensor:
-    """So many bytes on the device."""
+    """A tensor of ``num_bytes`` on the device."""
     return torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
 
 

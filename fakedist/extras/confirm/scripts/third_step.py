@@ -4,7 +4,7 @@
         --gpu-memory BYTES]
 
 The times of the same step by ``fakedist profile`` are next to it in docs/accuracy/results.md. On the virtual GPU, which
-stands in in a rehearsal, kernels take the simulated time that its CUPTI tells.
+stands in in a rehearsal, kernels take the simulated time of its CUPTI.
 """
 
 from __future__ import annotations
