@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakedist.check.baselines import Baseline, read_baseline
+from fakedist.check.checking import Baseline, read_baseline
 from fakedist.check.config import CheckConfig, CheckJob, read_config
-from fakedist.cost_model.collectives.fabric import read_fabric
+from fakedist.cost_model.collectives.collective_times import read_fabric
 from fakedist.gpu.models.catalogue import GPUS, read_gpu_file
 from fakedist.options import Job
+from fakedist.rundir.directory import read_journal
 from fakedist.rundir.encoding import encode
-from fakedist.rundir.journal import read_journal
 from fakedist.rundir.tape import Awaited, GroupRecord, Guess, ScriptRecord, SentRecord, StoredRecord, Tape
 from fakedist.sweep.plan import CommandLineSettings, sweep_of_file
 from tests.hostile.damaging import damage
@@ -29,11 +29,10 @@ from tests.hostile.fuzzing import bounded, bounded_commands, bounded_growth, cha
 from tests.hostile.runs import records
 from tests.support.real_files import real_file
 from tests.unit.report.handmade import ranged, timed
-from tests.unit.results.test_hung_jobs import entry, p2p, write
+from tests.unit.results.test_job_ranks import entry, p2p, write
 from tests.unit.traces.nsys_made_up import PID, training
-from tests.unit.traces.test_chrome_trace import event
+from tests.unit.traces.test_chrome_trace import Written, event
 from tests.unit.traces.test_inferring import Made, inside
-from tests.unit.traces.test_kineto import Written
 
 pytestmark = pytest.mark.timeout(60)  # for each test, where one hangs: all of them take a minute in sum
 

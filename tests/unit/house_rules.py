@@ -31,7 +31,7 @@ LIBRARY_HOMES = {
         "extras/experts/library_times",
         "extras/plan/",
         "extras/play/",
-        *(f"extras/rl/{name}" for name in ("decoding", "engine_memory", "rollout_time", "schedule", "summary_parts")),
+        *(f"extras/rl/{name}" for name in ("engine_memory", "rollout_time", "schedule", "summary_parts")),
         "check/",
         "sweep/",
     ),
@@ -57,7 +57,6 @@ SAME_THING = {
     "doctor": "`fakedist doctor`: its checks, and its command",
     **dict.fromkeys(("match", "run_list"), "a subject: its report, and its command"),
     "run": "a run: the public object, and its report",
-    "memory": "a run's memory: its report, and the jobs that measure one",
     "time": "a step's time: its report, and its command",
     "host_memory": "the host's memory: its records, and its report",
     "comparison": "runs: the engine that compares them, and its report",
@@ -72,7 +71,7 @@ SAME_THING = {
 }
 #: A module of fewer than 80 lines with one importer -> why it is one.
 SMALL_FOR_A_REASON = {
-    **dict.fromkeys(("__main__", "check/marked_test", "cli/job_file", "options/options_page"), "run with `python -m`"),
+    **dict.fromkeys(("__main__", "check/marked_test", "cli/job_file"), "run with `python -m`"),
     **dict.fromkeys(("rank/__main__", "gpu/smi/__main__", "launcher/executors/__main__"), "the program of a process"),
     **dict.fromkeys(("cli/task_program", "launcher/count_gpus"), "the program of a process"),
     "rank/started/sitecustomize": "Python imports it by this name where a process begins",

@@ -40,17 +40,24 @@ from fakedist.cost_model.kernels.gpus import (
     product_roof,
 )
 from fakedist.cost_model.kernels.measurements import (
+    ELEMENTWISE,
+    START_US,
+    WIDE_ROW,
     Assumptions,
     Estimates,
     Flags,
     Floats,
+    GroupedTimes,
     Integers,
+    MovingTimes,
+    ProductRoof,
+    ProductSizes,
+    ProductTimes,
     WorkArrays,
     load_measured,
+    measured_moves,
     which_limits,
 )
-from fakedist.cost_model.kernels.moving import ELEMENTWISE, WIDE_ROW, MovingTimes, measured_moves
-from fakedist.cost_model.kernels.products import START_US, GroupedTimes, ProductRoof, ProductSizes, ProductTimes
 from fakedist.gpu.models.spec import GpuSpec
 
 #: Assumptions, with their sources.

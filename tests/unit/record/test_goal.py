@@ -104,7 +104,9 @@ def test_an_optimizer_that_waits_may_still_make_its_state_and_until_something_el
     [(3, None, 3, 3), ("auto", 4, 4, 4), (3, "end", None, 3), (3, "validation", None, 3)],
 )
 def test_until_wins_over_steps(steps: int, until: int, last: int | None, timed: int) -> None:
-    goal = make_goal(steps, until, dict, lambda: False, lambda step: StepSize(0, 0), has_static_graph=lambda: False, vary=bool)
+    goal = make_goal(
+        steps, until, dict, lambda: False, lambda step: StepSize(0, 0), has_static_graph=lambda: False, vary=bool
+    )
     assert isinstance(goal, After)
     assert [step for step in range(1, 9) if goal.is_last(step)][:1] == ([] if last is None else [last])
     assert [step for step in range(1, 9) if goal.is_timed(step)] == [timed]

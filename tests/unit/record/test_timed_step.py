@@ -346,7 +346,7 @@ def test_a_step_whose_end_is_known_late_does_not_stand_in_and_does_not_keep_the_
 @pytest.mark.parametrize(
     ("sizes", "written"),
     [
-        ({1: 900, 2: 40, 3: 90, 4: 60, 5: 61, 6: 10}, [2, 3, 4, 5]),  # the median of what ended so far; the larger of two
+        ({1: 900, 2: 40, 3: 90, 4: 60, 5: 61, 6: 10}, [2, 3, 4, 5]),  # of two as near, the larger
         ({2: 80, 3: 80, 4: 30}, [2, 3]),  # an odd last batch
         ({2: 30, 3: 80, 4: 80}, [2, 3, 4]),
     ],

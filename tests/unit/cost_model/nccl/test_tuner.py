@@ -5,9 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.cost_model.nccl.interconnect import AMPERE, BLACKWELL, HOPPER, PCIE, GroupShape, Interconnect
-from fakedist.cost_model.nccl.settings import Nccl, collective_of, read_settings
-from fakedist.cost_model.nccl.tuner import DOUBT, Network, Tuner
+from fakedist.cost_model.nccl.settings import (
+    AMPERE,
+    BLACKWELL,
+    DOUBT,
+    HOPPER,
+    PCIE,
+    GroupShape,
+    Interconnect,
+    Nccl,
+    Network,
+    Tuner,
+    collective_of,
+    read_settings,
+)
 
 MIB = 1 << 20
 NODE, PAIR, NODES, RAIL = GroupShape(8, 1, 8), GroupShape(2, 1, 2), GroupShape(1024, 128, 8), GroupShape(128, 128, 1)
