@@ -18,6 +18,8 @@ _GAP_SHARE = 0.1
 #: Gradients that are reduced in 16 bits have half of the bytes of fp32 parameters.
 _MOST_GRADIENTS = 0.45
 _LOADING_SHARE = 0.05
+#: Less of the CPU's own work between two launches is Python's, such as of a Trainer's callbacks.
+_LEAST_GAP_US = 2000.0
 _MOST_LINES = 2
 _FEWER_LAUNCHES = ("--what-if cuda-graphs", "--what-if compile")
 #: What a row of a product's operand has to be a multiple of, so that Tensor Cores load it: 16 bytes.
@@ -145,14 +147,14 @@ def late_launches(case: Case) -> Iterator[Fault]:
     """The GPU waits for the host: kernels are shorter than what launching them takes.
 
     The rule sees a tenth or more of the step in which the GPU is idle until a launch comes, waits of the host for the
-    GPU (FD203) apart.
+    GPU (FD203) and its work outside of forward, backward and optimizer (FD208) apart.
 
     **Mend**: `torch.compile`, CUDA graphs, larger micro-batches, fused optimizers and fewer small operations.
     """
     time = case.time
     if time is None or not time.late_launches:
         return
-    late = time.launch_gap_us - sum(wait.idle_us for wait in time.host_waits)
+    late = time.launch_gap_us - sum(wait.idle_us for wait in time.host_waits) - _gaps(case)["late_us"].sum()
     if late < _GAP_SHARE * time.step_us:
         return
     worst = max(time.late_launches, key=lambda row: row.late_us)
@@ -230,20 +232,61 @@ def odd_sizes(case: Case) -> Iterator[Fault]:
 
 @rule("FD208", "data loading in the step")
 def loading(case: Case) -> Iterator[Fault]:
-    """The step's main thread is in a DataLoader's iterator: it loads the batch itself, or waits for a worker.
+    """The CPU loads, decodes or augments the next batch, while the GPU has nothing to do.
 
-    The rule sees a twentieth or more of the step. The loading's time is measured where the run was recorded.
+    The main thread is in a DataLoader's iterator, where it loads the batch itself or waits for a worker; or the script
+    computes on the CPU between two steps, as with `torch.rand(...).sort()`, numpy, PIL or a tokenizer.
 
-    **Mend**: `num_workers` above 0, `prefetch_factor`, `persistent_workers=True`, `pin_memory=True`, less work in
-    `__getitem__`.
+    The rule sees a twentieth or more of the step in DataLoaders' iterators, as measured where the run was recorded. Or
+    it sees gaps of 2 ms or more between two launches outside of forward, backward and optimizer, a tenth of the step,
+    in which the GPU is idle. Operations on large CPU tensors are not run; their time is estimated, with a wide
+    interval.
+
+    **Mend**: a DataLoader with `num_workers` above 0, `prefetch_factor`, `persistent_workers=True` and
+    `pin_memory=True`; less work in `__getitem__`; augmentation on the GPU.
     """
     time = case.time
-    if time is None or time.loading_us < _LOADING_SHARE * time.step_us:
+    if time is None:
         return
-    loading_us = min(time.loading_us, time.step_us)
-    yield Fault(
-        f"the main thread is in a DataLoader's iterator for {format_us(loading_us)} of {format_us(time.step_us)}",
-        "worker processes that prefetch: num_workers, prefetch_factor, persistent_workers",
-        gives_us=(0.0, loading_us),
-        is_certain=False,
-    )
+    gaps = _gaps(case)
+    loading_us, late_us = min(time.loading_us, time.step_us), float(gaps["late_us"].sum())
+    if loading_us >= max(_LOADING_SHARE * time.step_us, late_us / 2):
+        yield Fault(
+            f"the main thread is in a DataLoader's iterator for {format_us(loading_us)} of {format_us(time.step_us)}",
+            "worker processes that prefetch: num_workers, prefetch_factor, persistent_workers",
+            gives_us=(0.0, loading_us),
+            is_certain=False,
+        )
+    elif late_us >= _GAP_SHARE * time.step_us:
+        source = case.summary.kernels
+        work = None if source is None else source.cpu_work
+        on_cpu = (
+            "" if work is None else f"; its operations on large tensors are estimated to take {format_us(work.time_us)}"
+        )
+        longest = gaps.loc[gaps["late_us"].idxmax()]
+        yield Fault(
+            f"the GPU waits {format_us(late_us)} of {format_us(time.step_us)} for the CPU to prepare what comes "
+            f"next{on_cpu}",
+            "worker processes that prepare batches (DataLoader with num_workers), or the same work on the GPU",
+            (work.line if work else "") or case.lines_of_operations.get(int(longest["op"]), ""),
+            gives_us=(0.0, late_us),
+            is_certain=False,
+        )
+
+
+def _gaps(case: Case) -> pd.DataFrame:
+    """Launches outside of forward, backward and optimizer that come late by the CPU's own work: columns late_us, op.
+
+    The first one of a step counts, too: what comes before it is between two steps.
+    """
+    nothing = pd.DataFrame({"late_us": [0.0], "op": [-1]})[:0]
+    if not (case.has("host") and case.has("launches")):
+        return nothing
+    host, launches = case.table("host"), case.table("launches")
+    if not len(host):
+        return nothing
+    own = (host["reached_us"] - host["begin_us"]).to_numpy()
+    late = np.minimum(host["late_us"].to_numpy(), own)
+    is_between = case.in_phase(launches, "other", "init") | (np.arange(len(launches)) == 0)
+    rows = np.flatnonzero(is_between & (late >= _LEAST_GAP_US))
+    return pd.DataFrame({"late_us": late[rows], "op": launches["op"].to_numpy()[rows]})
