@@ -61,7 +61,7 @@ def repeated_reductions(case: Case) -> Iterator[Fault]:
     takes = evidence.calls_us(calls["sequence"]) * (number - 1) / number
     exposed = min(takes, sum(row.exposed_us for row in group))
     repeated = int(calls["bytes_in"].sum() * (number - 1) / number)
-    if case.is_worth_us(exposed):
+    if case.is_worth_us(takes):
         yield Fault(
             f"each of {number} micro-batches all-reduces all gradients over {replicas.label}: "
             f"{format_bytes(repeated)} and {format_us(takes)} a step more than once would be, "
