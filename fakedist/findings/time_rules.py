@@ -10,6 +10,7 @@ import pandas as pd
 from fakedist.findings.case import Case, base_name
 from fakedist.findings.registry import Fault, rule
 from fakedist.rundir.notes import counted
+from fakedist.rundir.step_time import CpuWork
 from fakedist.units import format_bytes, format_us
 
 _FEWEST_SMALL = 16
@@ -154,7 +155,8 @@ def late_launches(case: Case) -> Iterator[Fault]:
     time = case.time
     if time is None or not time.late_launches:
         return
-    late = time.launch_gap_us - sum(wait.idle_us for wait in time.host_waits) - _gaps(case)["late_us"].sum()
+    own_us = max(float(_gaps(case)["late_us"].sum()), work.time_us if (work := _cpu_work(case)) else 0.0)
+    late = time.launch_gap_us - sum(wait.idle_us for wait in time.host_waits) - own_us
     if late < _GAP_SHARE * time.step_us:
         return
     worst = max(time.late_launches, key=lambda row: row.late_us)
@@ -230,12 +232,12 @@ def odd_sizes(case: Case) -> Iterator[Fault]:
         )
 
 
-@rule("FD208", "data loading in the step")
+@rule("FD208", "data loading, or other work of the CPU, in the step")
 def loading(case: Case) -> Iterator[Fault]:
-    """The CPU loads, decodes or augments the next batch, while the GPU has nothing to do.
+    """The CPU loads, decodes or augments the next batch, or saves a file, while the GPU has nothing to do.
 
     The main thread is in a DataLoader's iterator, where it loads the batch itself or waits for a worker; or the script
-    computes on the CPU between two steps, as with `torch.rand(...).sort()`, numpy, PIL or a tokenizer.
+    computes on the CPU between two steps, with numpy, PIL, a tokenizer or tensors of the CPU.
 
     The rule sees a twentieth or more of the step in DataLoaders' iterators, as measured where the run was recorded. Or
     it sees gaps of 2 ms or more between two launches outside of forward, backward and optimizer, a tenth of the step,
@@ -258,20 +260,21 @@ def loading(case: Case) -> Iterator[Fault]:
             is_certain=False,
         )
     elif late_us >= _GAP_SHARE * time.step_us:
-        source = case.summary.kernels
-        work = None if source is None else source.cpu_work
-        on_cpu = (
-            "" if work is None else f"; its operations on large tensors are estimated to take {format_us(work.time_us)}"
-        )
+        work = _cpu_work(case)
+        on_cpu = f"; operations on its large tensors take {format_us(work.time_us)}, estimated" if work else ""
         longest = gaps.loc[gaps["late_us"].idxmax()]
         yield Fault(
-            f"the GPU waits {format_us(late_us)} of {format_us(time.step_us)} for the CPU to prepare what comes "
-            f"next{on_cpu}",
-            "worker processes that prepare batches (DataLoader with num_workers), or the same work on the GPU",
+            f"the GPU waits {format_us(late_us)} of {format_us(time.step_us)} for the CPU, which works outside of "
+            f"forward, backward and optimizer{on_cpu}",
+            "worker processes for batches (num_workers of a DataLoader), a thread for files, or the work on the GPU",
             (work.line if work else "") or case.lines_of_operations.get(int(longest["op"]), ""),
             gives_us=(0.0, late_us),
             is_certain=False,
         )
+
+
+def _cpu_work(case: Case) -> CpuWork | None:
+    return None if case.summary.kernels is None else case.summary.kernels.cpu_work
 
 
 def _gaps(case: Case) -> pd.DataFrame:
@@ -287,6 +290,6 @@ def _gaps(case: Case) -> pd.DataFrame:
         return nothing
     own = (host["reached_us"] - host["begin_us"]).to_numpy()
     late = np.minimum(host["late_us"].to_numpy(), own)
-    is_between = case.in_phase(launches, "other", "init") | (np.arange(len(launches)) == 0)
+    is_between = case.in_phase(launches, "other") | (np.arange(len(launches)) == 0)
     rows = np.flatnonzero(is_between & (late >= _LEAST_GAP_US))
     return pd.DataFrame({"late_us": late[rows], "op": launches["op"].to_numpy()[rows]})
