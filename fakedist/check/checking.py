@@ -31,7 +31,7 @@ from fakedist.report.content.wording import ending
 from fakedist.results.job_time import JobRuns
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
-from fakedist.results.verdict import need_text
+from fakedist.results.verdict import line_in_file, need_text
 from fakedist.rundir.finding import Finding
 from fakedist.rundir.outcome import Outcome
 from fakedist.units import format_bytes
@@ -58,7 +58,9 @@ class RankFinding:
     def text(self) -> str:
         """The rank and the finding, one line."""
         whose = self.job if self.rank is None else f"{self.job} rank {self.rank}"
-        return f"{whose}: {self.finding.code} {self.finding.text}: {self.finding.change}"
+        line = line_in_file(self.finding.line, str(Path.cwd()))
+        where = f" ({line})" if line else ""
+        return f"{whose}: {self.finding.code} {self.finding.text}: {self.finding.change}{where}"
 
 
 @dataclass

@@ -32,7 +32,7 @@ def loss_chunks(case: Case) -> Iterator[Fault]:
     together then take as much as the loss in one piece.
 
     The rule sees blocks of equal size that one line of the script saved for backward with a loss's operation, one after
-    the other, with no repeated layer between them, alive together.
+    the other in a step, with no repeated layer between them, alive together.
 
     **Mend**: wrap the chunk's function in `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`, or compute the
     gradient within the chunk, as fused linear cross-entropy kernels do.
@@ -45,11 +45,12 @@ def loss_chunks(case: Case) -> Iterator[Fault]:
     saved = np.flatnonzero(case.is_saved & case.is_outside)
     sizes, stack = blocks["bytes"].to_numpy(), blocks["stack"].to_numpy()
     made, freed = blocks["alloc_event"].to_numpy(), blocks["free_event"].to_numpy()
+    step = blocks["step"].to_numpy()[saved]
     inner = np.sort(made[case.is_saved & ~case.is_outside])
     losses = np.sort(made[is_loss])
     runs = [
         chunks
-        for _, rows in pd.Series(saved).groupby([stack[saved], blocks["operation"].astype(str).to_numpy()[saved]])
+        for _, rows in pd.Series(saved).groupby([stack[saved], blocks["operation"].astype(str).to_numpy()[saved], step])
         for chunks in _runs(rows.to_numpy(), sizes, made, freed, inner)
         if len(chunks) > 1 and len(np.unique(np.searchsorted(losses, made[chunks], "left"))) == len(chunks)
     ]
