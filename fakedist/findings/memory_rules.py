@@ -469,7 +469,7 @@ def fragmentation(case: Case) -> Iterator[Fault]:
     if evidence.grows or is_earlier or unused < max(_UNUSED_SHARE * evidence.reserved_peak, _LEAST_UNUSED_BYTES):
         return
     by_stream = segments[~is_private].groupby("stream")[["allocated_bytes", "free_bytes"]].sum()
-    of_others = int(by_stream["free_bytes"].drop(by_stream["allocated_bytes"].idxmax()).sum())
+    of_others = min(int(by_stream["free_bytes"].drop(by_stream["allocated_bytes"].idxmax()).sum()), unused)
     is_of_streams = 2 * of_others >= unused
     yield Fault(
         f"up to {format_bytes(unused)} of the {format_bytes(evidence.reserved_peak)} reserved held no block"
