@@ -239,10 +239,10 @@ def loading(case: Case) -> Iterator[Fault]:
     The main thread is in a DataLoader's iterator, where it loads the batch itself or waits for a worker; or the script
     computes on the CPU between two steps, with numpy, PIL, a tokenizer or tensors of the CPU.
 
-    The rule sees a twentieth or more of the step in DataLoaders' iterators, as measured where the run was recorded. Or
-    it sees gaps of 2 ms or more between two launches outside of forward, backward and optimizer, a tenth of the step,
-    in which the GPU is idle. Operations on large CPU tensors are not run; their time is estimated, with a wide
-    interval.
+    The rule sees a twentieth or more of the step in DataLoaders' iterators, as measured where the run was recorded, or
+    by torch.profiler. Or it sees gaps of 2 ms or more between two launches outside of forward, backward and optimizer,
+    a tenth of the step, in which the GPU is idle. Operations on large CPU tensors are not run; their time is estimated,
+    with a wide interval.
 
     **Mend**: a DataLoader with `num_workers` above 0, `prefetch_factor`, `persistent_workers=True` and
     `pin_memory=True`; less work in `__getitem__`; augmentation on the GPU.
@@ -251,13 +251,15 @@ def loading(case: Case) -> Iterator[Fault]:
     if time is None:
         return
     gaps = _gaps(case)
-    loading_us, late_us = min(time.loading_us, time.step_us), float(gaps["late_us"].sum())
+    traced_us = case.summary.kernels.loading_us if case.summary.kernels else 0.0
+    loading_us = min(time.loading_us or traced_us, time.step_us)
+    late_us = float(gaps["late_us"].sum())
     if loading_us >= max(_LOADING_SHARE * time.step_us, late_us / 2):
         yield Fault(
             f"the main thread is in a DataLoader's iterator for {format_us(loading_us)} of {format_us(time.step_us)}",
             "worker processes that prefetch: num_workers, prefetch_factor, persistent_workers",
             gives_us=(0.0, loading_us),
-            is_certain=False,
+            is_certain=traced_us > 0,
         )
     elif late_us >= _GAP_SHARE * time.step_us:
         work = _cpu_work(case)

@@ -260,6 +260,7 @@ class KernelSource:
         steps: Of such a file: its steps in order; empty if no range marks one.
         path: Of such a file: the parts of the step's critical path that are not on the GPU.
         host_waits: Of such a file: where the host waits for the GPU, most idle time of the GPU first.
+        loading_us: Of such a file: how long threads are in DataLoaders' iterators.
     """
 
     source: Literal["measured", "simulated", "estimated"]
@@ -285,6 +286,7 @@ class KernelSource:
     steps: list[TracedStep] = field(default_factory=list)
     path: list[PathPart] = field(default_factory=list)
     host_waits: list[HostWait] = field(default_factory=list)
+    loading_us: float = 0.0
 
 
 @dataclass(frozen=True)
