@@ -186,11 +186,14 @@ class LaunchRows:
         return columns.made(step=self._step, work_rows=work_rows, texts=list(self._texts), ranges=ranges)
 
     def _texts_of_host(self, row_of: Sequence[int], num_rows: int) -> list[str]:
-        """Work on the host before each row, as ``LaunchesRecord.host_work`` has it; the last has what follows, too."""
-        works: dict[int, list[HostWork]] = {}
-        for position, work in self._host_work:
-            works.setdefault(min(row_of[min(position, len(row_of) - 1)], num_rows - 1), []).append(work)
-        return ["\n".join(map(str, works.get(row, ()))) for row in range(num_rows)]
+        """Work on the host before each row, as ``LaunchesRecord.host_work`` has it. What follows the last is before
+        the first, as in the step before.
+        """
+        texts = [""] * num_rows
+        for position, work in self._host_work if num_rows else ():
+            row = row_of[min(position, len(row_of) - 1)] % num_rows
+            texts[row] += f"\n{work}" if texts[row] else str(work)
+        return texts
 
     def _operations_before(self, launch: Launch) -> int:
         """Operations that began since the last launch. The host launches a graph as a whole, whatever is in it."""
