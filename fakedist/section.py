@@ -28,7 +28,8 @@ class Section:
         self._known.append(key)
         value = self._values.get(key)
         if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-            raise self._error(f"{self.where}: {key} is {_KINDS.get(kind, kind.__name__)}, not {value!r}")
+            hint = f'write {key} = ["{value}"]' if kind is list and isinstance(value, str) else ""
+            raise self._error(f"{self.where}: {key} is {_KINDS.get(kind, kind.__name__)}, not {value!r}", hint)
         return value
 
     def take_any(self, key: str) -> object:

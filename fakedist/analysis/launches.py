@@ -47,10 +47,12 @@ def launch_table(record: LaunchesRecord | None, clock: HostClockRecord | None = 
         columns = {name: np.frombuffer(getattr(record, name), NUMPY_TYPES[code]) for name, code in codes.items()}
     threads = columns["thread"].astype("f8")
     columns["thread"] = threads if len(threads) else np.full(len(columns["what"]), np.nan)
-    if not len(columns["allocator"]):
-        columns["allocator"] = np.zeros(len(columns["what"]), "u4")  # of an earlier version: the text ""
+    for name in ("allocator", "host_work"):
+        if not len(columns[name]):
+            columns[name] = np.zeros(len(columns["what"]), "u4")  # of an earlier version: the text ""
     texts = [""] if record is None else record.texts
-    known = {"what": list(LAUNCH_KINDS), "phase": list(PHASES), "grid": texts, "block": texts, "allocator": texts}
+    known = {"what": list(LAUNCH_KINDS), "phase": list(PHASES)}
+    known |= dict.fromkeys(("grid", "block", "allocator", "host_work"), texts)
     categories = {
         name: pd.Categorical.from_codes(columns[name].astype(np.int32), pd.Index(known[name])) for name in known
     }
@@ -272,7 +274,7 @@ def _tables(rows: pd.DataFrame, step: int) -> tuple[pd.DataFrame, pd.DataFrame]:
         what=pd.Categorical(rows["what"], categories=list(LAUNCH_KINDS)),
         phase=pd.Categorical(rows["phase"].astype(str), categories=list(PHASES)),
         grid=pd.Categorical(rows["grid"].astype(str)), block=pd.Categorical(rows["block"].astype(str)),
-        allocator=pd.Categorical(np.full(len(rows), "")),
+        allocator=pd.Categorical(np.full(len(rows), "")), host_work=pd.Categorical(np.full(len(rows), "")),
         recompute=rows["recompute"].astype(bool),
     )  # fmt: skip
     types = {name: "category" if dtype == "object" else dtype for name, dtype in TABLES["launches"].dtypes.items()}

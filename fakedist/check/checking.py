@@ -29,7 +29,7 @@ from fakedist.results.comparison import Comparison
 from fakedist.results.job_time import JobRuns
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
-from fakedist.results.verdict import need_text
+from fakedist.results.verdict import line_in_file, need_text
 from fakedist.rundir.finding import Finding
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.plain import PlainValueError, from_plain
@@ -350,7 +350,9 @@ class RankFinding:
     def text(self) -> str:
         """The rank and the finding, one line."""
         whose = self.job if self.rank is None else f"{self.job} rank {self.rank}"
-        return f"{whose}: {self.finding.code} {self.finding.text}: {self.finding.change}"
+        line = line_in_file(self.finding.line, str(Path.cwd()))
+        where = f" ({line})" if line else ""
+        return f"{whose}: {self.finding.code} {self.finding.text}: {self.finding.change}{where}"
 
 
 @dataclass

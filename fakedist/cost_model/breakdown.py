@@ -587,12 +587,16 @@ def uncertain_parts(
     if by_group and priced.communication is not None:
         spreads = call_spreads(tables["calls"], tables["groups"], priced.communication)
     interval = priced.interval
-    whole = sum(us**2 for us in (interval.kernels_us, interval.calls_us, interval.host_us, interval.allocator_us))
+    whole = sum(us**2 for us in interval[2:])
     if interval.high_us is None or not whole:
         return []
-    parts = [UncertainPart("host", "the host", "", 0, interval.host_us, interval.host_us**2 / whole)]
-    allocator_us = interval.allocator_us
-    parts.append(UncertainPart("allocator", "the allocator's calls", "", 0, allocator_us, allocator_us**2 / whole))
+    parts = [
+        UncertainPart("host", "the host", "", 0, interval.host_us, interval.host_us**2 / whole),
+        UncertainPart(
+            "allocator", "the allocator's calls", "", 0, interval.allocator_us, interval.allocator_us**2 / whole
+        ),
+        UncertainPart("cpu", "operations on large CPU tensors", "", 0, interval.cpu_us, interval.cpu_us**2 / whole),
+    ]
     of_kernels = sum(priced.variances.values())
     for family, variance in priced.variances.items():
         share = variance / of_kernels if of_kernels else 0.0

@@ -26,6 +26,7 @@ from fakedist.cost_model.breakdown import break_down, uncertain_parts
 from fakedist.cost_model.busiest_rank import ExpertsLoad, recorded_load
 from fakedist.cost_model.collectives.collective_times import Fabric, default_fabric, find_fabric
 from fakedist.cost_model.collectives.communication import Communication, communication_of
+from fakedist.cost_model.cpu_work import cpu_work
 from fakedist.cost_model.hosts import HostModel, host_model
 from fakedist.cost_model.kernels.calibration_table import calibrated_prices_of
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
@@ -327,6 +328,8 @@ def _source(
     rows = closest(models.gpu, priced.families)
     allocator = allocator_time(priced.launches, priced.placed.passed_us - priced.placed.reached_us)
     retries = [] if allocator is None else [time_notes.allocator_retries(allocator)]
+    on_cpu = cpu_work(priced.launches)
+    retries += [] if on_cpu is None else [time_notes.cpu_work_estimated(on_cpu)]
     clock = models.prices.clock if isinstance(models.prices, KernelTimes) else None
     return KernelSource(
         source="estimated",
@@ -345,6 +348,7 @@ def _source(
         notes=[*retries, *notes, time_notes.host_time(models.host.time)],
         host=models.host.time,
         allocator=allocator,
+        cpu_work=on_cpu,
     )
 
 

@@ -17,7 +17,7 @@ from fakedist.cost_model.busiest_rank import ExpertsLoad, own_work
 from fakedist.cost_model.collectives.communication import Communication
 from fakedist.cost_model.hosts import HostCosts, scaled
 from fakedist.cost_model.overlap import SharedLinks, settle
-from fakedist.cost_model.timeline import ON_GPU, Array, CriticalPath, Placed, Timeline, find_critical_path
+from fakedist.cost_model.timeline import ON_GPU, PARTS_APART, Array, CriticalPath, Placed, Timeline, find_critical_path
 from fakedist.rundir import time_notes
 from fakedist.rundir.launch_records import LAUNCH_KINDS
 from fakedist.rundir.notes import Note
@@ -51,6 +51,7 @@ class StepInterval(NamedTuple):
     calls_us: float = 0.0
     host_us: float = 0.0
     allocator_us: float = 0.0
+    cpu_us: float = 0.0
 
 
 class StepLaunches:
@@ -117,12 +118,14 @@ class StepLaunches:
         durations = np.nan_to_num(step.time_us)
         for side, factor in zip(ends, host.range, strict=True):
             side.append(self.timeline.place(durations, scaled(host, factor)).end_us)
-        host_us, allocator_us = abs(ends[1][-1] - end), 0.0
-        if bounds := self.timeline.allocator_bounds():
-            for side, timeline in zip(ends, bounds, strict=True):
+        host_us = abs(ends[1][-1] - end)
+        parts_us = []
+        for part in PARTS_APART:
+            bounds = self.timeline.bounds(part)
+            for side, timeline in zip(ends, bounds, strict=bool(bounds)):
                 side.append(timeline.place(durations, host).end_us)
-            allocator_us = abs(ends[1][-1] - end)
-        return StepInterval(*interval_of(end, ends), kernels_us, calls_us, host_us, allocator_us)
+            parts_us.append(abs(ends[1][-1] - end) if bounds else 0.0)
+        return StepInterval(*interval_of(end, ends), kernels_us, calls_us, host_us, *parts_us)
 
     def varied(self, step: PlacedStep, of_kernels: _KernelInterval) -> list[list[Array]] | None:
         """Durations of the rows at both ends of their 90 % intervals; None if those are unknown.
@@ -520,7 +523,7 @@ def find_limits(step: PricedStep, tables: Mapping[str, pd.DataFrame]) -> list[St
     communication = step.communication
     own = StepLaunches(step.launches, tables["work"], prices, communication)
     # Without a host: what a tool measured of it is in the launches, the rest follows the host's costs.
-    on_gpu = StepLaunches(step.launches.assign(host_us=0.0), tables["work"], prices, communication)
+    on_gpu = StepLaunches(step.launches.assign(host_us=0.0, host_work=""), tables["work"], prices, communication)
     no_host = scaled(step.host, 0.0)
     nothing = np.zeros(len(step.launches), bool)
     host_us = [own.place(scaled(step.host, factor), nothing).placed.end_us for factor in (1.0, *step.host.range)]

@@ -55,6 +55,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fakedist.cost_model.cpu_work import cpu_work_us
 from fakedist.cost_model.hosts import CallCosts, HostCosts
 from fakedist.errors import RunDirectoryError
 from fakedist.rundir.directory import DAMAGED
@@ -166,6 +167,8 @@ _COLLECTIVE, _RECORDS, _WAITS, _HOST_WAITS, _HOST_WAITS_FOR_DEVICE, _READS = map
     ("collective", "stream_records", "stream_waits", "host_waits", "host_waits_for_device", "host_reads"),
 )
 _LEAST, _ESTIMATE, _MOST = range(3)
+#: Parts of the host's time that have intervals of their own: the allocator's calls, and work on the CPU.
+PARTS_APART = ("allocator", "cpu")
 #: Rows by which streams wait for each other.
 EVENTS = (_RECORDS, _WAITS)
 
@@ -281,9 +284,9 @@ class Timeline:
         # A queue is like a stream that its launches share. One without a queue has its stream for that, too.
         queues = np.full(len(launches), -1) if queues is None else queues
         self._queues: Array = np.where(queues >= 0, self._num_streams + queues, self._streams)
-        #: The least, the estimate and the most of the allocator's calls before each row.
-        self._allocator_us = allocator_us(launches)
-        self._bound = _ESTIMATE
+        #: The least, the estimate and the most of these parts before each row.
+        self._apart_us = dict(zip(PARTS_APART, (allocator_us(launches), cpu_work_us(launches)), strict=True))
+        self._bounds = dict.fromkeys(self._apart_us, _ESTIMATE)
         is_apart = launches["is_apart"].to_numpy(bool) & (queues >= 0) if "is_apart" in launches else False
         self._full_behind = dict[int, list[int]]()
         #: The lane besides its queue that waits for the end of each row.
@@ -291,12 +294,13 @@ class Timeline:
         events = launches["event"].to_numpy("u8")
         self._columns = [each.tolist() for each in (self.what, self._streams, lanes_after, self._queues, events)]
 
-    def allocator_bounds(self) -> list[Timeline]:
-        """This step with the allocator's calls at their least and at their most; empty if it has none that count."""
-        if not self._allocator_us.any():
+    def bounds(self, part: str) -> list[Timeline]:
+        """This step with a part of the host's time at its least and at its most; empty if it takes none."""
+        if not self._apart_us[part].any():
             return []
         bounds = [copy.copy(self), copy.copy(self)]
-        bounds[0]._bound, bounds[1]._bound = _LEAST, _MOST
+        for timeline, bound in zip(bounds, (_LEAST, _MOST), strict=True):
+            timeline._bounds = self._bounds | {part: bound}
         return bounds
 
     def place(self, duration_us: Array, host: HostCosts) -> Placed:
@@ -455,8 +459,8 @@ class Timeline:
             host_us[begins] += host.calls.graph_us
         if self._host_measured_us is not None:
             host_us = np.where(np.isnan(self._host_measured_us), host_us, self._host_measured_us)
-        scaled_us: Array = host_us / self._host_speed + self._allocator_us[self._bound]
-        return scaled_us
+        scaled_us: Array = host_us / self._host_speed
+        return scaled_us + sum(us[self._bounds[part]] for part, us in self._apart_us.items())
 
     def _call_us(self, calls: CallCosts) -> Array:
         """The time of CUDA's own call of each row, outside of graphs."""

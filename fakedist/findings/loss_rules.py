@@ -32,7 +32,7 @@ def loss_chunks(case: Case) -> Iterator[Fault]:
     together then take as much as the loss in one piece.
 
     The rule sees blocks of equal size that one line of the script saved for backward with a loss's operation, one after
-    the other, with no repeated layer between them, alive together.
+    the other in a step, with no repeated layer between them, alive together.
 
     **Mend**: wrap the chunk's function in `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`, or compute the
     gradient within the chunk, as fused linear cross-entropy kernels do.
@@ -45,11 +45,12 @@ def loss_chunks(case: Case) -> Iterator[Fault]:
     saved = np.flatnonzero(case.is_saved & case.is_outside)
     sizes, stack = blocks["bytes"].to_numpy(), blocks["stack"].to_numpy()
     made, freed = blocks["alloc_event"].to_numpy(), blocks["free_event"].to_numpy()
+    step = blocks["step"].to_numpy()[saved]
     inner = np.sort(made[case.is_saved & ~case.is_outside])
     losses = np.sort(made[is_loss])
     runs = [
         chunks
-        for _, rows in pd.Series(saved).groupby([stack[saved], blocks["operation"].astype(str).to_numpy()[saved]])
+        for _, rows in pd.Series(saved).groupby([stack[saved], blocks["operation"].astype(str).to_numpy()[saved], step])
         for chunks in _runs(rows.to_numpy(), sizes, made, freed, inner)
         if len(chunks) > 1 and len(np.unique(np.searchsorted(losses, made[chunks], "left"))) == len(chunks)
     ]
@@ -58,7 +59,7 @@ def loss_chunks(case: Case) -> Iterator[Fault]:
     chunks = max(runs, key=lambda run: int(sizes[run].sum()))
     gives = case.saved(*_but_one_chunk(case, [run for run in runs if stack[run[0]] == stack[chunks[0]]], inner))
     held, one = int(sizes[chunks].sum()), int(sizes[chunks].max())
-    if case.is_worth(gives):
+    if case.is_worth(min(gives, held - one)):
         yield Fault(
             f"{len(chunks)} chunks of the loss keep {format_bytes(held)} ({held:,} bytes) until backward; one takes "
             f"{format_bytes(one)} ({one:,} bytes)",
@@ -245,7 +246,8 @@ def dense_logits(case: Case) -> Iterator[Fault]:
     before log-probabilities are taken, at the vocabulary's width.
 
     The rule compares elements: those of all products outside of the repeated layers in a step's forward, and those that
-    the loss saved, at four bytes each. It sees a tenth more, written by an all-gather or into a buffer of zeros.
+    the loss saved, at four bytes each. It sees a tenth more, written by an all-gather, joined of its parts, or put
+    into a buffer of zeros.
 
     **Mend**: take log-probabilities of the packed, local logits, and unpack or gather these: one number a token. Labels
     can be packed instead; a vocabulary-parallel loss needs no gather.
@@ -271,7 +273,10 @@ def dense_logits(case: Case) -> Iterator[Fault]:
     of_step = losses.groupby(["stack", losses["operation"].astype(str), "step"])["bytes"].sum()
     ratio = computed / (int(of_step.max()) / 4)
     large = outside & (sizes >= _HALF_A_LOSS * losses["bytes"].max())
-    dense = large & evidence.operation(_DENSE)
+    calls = evidence.last_calls
+    gathered = calls.loc[calls["operation"].str.startswith("all_gather") & (calls["phase"] == "forward"), "bytes_out"]
+    joined = evidence.operation(r"\.cat\.") & np.isin(sizes, gathered)  # of those of all ranks, along the vocabulary
+    dense = large & (evidence.operation(_DENSE) | joined)
     held = evidence.at_peak(large)
     if ratio > _MOST_COMPUTED or not dense.any() or not case.is_worth(held * (1 - ratio)):
         return

@@ -469,7 +469,7 @@ def fragmentation(case: Case) -> Iterator[Fault]:
     if evidence.grows or is_earlier or unused < max(_UNUSED_SHARE * evidence.reserved_peak, _LEAST_UNUSED_BYTES):
         return
     by_stream = segments[~is_private].groupby("stream")[["allocated_bytes", "free_bytes"]].sum()
-    of_others = int(by_stream["free_bytes"].drop(by_stream["allocated_bytes"].idxmax()).sum())
+    of_others = min(int(by_stream["free_bytes"].drop(by_stream["allocated_bytes"].idxmax()).sum()), unused)
     is_of_streams = 2 * of_others >= unused
     yield Fault(
         f"up to {format_bytes(unused)} of the {format_bytes(evidence.reserved_peak)} reserved held no block"
@@ -520,10 +520,11 @@ def doubled_activations(case: Case) -> Iterator[Fault]:
     at_peak = blocks["at_peak"].to_numpy(bool)
     by_adapters = owners(evidence.layers, _adapted_layers(evidence.layers)) >= 0  # FD112 has theirs
     in_adapter = by_adapters[blocks["layer"].to_numpy()]
-    dropped = np.flatnonzero(case.is_saved & ~in_adapter & evidence.operation(r"native_dropout"))
+    dropped = np.flatnonzero(~in_adapter & evidence.operation(r"native_dropout"))  # the result need not be saved
     whole = pd.Series(sizes[dropped]).groupby(op[dropped]).transform("max").to_numpy()
     is_mask = np.zeros(len(blocks), bool)
     is_mask[dropped[sizes[dropped] < whole]] = True
+    is_mask &= case.is_saved
     casts = case.is_saved & ~in_adapter & evidence.operation(r"_to_copy") & ~_as_large_as_half_a_weight(case)
     sources = np.isin(sizes, 2 * sizes[casts & at_peak]) & case.is_saved & at_peak & ~casts
     if sizes[sources].sum() < sizes[casts & at_peak].sum():  # of most casts, the source is not kept

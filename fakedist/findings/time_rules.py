@@ -10,6 +10,7 @@ import pandas as pd
 from fakedist.findings.case import Case, base_name
 from fakedist.findings.registry import Fault, rule
 from fakedist.rundir.notes import counted
+from fakedist.rundir.step_time import CpuWork
 from fakedist.units import format_bytes, format_us
 
 _FEWEST_SMALL = 16
@@ -18,6 +19,8 @@ _GAP_SHARE = 0.1
 #: Gradients that are reduced in 16 bits have half of the bytes of fp32 parameters.
 _MOST_GRADIENTS = 0.45
 _LOADING_SHARE = 0.05
+#: Less of the CPU's own work between two launches is Python's, such as of a Trainer's callbacks.
+_LEAST_GAP_US = 2000.0
 _MOST_LINES = 2
 _FEWER_LAUNCHES = ("--what-if cuda-graphs", "--what-if compile")
 #: What a row of a product's operand has to be a multiple of, so that Tensor Cores load it: 16 bytes.
@@ -59,7 +62,7 @@ def repeated_reductions(case: Case) -> Iterator[Fault]:
     takes = evidence.calls_us(calls["sequence"]) * (number - 1) / number
     exposed = min(takes, sum(row.exposed_us for row in group))
     repeated = int(calls["bytes_in"].sum() * (number - 1) / number)
-    if case.is_worth_us(exposed):
+    if case.is_worth_us(takes):
         yield Fault(
             f"each of {number} micro-batches all-reduces all gradients over {replicas.label}: "
             f"{format_bytes(repeated)} and {format_us(takes)} a step more than once would be, "
@@ -145,14 +148,15 @@ def late_launches(case: Case) -> Iterator[Fault]:
     """The GPU waits for the host: kernels are shorter than what launching them takes.
 
     The rule sees a tenth or more of the step in which the GPU is idle until a launch comes, waits of the host for the
-    GPU (FD203) apart.
+    GPU (FD203) and its work outside of forward, backward and optimizer (FD208) apart.
 
     **Mend**: `torch.compile`, CUDA graphs, larger micro-batches, fused optimizers and fewer small operations.
     """
     time = case.time
     if time is None or not time.late_launches:
         return
-    late = time.launch_gap_us - sum(wait.idle_us for wait in time.host_waits)
+    own_us = max(float(_gaps(case)["late_us"].sum()), work.time_us if (work := _cpu_work(case)) else 0.0)
+    late = time.launch_gap_us - sum(wait.idle_us for wait in time.host_waits) - own_us
     if late < _GAP_SHARE * time.step_us:
         return
     worst = max(time.late_launches, key=lambda row: row.late_us)
@@ -228,22 +232,66 @@ def odd_sizes(case: Case) -> Iterator[Fault]:
         )
 
 
-@rule("FD208", "data loading in the step")
+@rule("FD208", "data loading, or other work of the CPU, in the step")
 def loading(case: Case) -> Iterator[Fault]:
-    """The step's main thread is in a DataLoader's iterator: it loads the batch itself, or waits for a worker.
+    """The CPU loads, decodes or augments the next batch, or saves a file, while the GPU has nothing to do.
 
-    The rule sees a twentieth or more of the step. The loading's time is measured where the run was recorded.
+    The main thread is in a DataLoader's iterator, where it loads the batch itself or waits for a worker; or the script
+    computes on the CPU between two steps, with numpy, PIL, a tokenizer or tensors of the CPU.
 
-    **Mend**: `num_workers` above 0, `prefetch_factor`, `persistent_workers=True`, `pin_memory=True`, less work in
-    `__getitem__`.
+    The rule sees a twentieth or more of the step in DataLoaders' iterators, as measured where the run was recorded, or
+    by torch.profiler. Or it sees gaps of 2 ms or more between two launches outside of forward, backward and optimizer,
+    a tenth of the step, in which the GPU is idle. Operations on large CPU tensors are not run; their time is estimated,
+    with a wide interval.
+
+    **Mend**: a DataLoader with `num_workers` above 0, `prefetch_factor`, `persistent_workers=True` and
+    `pin_memory=True`; less work in `__getitem__`; augmentation on the GPU.
     """
     time = case.time
-    if time is None or time.loading_us < _LOADING_SHARE * time.step_us:
+    if time is None:
         return
-    loading_us = min(time.loading_us, time.step_us)
-    yield Fault(
-        f"the main thread is in a DataLoader's iterator for {format_us(loading_us)} of {format_us(time.step_us)}",
-        "worker processes that prefetch: num_workers, prefetch_factor, persistent_workers",
-        gives_us=(0.0, loading_us),
-        is_certain=False,
-    )
+    gaps = _gaps(case)
+    traced_us = case.summary.kernels.loading_us if case.summary.kernels else 0.0
+    loading_us = min(time.loading_us or traced_us, time.step_us)
+    late_us = float(gaps["late_us"].sum())
+    if loading_us >= max(_LOADING_SHARE * time.step_us, late_us / 2):
+        yield Fault(
+            f"the main thread is in a DataLoader's iterator for {format_us(loading_us)} of {format_us(time.step_us)}",
+            "worker processes that prefetch: num_workers, prefetch_factor, persistent_workers",
+            gives_us=(0.0, loading_us),
+            is_certain=traced_us > 0,
+        )
+    elif late_us >= _GAP_SHARE * time.step_us:
+        work = _cpu_work(case)
+        on_cpu = f"; operations on its large tensors take {format_us(work.time_us)}, estimated" if work else ""
+        longest = gaps.loc[gaps["late_us"].idxmax()]
+        yield Fault(
+            f"the GPU waits {format_us(late_us)} of {format_us(time.step_us)} for the CPU, which works outside of "
+            f"forward, backward and optimizer{on_cpu}",
+            "worker processes for batches (num_workers of a DataLoader), a thread for files, or the work on the GPU",
+            (work.line if work else "") or case.lines_of_operations.get(int(longest["op"]), ""),
+            gives_us=(0.0, late_us),
+            is_certain=False,
+        )
+
+
+def _cpu_work(case: Case) -> CpuWork | None:
+    return None if case.summary.kernels is None else case.summary.kernels.cpu_work
+
+
+def _gaps(case: Case) -> pd.DataFrame:
+    """Launches outside of forward, backward and optimizer that come late by the CPU's own work: columns late_us, op.
+
+    The first one of a step counts, too: what comes before it is between two steps.
+    """
+    nothing = pd.DataFrame({"late_us": [0.0], "op": [-1]})[:0]
+    if not (case.has("host") and case.has("launches")):
+        return nothing
+    host, launches = case.table("host"), case.table("launches")
+    if not len(host):
+        return nothing
+    own = (host["reached_us"] - host["begin_us"]).to_numpy()
+    late = np.minimum(host["late_us"].to_numpy(), own)
+    is_between = case.in_phase(launches, "other") | (np.arange(len(launches)) == 0)
+    rows = np.flatnonzero(is_between & (late >= _LEAST_GAP_US))
+    return pd.DataFrame({"late_us": late[rows], "op": launches["op"].to_numpy()[rows]})

@@ -11,7 +11,7 @@ from fakedist.gpu.demand.launch_demand import LaunchDemands, Tagged
 from fakedist.gpu.demand.operation_demand import Demand
 from fakedist.gpu.launch_log import Launch, LaunchKind
 from fakedist.rundir.encoding import Columns
-from fakedist.rundir.launch_records import ALLOCATOR_CALLS, ALLOCATOR_WAITS, LaunchesRecord, RangeRow, WorkRow
+from fakedist.rundir.launch_records import ALLOCATOR_CALLS, ALLOCATOR_WAITS, HostWork, LaunchesRecord, RangeRow, WorkRow
 from fakedist.rundir.rows import Location
 from fakedist.rundir.schema import PHASES
 
@@ -139,11 +139,13 @@ class LaunchRows:
         name: Callable[[Launch], str],
         *,
         ranges: Sequence[ScriptRange] = (),
+        host_work: Sequence[tuple[int, HostWork]] = (),
     ) -> None:
         self._step = step
         self._launches = launches
         self._tags = tags
         self._ranges = ranges
+        self._host_work = host_work
         self._demands = LaunchDemands(launches, tags, name)
         self._nowhere = Tagged(-1, "", Location(step, "other", 0, False), counts=False)
         self._work: dict[WorkRow, int] = {}
@@ -175,11 +177,23 @@ class LaunchRows:
             if len(rows) > len(positions):
                 positions.append((number, kind == LaunchKind.HOST_READS and self._demands.has_launched(launch)))
                 allocator.row(rows[-1][0])
+        on_host = self._texts_of_host([*row_of, len(rows)], len(rows))
         columns = Columns(LaunchesRecord)
-        columns.extend([(*row, self._text(text)) for row, text in zip(rows, allocator.texts(), strict=True)])
+        texts = zip(rows, allocator.texts(), on_host, strict=True)
+        columns.extend([(*row, self._text(called), self._text(worked)) for row, called, worked in texts])
         ranges = range_rows(self._ranges, [*row_of, len(rows)])
         work_rows = [_with_floats(work) for work in self._work]
         return columns.made(step=self._step, work_rows=work_rows, texts=list(self._texts), ranges=ranges)
+
+    def _texts_of_host(self, row_of: Sequence[int], num_rows: int) -> list[str]:
+        """Work on the host before each row, as ``LaunchesRecord.host_work`` has it. What follows the last is before
+        the first, as in the step before.
+        """
+        texts = [""] * num_rows
+        for position, work in self._host_work if num_rows else ():
+            row = row_of[min(position, len(row_of) - 1)] % num_rows
+            texts[row] += f"\n{work}" if texts[row] else str(work)
+        return texts
 
     def _operations_before(self, launch: Launch) -> int:
         """Operations that began since the last launch. The host launches a graph as a whole, whatever is in it."""

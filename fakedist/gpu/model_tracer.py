@@ -14,6 +14,7 @@ import torch
 from torch._ops import OpOverload
 from torch.distributed import distributed_c10d
 
+from fakedist.frames import script_line
 from fakedist.gpu.bare_steps import ReadTape, TimedLaunches
 from fakedist.gpu.demand.extension_demand import watched_calls
 from fakedist.gpu.demand.launch_demand import Tagged
@@ -27,6 +28,7 @@ from fakedist.gpu.values.tensors import Arguments, Keywords
 from fakedist.patch import patched, present
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.encoding import Record
+from fakedist.rundir.launch_records import HostWork
 from fakedist.rundir.rows import Location
 
 #: The classes that launch Triton's kernels and hold their arguments: Inductor's and Triton's own.
@@ -89,6 +91,7 @@ class ModelTracer:
         self._launches: Sequence[Launch] | ctypes.Array[Launch] = []
         self._num_captures = self._may_end = self._num_may_end = 0
         self._once: set[int] = set()
+        self._host_work: list[tuple[int, HostWork]] = []
         self._watched = ExitStack()
         self._ranges = StepRanges(self._log.num_launches)
         self._numbers.begin(self._log.tag_address, self._outside_of)
@@ -107,6 +110,7 @@ class ModelTracer:
         self._is_on = True
         self._may_end = self._num_may_end = 0
         self._once = set()
+        self._host_work = []
         self._tape = ReadTape()
         self.keep_reads(self._tape)
         self._forget()
@@ -144,7 +148,7 @@ class ModelTracer:
         """Take what the step that ended launched. The function makes the journal's records of it, now or later."""
         marks = self._num_may_end, self._may_end
         timed = TimedLaunches([], [], *marks, self._step, self._tape, self._paces, self._once)
-        made = partial(self._records, timed, self._launches, self._tags, self._ranges.of_step)
+        made = partial(self._records, timed, self._launches, self._tags, self._ranges.of_step, self._host_work)
         self._tags, self._launches = {}, []
         return made
 
@@ -155,9 +159,10 @@ class ModelTracer:
         launches: Sequence[Launch] | ctypes.Array[Launch],
         tags: Mapping[int, Tagged],
         ranges: Sequence[ScriptRange],
+        host_work: Sequence[tuple[int, HostWork]],
     ) -> Sequence[Record]:
         timed.launches = list(launches)
-        rows = LaunchRows(timed.step, timed.launches, tags, self._log.name, ranges=ranges)
+        rows = LaunchRows(timed.step, timed.launches, tags, self._log.name, ranges=ranges, host_work=host_work)
         record = rows.record()
         timed.rows = rows.positions
         self.timed = timed
@@ -191,6 +196,9 @@ class ModelTracer:
             counter = self._counters[func] = DemandCounter(func, self._known)
         demand, read = counter.demand(args, kwargs, result), counter.read_bytes(args, kwargs, result)
         self._set_demand(tag, demand)
+        if not demand.moved_bytes and (on_host := counter.on_host(args, kwargs, result)):
+            work = HostWork(str(func), *on_host, demand.flops, torch.get_num_threads(), script_line())
+            self._host_work.append((self._log.num_launches(), work))
         is_alike = counter.is_alike and not counter.may_read(args, result)
         self._numbers.learn(tag, str(func), demand if is_alike else None)
         if read:

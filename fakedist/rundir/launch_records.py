@@ -139,6 +139,37 @@ class RangeRow(NamedTuple):
     end_launch: Annotated[int, RowOf("launches", may_end=True)]
 
 
+class HostWork(NamedTuple):
+    """An operation on large floats in the host's memory, which a run on the virtual GPU does not compute.
+
+    ``str()`` is its line in ``LaunchesRecord.host_work``, which :meth:`read` reads.
+
+    Attributes:
+        operation: Its full name.
+        elements: Of its largest tensor.
+        moved_bytes: The fewest bytes that it reads and writes.
+        flops: Floating-point operations of a product, convolution or attention; else 0. NaN if unknown.
+        threads: Those of torch for one operation.
+        line: The script's; empty in autograd's threads.
+    """
+
+    operation: str
+    elements: int
+    moved_bytes: float
+    flops: float
+    threads: int
+    line: str
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self))
+
+    @classmethod
+    def read(cls, text: str) -> HostWork:
+        """The operation of a line."""
+        operation, elements, moved_bytes, flops, threads, line = text.split(" ", 5)
+        return cls(operation, int(elements), float(moved_bytes), float(flops), int(threads), line)
+
+
 @record_kind("launches")
 class LaunchesRecord(Record):
     """The launches of the timed step, in the order in which the host made them. They become the table ``launches``.
@@ -169,6 +200,8 @@ class LaunchesRecord(Record):
         allocator: What the caching allocator called between the row before and this one, an index in ``texts``:
             "refused 1 1048576, free 2 4194304, malloc 1 1048576" has the number and the bytes of each of
             ALLOCATOR_CALLS, in order; ALLOCATOR_WAITS if the row is a wait of its own. Empty in earlier journals.
+        host_work: What the host has to do on large tensors of its own between the row before and this one, an index
+            in ``texts``: a line for each :class:`HostWork`. Empty in earlier journals.
     """
 
     step: int
@@ -190,6 +223,7 @@ class LaunchesRecord(Record):
     call: I64
     thread: U8 = b""
     allocator: U32 = b""
+    host_work: U32 = b""
     ranges: list[RangeRow] = field(default_factory=list)
 
 

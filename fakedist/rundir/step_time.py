@@ -64,16 +64,16 @@ class UncertainPart:
     """A part of a step's interval.
 
     Attributes:
-        kind: kernels, collectives, host or allocator.
+        kind: kernels, collectives, host, allocator or cpu.
         name: The family of kernels, or what their estimate rests on; the operation of the collectives; the host; the
-            allocator's calls.
+            allocator's calls; operations on large tensors of the CPU.
         group: The group of the collectives; empty otherwise.
         num_nodes: NVLink domains that it spans; 0 otherwise.
         half_width_us: By how much longer the step may be because of it alone.
         share: Its share of the variance of the step.
     """
 
-    kind: Literal["kernels", "collectives", "host", "allocator"]
+    kind: Literal["kernels", "collectives", "host", "allocator", "cpu"]
     name: str
     group: str
     num_nodes: int
@@ -127,6 +127,27 @@ class HostTime:
     host_us: float | None = None
     clock: ClockSteadiness | None = None
     queue_depth: int = 1022
+
+
+@dataclass(frozen=True)
+class CpuWork:
+    """Operations on large floats in the host's memory in a step, which are not computed; estimated.
+
+    Attributes:
+        num_operations: How many.
+        moved_bytes: What they read and write at least.
+        time_us: How long they take.
+        low_us: The least of the 90 % interval of that.
+        high_us: The most of it.
+        line: The script's line that runs most of it; empty if it is not known.
+    """
+
+    num_operations: int
+    moved_bytes: float
+    time_us: float
+    low_us: float
+    high_us: float
+    line: str
 
 
 @dataclass(frozen=True)
@@ -234,10 +255,12 @@ class KernelSource:
         watts: The power limit; 0 if not known.
         host: Where the host's time comes from; None if a tool measured it, or nothing is known.
         allocator: The calls of the caching allocator; None if it gives nothing back.
+        cpu_work: Operations on large tensors in the host's memory; None without any.
         processes: Of a file of another program: what each process ran on each GPU, the most kernels first.
         steps: Of such a file: its steps in order; empty if no range marks one.
         path: Of such a file: the parts of the step's critical path that are not on the GPU.
         host_waits: Of such a file: where the host waits for the GPU, most idle time of the GPU first.
+        loading_us: Of such a file: how long threads are in DataLoaders' iterators.
     """
 
     source: Literal["measured", "simulated", "estimated"]
@@ -258,10 +281,12 @@ class KernelSource:
     watts: float = 0.0
     host: HostTime | None = None
     allocator: AllocatorTime | None = None
+    cpu_work: CpuWork | None = None
     processes: list[TracedProcess] = field(default_factory=list)
     steps: list[TracedStep] = field(default_factory=list)
     path: list[PathPart] = field(default_factory=list)
     host_waits: list[HostWait] = field(default_factory=list)
+    loading_us: float = 0.0
 
 
 @dataclass(frozen=True)

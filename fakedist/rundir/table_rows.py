@@ -371,6 +371,12 @@ class LaunchesTable:
         ColumnMark.NEWER,
     ]
     allocator: Annotated[str, _CALLED, ColumnMark.NEWER]
+    host_work: Annotated[
+        str,
+        "Operations on large floats in the host's memory since the row before, which are not computed, one a line: "
+        "name, elements of the largest tensor, bytes moved, FLOPs, torch's threads, the script's line; empty for none.",
+        ColumnMark.NEWER,
+    ]
 
 
 class HostTable:

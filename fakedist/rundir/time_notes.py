@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fakedist.options.expert_loads import EVEN
 from fakedist.rundir.notes import GRAVITIES, counted, note, share_text, warning
-from fakedist.rundir.step_time import AllocatorTime, HostTime
+from fakedist.rundir.step_time import AllocatorTime, CpuWork, HostTime
 from fakedist.units import format_bytes, format_us
 
 _MOST_NAMED = 3
@@ -187,6 +187,17 @@ def allocator_retries(time: AllocatorTime) -> str:
     return (
         f"{begin}. These calls take {format_us(time.time_us)} ({span}), and the host waits {format_us(time.wait_us)} "
         f"for the GPU before them{remedy}"
+    )
+
+
+@note
+def cpu_work_estimated(work: CpuWork) -> str:
+    """Operations on large tensors of the CPU in the timed step are not computed."""
+    line = f", most of it at {work.line}" if work.line else ""
+    return (
+        f"the time of {counted(work.num_operations, 'operation')} on large floats in the host's memory in the timed "
+        f"step, which hold no values, is estimated from the {format_bytes(work.moved_bytes)} that they move: "
+        f"{format_us(work.time_us)} ({format_us(work.low_us)} to {format_us(work.high_us)}){line}"
     )
 
 

@@ -54,6 +54,8 @@ from fakedist.traces.step_trace import (
 
 Bools = npt.NDArray[np.bool_]
 _OURS = "fakedist::"
+#: Ranges that torch opens around a batch that the script takes.
+_LOADS = "enumerate(DataLoader)"
 
 
 @dataclass
@@ -431,11 +433,19 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
         steps=trace.steps,
         path=[] if trace.path is None else trace.path.parts,
         host_waits=[] if trace.path is None else trace.path.waits,
+        loading_us=_loading_us(ranges, trace.begin, until),
     )
     packed = {
         name: np.ascontiguousarray(columns[name], code).tobytes() for name, code in columns_of(KernelsRecord).items()
     }
     return KernelsRecord(source, list(texts), **packed)
+
+
+def _loading_us(ranges: Ranges, begin: int, until: int) -> float:
+    """How long torch.profiler saw a thread in DataLoaders' iterators between two moments in nanoseconds."""
+    loads = np.array([meaning.name.startswith(_LOADS) for meaning in ranges.meanings] or [False])[ranges.meaning]
+    inside = np.minimum(ranges.end, until) - np.maximum(ranges.start, begin)
+    return float(np.maximum(inside[loads], 0).sum()) / 1000
 
 
 def _numbered(names: list[str], texts: dict[str, int]) -> Ints:

@@ -22,8 +22,8 @@ _CODES = (
     *("FD113", "FD115", "FD116", "FD117", "FD118"),
     *("FD201", "FD202", "FD203", "FD204", "FD205", "FD206", "FD208", "FD304"),
 )
-#: Faults of one kind with another form in the same rule.
-_CASTS = "casts"
+#: Faults of one kind with another form in the same rule, by the form's name, which its sentence has.
+_FORMS = {"casts": "FD117", "cpu": "FD208"}
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
@@ -68,6 +68,7 @@ def test_what_mending_gives_is_what_the_mended_job_saves(run_fakedist: RunFakedi
     assert found["gives_high_bytes"] == pytest.approx(22.01 * MIB * 7 / 8, rel=0.01)
 
 
-def test_casts_of_activations_that_are_kept_too_are_found(run_fakedist: RunFakedist) -> None:
-    assert "casts" in findings(run_fakedist, _CASTS)["FD117"]["text"]
-    assert "FD117" not in findings(run_fakedist, _CASTS, "mended")
+@pytest.mark.parametrize(("job", "code"), _FORMS.items())
+def test_another_form_of_a_fault_is_found(run_fakedist: RunFakedist, job: str, code: str) -> None:
+    assert job in findings(run_fakedist, job)[code]["text"].lower()
+    assert code not in findings(run_fakedist, job, "mended")

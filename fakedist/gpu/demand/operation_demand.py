@@ -24,6 +24,7 @@ from fakedist.gpu.demand.formulas import (
     parts_function,
 )
 from fakedist.gpu.demand.work_shapes import AttentionOperator, AttentionShape, Known, ProductShape
+from fakedist.gpu.values.contents import HOST_LIMIT_BYTES, is_float
 from fakedist.gpu.values.host import INDEXING, READS, is_mask
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.sparse import is_sparse, parts
@@ -287,6 +288,25 @@ class DemandCounter:
         is_blocking = not kwargs.get("non_blocking", len(args) > 2 and args[2])
         return int(target.nbytes) if is_blocking or not target.is_pinned() else 0
 
+    def on_host(self, args: Arguments, kwargs: Keywords, result: object) -> tuple[int, int] | None:
+        """Elements of the largest tensor, and bytes moved, of a call on large floats of the host's; None for others.
+
+        The value engine does not compute it (:mod:`fakedist.gpu.values.no_data`). A copy from or to the GPU is none.
+        """
+        operator = self._operator
+        if operator.is_view or operator.reshapes or operator.is_idle or (operator.empty and not operator.zeros):
+            return None
+        read = list(tensors((*args, *kwargs.values())))
+        concerned = read + list(tensors((result,)))
+        if any(tensor.is_cuda for tensor in concerned) or not any(map(_is_large_on_host, concerned)):
+            return None
+        named = [value for name, value in kwargs.items() if name in operator.written_names]
+        written = list(tensors([*(args[i] for i in operator.written if i < len(args)), *named]))
+        ids = {id(tensor) for tensor in written} if operator.overwrites else set()
+        moved = [*(tensor for tensor in read if id(tensor) not in ids), *(written or tensors((result,)))]
+        moved_bytes = sum(min(tensor.nbytes, storage_of(tensor)[1]) for tensor in moved)
+        return max(tensor.numel() for tensor in concerned), moved_bytes
+
     def _target(self, args: Arguments, result: object) -> torch.Tensor:
         target = args[0] if self._operator.name == "copy_" else result
         assert isinstance(target, torch.Tensor)
@@ -325,6 +345,10 @@ class DemandCounter:
         if self._operator.name != "convolution_backward" or not isinstance(result, (list, tuple)):
             return 0
         return _size(args[0]) if all(isinstance(gradient, torch.Tensor) for gradient in result[:2]) else 0
+
+
+def _is_large_on_host(tensor: torch.Tensor) -> bool:
+    return tensor.is_cpu and is_float(tensor) and storage_of(tensor)[1] > HOST_LIMIT_BYTES
 
 
 def reduced_demand(matrix: torch.Tensor, result: torch.Tensor, num_ranks: int) -> Demand:

@@ -564,6 +564,8 @@ def _measurement(part: UncertainPart) -> str:
         return "a trace of more steps" if part.name == _CALIBRATED else _CALIBRATE
     if part.kind == "host":
         return "a profile of the job: how long the GPU waits for launches"
+    if part.kind == "cpu":
+        return "a profile of the job: how long these operations take"
     if part.kind == "allocator":
         return "a lower peak: fakedist report RUN says what would lower it"
     if part.num_nodes > 1:

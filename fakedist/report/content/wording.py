@@ -467,7 +467,12 @@ def step_remark(time: StepTime, source: KernelSource | None = None) -> str:
         if time.limits and time.limits[0].kind == "host":
             interval = f"90 % interval, which held for {HELD_HOST_STEPS:.0%} of published steps that the host limits"
     host = "" if source is None or source.host is None else _host_remark(source.host)
-    return "; ".join(filter(None, (interval, host, without_communication(time))))
+    work, on_cpu = None if source is None else source.cpu_work, ""
+    if work is not None and work.high_us >= MIN_SHARE * time.step_us:
+        interval = "90 % interval"  # the published steps had no such work
+        span = f"{format_us(work.low_us)} to {format_us(work.high_us)}"
+        on_cpu = f"{format_us(work.time_us)} ({span}) are operations on large CPU tensors, which were not run"
+    return "; ".join(filter(None, (interval, host, on_cpu, without_communication(time))))
 
 
 def _host_remark(host: HostTime) -> str:

@@ -316,6 +316,16 @@ def slow_loading(mended: bool) -> Step:
     return train(model, loss)
 
 
+def augmented_on_cpu(mended: bool) -> Step:
+    model, tokens = Model(vocabulary=512).to("cuda"), make_tokens(512)
+
+    def loss() -> torch.Tensor:
+        torch.rand(1 << 23, device="cuda" if mended else "cpu").sort()
+        return F.cross_entropy(model(tokens), tokens)
+
+    return train(model, loss)
+
+
 def replicated_state(mended: bool) -> Step:
     model, tokens = Model(vocabulary=65536, width=1024).to("cuda"), make_tokens(number=64)
     if mended:
@@ -510,6 +520,7 @@ FAULTS: dict[str, Callable[[bool], Step]] = {
     "FD205": plain_products,
     "FD206": odd_vocabulary,
     "FD208": slow_loading,
+    "cpu": augmented_on_cpu,
     "FD301": calls_of_rank_0,
     "FD302": evaluation_of_rank_0,
     "FD303": uneven_batches,

@@ -39,7 +39,12 @@ def launch(work: WorkRow | None = None, what: str = "", **fields: Any) -> dict[s
     """A row of the log: a launch of this work on the default stream, or an event or wait."""
     row: dict[str, Any] = {"what": what or (work.kind if work else ""), "work": work, "stream": 0, "event": 0}
     row |= {"num_operations": int(work is not None), "graph": 0, "device": 0, "grid": "", "block": "", "op": -1}
-    return row | {"phase": "forward", "recompute": False, "layer": 0, "call": -1, "thread": 0, "allocator": ""} | fields
+    return (
+        row
+        | {"phase": "forward", "recompute": False, "layer": 0, "call": -1, "thread": 0}
+        | {"allocator": "", "host_work": ""}
+        | fields
+    )
 
 
 def record(launches: Sequence[dict[str, Any]], step: int = 2) -> LaunchesRecord:
@@ -50,6 +55,6 @@ def record(launches: Sequence[dict[str, Any]], step: int = 2) -> LaunchesRecord:
     for row in launches:
         coded = {"what": LAUNCH_KINDS.index(row["what"]), "phase": PHASES.index(row["phase"])}
         coded["work"] = -1 if row["work"] is None else work.setdefault(row["work"], len(work))
-        coded |= {name: texts.setdefault(row[name], len(texts)) for name in ("grid", "block", "allocator")}
+        coded |= {name: texts.setdefault(row[name], len(texts)) for name in ("grid", "block", "allocator", "host_work")}
         columns.add(**row | coded)
     return columns.made(step=step, work_rows=list(work), texts=list(texts))

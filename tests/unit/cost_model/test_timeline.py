@@ -170,10 +170,10 @@ def test_a_host_of_any_speed_waits_as_long_for_the_driver() -> None:
 
 def test_the_interval_has_the_calls_at_their_least_and_at_their_most() -> None:
     timeline = Timeline(launch_table(record(RETRY)))
-    ends = [placed_by(each).end_us for each in (timeline, *timeline.allocator_bounds())]
+    ends = [placed_by(each).end_us for each in (timeline, *timeline.bounds("allocator"))]
     assert ends[1] < ends[0] < ends[2]
     assert ends[2] - ends[0] == pytest.approx(3 * 775.0)
-    assert Timeline(launch_table(record([launch(COPY)]))).allocator_bounds() == []
+    assert Timeline(launch_table(record([launch(COPY)]))).bounds("allocator") == []
 
 
 def test_the_calls_are_counted_with_what_the_host_waits_for_them() -> None:
