@@ -130,7 +130,8 @@ def open_snapshot(path: Path, device: int | None = None) -> Run:
         has_steps=has_steps,
     )
     known = RunTables(None, {name: table for name, table in tables.items() if has_steps or name not in _STEP_TABLES})
-    return Run(path, manifest, summary, known, device=f"cuda:{recording.device}")
+    num_events = len(tables["events"]) - recording.num_events_before
+    return Run(path, manifest, summary, known, device=f"cuda:{recording.device}", num_events=num_events)
 
 
 def _manifest_of_snapshot(notes: list[Note]) -> Manifest:

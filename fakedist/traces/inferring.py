@@ -8,8 +8,10 @@ parameter. Everything that follows from them is computed as for any recording.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +21,12 @@ from fakedist.analysis.recording import NUMPY_TYPES, Array, Recording
 from fakedist.analysis.replay import SMALL_BYTES
 from fakedist.rundir.encoding import columns_of
 from fakedist.rundir.memory_records import MarksRecord
-from fakedist.rundir.records import StepRecord
+from fakedist.rundir.records import NamedPhaseRecord, StepRecord
 from fakedist.rundir.rows import LayerRow, OperationRow, RegionRow, ScopeRow
 from fakedist.rundir.schema import ACTIONS, CATEGORIES
 from fakedist.traces.stack_evidence import (
+    FORWARD,
+    KINDS,
     NO_STACK,
     SILENT,
     UNKNOWN,
@@ -33,6 +37,7 @@ from fakedist.traces.stack_evidence import (
     find_places,
     read_evidence,
 )
+from fakedist.traces.step_trace import LAYER, PHASE, STEP, Meaning, meaning
 
 _ALLOC, _FREE = ACTIONS.index("alloc"), ACTIONS.index("free_requested")
 _BEFORE = "from before the history"
@@ -42,11 +47,20 @@ _UNIT = 512  # of the allocator's sizes
 _WORKSPACES = frozenset((32 << 20, _ODD := 8_519_680, 1 << 20))  # the odd one is hardly a tensor's
 
 
-def infer(recording: Recording, event_stack: Ints, *, is_native: bool) -> bool:
-    """Add to a snapshot's recording what its stacks tell. False, and nothing is added, if they tell no phase.
+class Annotation(NamedTuple):
+    """A range of a snapshot that ``record_function`` named. Times are in microseconds."""
+
+    name: str
+    begin_us: int
+    end_us: int
+
+
+def infer(recording: Recording, event_stack: Ints, named: list[Annotation], *, is_native: bool) -> bool:
+    """Add to a snapshot's recording what stacks and ranges tell. False, and nothing is added, if they tell no phase.
 
     Args:
         event_stack: The stack of each event, also of those that free; -1 without one.
+        named: The ranges, in the order in which they end.
         is_native: Stacks have frames of C++.
     """
     events, before = recording.device_events, recording.num_events_before
@@ -66,13 +80,54 @@ def infer(recording: Recording, event_stack: Ints, *, is_native: bool) -> bool:
         fact if told else silent if says_nothing else unknown
         for fact, told, says_nothing in zip(evidence, is_told.tolist(), is_silent.tolist(), strict=True)
     ]
-    places = find_places(telling, is_native=is_native)
+    ranges = [_Range(meaning(name), name, *np.searchsorted(events["time_us"], times)) for name, *times in named]
+    for range_ in sorted(ranges, key=lambda range_: range_.first - range_.end):  # inner ones last
+        if range_.meaning.phase and recording.stacks:
+            within, rows = StackEvidence(KINDS[range_.meaning.phase]), slice(range_.first, range_.end)
+            telling[rows] = [within if fact.kind < FORWARD else fact for fact in telling[rows]]
+    places = _with_named_steps(find_places(telling, is_native=is_native), ranges)
     if not {"forward", "backward", "optimizer"} & set(places.phase):
         return False
     layer = _Layers(recording.layers).of(evidence, places)
     describe(recording, places, layer, evidence, (made, freed))
     _add_steps(recording, places)
+    recording.named_phases = [
+        NamedPhaseRecord(name, step := int(places.step[end - 1]), int(first), int(end), end_step=step)
+        for said, name, first, end in ranges
+        if said.kind in (LAYER, PHASE) and first < end and not name.startswith(_OPTIMIZER)
+    ][-_MOST_NAMED:]
     return True
+
+
+#: The most ranges of a script that are shown, the last of all.
+_MOST_NAMED = 100
+#: How torch names ranges of its own.
+_OPTIMIZER = "Optimizer."
+
+
+class _Range(NamedTuple):
+    """A range that a snapshot names: the first event in it, and the first behind it."""
+
+    meaning: Meaning
+    name: str
+    first: int
+    end: int
+
+
+def _with_named_steps(places: Places, ranges: list[_Range]) -> Places:
+    """Steps as ranges number them, from 1; else each ends with a range of an optimizer's step, where there are any."""
+    events = np.arange(len(places.phase))
+    steps = sorted((range_.first, range_.meaning.number) for range_ in ranges if range_.meaning.kind == STEP)
+    ends = sorted(range_.end for range_ in ranges if range_.name.startswith(f"{_OPTIMIZER}step#"))
+    if steps:
+        numbers = np.array([0, *(number for _, number in steps)])
+        numbers[1:] += not numbers[1:].all()
+        step = numbers[np.searchsorted([first for first, _ in steps], events, side="right")]
+    elif ends:
+        step = 1 + np.searchsorted(ends, events, side="right") - bisect_right(ends, 0)
+    else:
+        return places
+    return replace(places, step=np.where(np.array(places.phase) == "init", 0, step))
 
 
 def describe(

@@ -22,7 +22,7 @@ from fakedist.traces.nsys_database import (
 )
 from fakedist.traces.one_step import StepChoice, choose_process, one_step
 from fakedist.traces.step_path import find_path
-from fakedist.traces.step_trace import Activity, CudaCalls, Ints, ProcessTrace, Waits, find_rows, taken
+from fakedist.traces.step_trace import Activity, Ints, ProcessTrace, Waits, find_launches
 from fakedist.traces.traced_step import ImportedStep, LayerNumbers, Tool, Trace, host_record, kernel_record
 
 
@@ -58,8 +58,8 @@ def read_process(database: Database, choice: StepChoice = StepChoice()) -> Proce
             f"{database.called} has no kernels: no GPU was used, or nsys ran without --trace=cuda",
             "nsys profile --trace=cuda,nvtx ...   traces both",
         )
-    by = everything.columns["globalPid"] >> THREAD_BITS
-    gpus = everything.columns["deviceId"]
+    by = everything.columns["process"] >> THREAD_BITS
+    gpus = everything.columns["device"]
     _, key = np.unique(np.stack([by, gpus]), axis=1, return_inverse=True)
     key = key.ravel()
 
@@ -73,9 +73,8 @@ def read_process(database: Database, choice: StepChoice = StepChoice()) -> Proce
     whole = int(by[is_own][0])
     activity = everything.where(is_own)
     calls = read_calls(database, whole)
-    thread, launch = _launches(calls, activity)
-    order = np.lexsort((activity.columns["start"], launch))
-    activity, thread, launch = activity.where(order), thread[order], launch[order]
+    none = np.full(len(activity), -1, np.int64)
+    thread, launch = find_launches(calls, activity, none, activity.columns["start"])
     made_in, made_at = _captures(database, activity, whole)
     ranges = read_ranges(database, whole).with_functions()
     return ProcessTrace(
@@ -83,9 +82,10 @@ def read_process(database: Database, choice: StepChoice = StepChoice()) -> Proce
         gpu=described(chosen)[-1],
         ranges=ranges,
         activity=activity,
+        calls=calls,
         thread=thread,
         launch=launch,
-        linked=np.full(len(thread), -1, np.int64),
+        linked=none,
         made_in=made_in,
         made_at=made_at,
         inputs=np.full(len(ranges.meaning), -1, np.int64),
@@ -93,25 +93,16 @@ def read_process(database: Database, choice: StepChoice = StepChoice()) -> Proce
         num_elsewhere=len(everything) - len(activity),
         process=whole,
         processes=processes,
-        calls=calls,
-    )
+    ).by_launch()
 
 
 #: The bits of ``globalPid`` that are the system's own number of a process.
 _PROCESS = (1 << 24) - 1
 
 
-def _launches(calls: CudaCalls, activity: Activity) -> tuple[Ints, Ints]:
-    """For each activity, the thread and time of its launch; -1 and its own start if the launch was not traced."""
-    correlation = np.where(calls.correlation > 0, calls.correlation, -1)
-    asked = activity.columns["correlationId"]
-    row = np.where(asked > 0, find_rows(correlation, asked), -1)
-    return taken(calls.thread, row), np.where(row >= 0, taken(calls.start, row), activity.columns["start"])
-
-
 def _captures(database: Database, activity: Activity, process: int) -> tuple[Ints, Ints]:
     """For nodes of CUDA graphs, the thread that captured them and when; -1 if the report does not contain it."""
-    nodes = activity.columns["graphNodeId"]
+    nodes = activity.columns["node"]
     thread, time = np.full(len(nodes), -1, np.int64), np.full(len(nodes), -1, np.int64)
     table = next((name for name in ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS") if name in database.tables), "")
     if not table or not bool((nodes > 0).any()):

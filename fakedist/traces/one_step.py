@@ -61,7 +61,7 @@ def choose_process(
             kernel_us=float(us[kernels].sum()),
             num_copies=int((own & activity.is_copy & ~is_fill).sum()),
             num_fills=int((own & is_fill).sum()),
-            num_streams=len(np.unique(activity.columns["streamId"][own])),
+            num_streams=len(np.unique(activity.columns["stream"][own])),
             num_collectives=int(collectives.sum()),
             collective_us=float(us[collectives].sum()),
         )

@@ -18,13 +18,13 @@ import numpy as np
 
 from fakedist.analysis.recording import Array, Recording
 from fakedist.analysis.replay import COMMON_POOL, Pool, Segment, Segments, parse_settings, replay
-from fakedist.analysis.stack_lines import BACKWARD
+from fakedist.analysis.stack_lines import BACKWARD, stack_lines
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.rows import FrameRow
 from fakedist.rundir.schema import ACTIONS
-from fakedist.traces.inferring import infer
+from fakedist.traces.inferring import Annotation, infer
 
 #: An event, a segment, a block or a frame.
 Entry = dict[str, object]
@@ -225,12 +225,13 @@ def read_foreign(snapshot: Entry, device: int | None = None) -> ForeignSnapshot:
     unknown = Counter(action for action in actions if action not in _CODES)
     stacks = _Stacks()
     known = [entry for entry, action in zip(trace, actions, strict=True) if action in _CODES]
-    before = _alive_before(known, own)
+    before, is_held = _alive_before(known, own)
     time_us = number(known[0], "time_us") if known else 0
     rest, has_history = _columns(known, stacks), bool(known)
     moves = {index: entry for index, entry in enumerate(known) if entry["action"] in (*_GAINS, *_LOSSES)}
     reserved = _reserved_before(moves, own)
     others = [number for number, trace in enumerate(traces) if trace and number != device]
+    refused = [entry for entry in known if entry["action"] == "oom"]
     known.clear()
     actions.clear()
     for history in traces:
@@ -249,7 +250,8 @@ def read_foreign(snapshot: Entry, device: int | None = None) -> ForeignSnapshot:
         stack = events["stack"]
         recording.events[device] = events | {"stack": np.where(events["action"] == _CODES["alloc"], stack, -1)}
     is_native = any(frame.function.startswith(_NATIVE) for frame in recording.frames)
-    is_inferred = has_history and infer(recording, stack.astype(np.int64), is_native=is_native)
+    named = _annotations(snapshot, device)
+    is_inferred = has_history and infer(recording, stack.astype(np.int64), named, is_native=is_native)
     limits = [notes.snapshot_action_unknown(name, count) for name, count in unknown.items()]
     if before and has_history:
         limits.insert(0, notes.snapshot_starts_late(len(before), sum(size for _, size, _ in before)))
@@ -257,7 +259,15 @@ def read_foreign(snapshot: Entry, device: int | None = None) -> ForeignSnapshot:
         limits.append(notes.snapshot_of_several_devices(device, others))
     if not has_history:
         limits.append(notes.snapshot_without_history())
-    limits.append(notes.snapshot_inferred(is_native) if is_inferred else notes.snapshot_without_layers())
+    if is_held and not own:
+        limits.append(notes.snapshot_without_segments())
+    if refused:
+        last = refused[-1]
+        line = next(iter(stack_lines(recording.frames, [recording.stacks[stacks.of_event(last)]])), "")
+        sizes = number(last, "size", MOST_BYTES), number(last, "device_free", MOST_BYTES)
+        limits.append(notes.snapshot_ran_out(len(refused), *sizes, line))
+    has_stacks = bool(recording.stacks)
+    limits.append(notes.snapshot_inferred(is_native) if is_inferred else notes.snapshot_without_layers(has_stacks))
     return ForeignSnapshot(recording, limits, len(before), is_inferred)
 
 
@@ -278,8 +288,23 @@ def _settings(snapshot: Entry) -> str:
     return name_of(text, "the allocator's settings")
 
 
-def _alive_before(trace: list[Entry], segments: list[Entry]) -> list[tuple[int, int, object]]:
-    """Blocks from before the history: (address, bytes, frames)."""
+def _annotations(snapshot: Entry, device: int) -> list[Annotation]:
+    """The ranges that a snapshot names, in the order in which they end. One may begin before, or end after it."""
+    begun: dict[str, list[int]] = {}
+    ranges = []
+    for entry in entries(snapshot.get("external_annotations") or [], "an annotation"):
+        if number(entry, "device", MOST_DEVICES) != device:
+            continue
+        name, at = name_of(entry.get("name"), "the name of an annotation"), number(entry, "time_us")
+        if entry.get("stage") == "START":
+            begun.setdefault(name, []).append(at)
+        else:
+            ranges.append(Annotation(name, begun[name].pop() if begun.get(name) else 0, at))
+    return ranges + [Annotation(name, at, _MOST) for name, times in begun.items() for at in times]
+
+
+def _alive_before(trace: list[Entry], segments: list[Entry]) -> tuple[list[tuple[int, int, object]], bool]:
+    """Blocks from before the history: (address, bytes, frames); and whether it leaves some that it made."""
     alive: set[int] = set()
     before: list[tuple[int, int, object]] = []
     for entry in trace:
@@ -299,7 +324,7 @@ def _alive_before(trace: list[Entry], segments: list[Entry]) -> list[tuple[int, 
             if block.get("state") in _HELD and here not in alive:
                 before.append((here, size, _block_frames(block)))
             at = here + size
-    return before
+    return before, bool(alive)
 
 
 def _more_before(first: Columns, rest: Columns, segments: list[Entry], settings: str) -> int:

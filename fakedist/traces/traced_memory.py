@@ -25,9 +25,8 @@ from fakedist.rundir.schema import ACTIONS
 from fakedist.traces.inferring import block_lives, describe
 from fakedist.traces.one_step import marked_steps
 from fakedist.traces.stack_evidence import (
-    BACKWARD,
     FORWARD,
-    OPTIMIZER,
+    KINDS,
     UNKNOWN,
     ModuleCall,
     StackEvidence,
@@ -47,7 +46,6 @@ _NODE = "torch::autograd::"
 _FUNCTION = re.compile(r"(.+)\((\d{1,9})\): (.+)")
 #: The module of a forward that runs again, which the trace may not name.
 _AGAIN = (ModuleCall("", "", 0),)
-_KINDS = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
 
 
 def memory_records(process: ProcessTrace, trace: Trace, layers: LayerNumbers) -> list[Record]:
@@ -129,7 +127,7 @@ def _evidence(ranges: Ranges, sites: LaunchSites, columns: dict[str, Ints]) -> l
     )
     return [
         StackEvidence(
-            UNKNOWN if zeroes else _KINDS.get(phase, FORWARD if is_forward else UNKNOWN),
+            UNKNOWN if zeroes else KINDS.get(phase, FORWARD if is_forward else UNKNOWN),
             _AGAIN if is_again else (),
             is_recompute=is_again,
             zeroes=zeroes,

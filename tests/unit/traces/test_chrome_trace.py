@@ -59,8 +59,8 @@ def test_kernels_have_their_times_launches_and_operations(tmp_path: Path, words:
     assert (activity.columns["end"] - activity.columns["start"]).tolist() == [12_500, 3_000]
     assert trace.launch.tolist() == [1_020_000, 1_070_000]
     assert [activity.shapes[each] for each in activity.shape] == [("4,2,1", "128,1,1"), ("", "")]
-    columns = {name: activity.columns[name].tolist() for name in ("bytes", "correlationId", "streamId", "graphNodeId")}
-    assert columns == {"bytes": [-1, 64], "correlationId": [7, 8], "streamId": [7, 7], "graphNodeId": [0, 0]}
+    columns = {name: activity.columns[name].tolist() for name in ("bytes", "correlation", "stream", "node")}
+    assert columns == {"bytes": [-1, 128], "correlation": [7, 8], "stream": [7, 7], "node": [0, 0]}
     assert (trace.ranges.sequence.tolist(), trace.linked.tolist()) == ([-1, 0], [1, -1])
     assert trace.made_in.tolist() == trace.made_at.tolist() == [-1, -1]
     innermost, chains, chain = trace.operations()
