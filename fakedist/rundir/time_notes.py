@@ -288,8 +288,8 @@ def times_are_not_a_gpus() -> str:
 
 @note
 def kernels_without_launch(count: int, num_all: int) -> str:
-    """Kernels whose launch was not traced."""
-    return f"{counted(count, 'kernel')} of {num_all:,} without a traced launch: of no layer"
+    """Kernels, copies and fills whose launch was not traced."""
+    return f"{count:,} of {num_all:,} kernels, copies and fills without a traced launch: of no layer"
 
 
 @note

@@ -7,6 +7,7 @@ import re
 from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
@@ -134,7 +135,8 @@ class JsonEvents:
 
 _Adding = Callable[[dict[str, object], dict[str, object]], None]
 #: Categories, as old and new versions of torch write them, in lower case.
-_KERNELS, _COPIES = ("kernel",), ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
+#: Of activity, with how copies and fills are named: ROCm's are "CopyHostToDevice" and "FillBuffer".
+_ON_GPU = {"kernel": ""} | {f"{on}{kind.lower()}": kind for kind in ("Memcpy", "Memset") for on in ("", "gpu_")}
 #: With ``with_stack``, a frame of Python each; those of modules name layers. "[memory]" is an instant, ``ph`` "i".
 _FRAMES, _MEMORY = "python_function", "cpu_instant_event"
 _CUDA = 1  # c10::DeviceType
@@ -186,7 +188,7 @@ class _TraceEvents:
         self.activity = _Table(("gpu", "start", "end", "stream", "correlation", "id", "node", "bytes", *_NAMED))
         self.num_unreadable = 0
         self._add: Mapping[str, _Adding] = (
-            dict.fromkeys((*_KERNELS, *_COPIES), self._add_activity)
+            {name: partial(self._add_activity, kind=kind) for name, kind in _ON_GPU.items()}
             | dict.fromkeys(_CALLS, self._add_call)
             | dict.fromkeys(_OPERATIONS, self._add_operation)
             | {_FRAMES: self._add_frame, _MEMORY: self._add_memory, _SYNC: self._add_sync}
@@ -266,8 +268,9 @@ class _TraceEvents:
             self.texts[_text(event)],
         )
 
-    def _add_activity(self, event: dict[str, object], more: dict[str, object]) -> None:
+    def _add_activity(self, event: dict[str, object], more: dict[str, object], kind: str) -> None:
         start, end = _times(event)
+        name = _text(event)
         self.activity.add(
             self.processes[(event["pid"], _whole(more, "device"))],
             start,
@@ -277,7 +280,7 @@ class _TraceEvents:
             _whole(more, "External id", "external id"),
             _whole(more, "graph node id"),
             _whole(more, "bytes", nothing=-1),
-            self.texts[_text(event)],
+            self.texts[name if name.startswith(kind) else f"{kind} {name}"],
             self.texts[_sides(more.get("grid"))],
             self.texts[_sides(more.get("block"))],
             self.texts[_collective(more)],

@@ -395,7 +395,9 @@ class Activity:
         shapes, shape = np.unique(np.stack([device["grid"], device["block"]]), axis=1, return_inverse=True)
         labels = [texts[number] for number in names.tolist()]
         is_copy = np.array([label.startswith(("Memcpy", "Memset")) for label in labels], bool)[name]
-        twice = np.array(["DtoD" in label for label in labels], bool)[name] & (device["bytes"] > 0)
+        twice = np.array(["DtoD" in label or "DeviceToDevice" in label for label in labels], bool)[name] & (
+            device["bytes"] > 0
+        )
         columns = {key: column for key, column in device.items() if key not in ("text", "grid", "block")}
         columns["bytes"] = np.where(is_copy, np.where(twice, 2 * device["bytes"], device["bytes"]), -1)
         known, columns["collective"] = np.unique(device.get("collective", np.zeros(len(name))), return_inverse=True)
