@@ -77,6 +77,8 @@ def nsys(
 
 
 def _check_readable(report: Path) -> None:
+    from fakedist.traces.foreign_files import kind_of
+
     if report.is_dir():
         raise ReportError(f"{report} is a directory", "give the file: fakedist nsys REPORT.nsys-rep")
     if not report.exists():
@@ -87,6 +89,9 @@ def _check_readable(report: Path) -> None:
     if report.suffix == ".qdstrm":
         hint = f"QdstrmImporter --input-file {report}   makes it a .nsys-rep"
         raise ReportError(f"{report} is a stream of nsys that is not yet a report", hint)
+    if kind_of(report) == "json" or _starts_with(report, b"\x80"):
+        hint = f"fakedist report {report}   reads traces of torch.profiler and memory snapshots"
+        raise ReportError(f"{report} is not a report of Nsight Systems", hint)
     if not report.stat().st_size:
         raise ReportError(f"{report} is empty", "was nsys ended while it wrote it? profile again")
 

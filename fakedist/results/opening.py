@@ -106,13 +106,15 @@ def open_snapshot(path: Path, device: int | None = None) -> Run:
     from fakedist.results.summing_up import summarize
     from fakedist.rundir.collector import no_collector
     from fakedist.traces.foreign_files import SNAPSHOT_HINT, read_snapshot
-    from fakedist.traces.snapshot_reading import NoSnapshotError, read_foreign
+    from fakedist.traces.snapshot_reading import NoDeviceError, NoSnapshotError, read_foreign
 
     with no_collector():
         try:
             snapshot = read_foreign(read_snapshot(path), device)
         except NoSnapshotError as error:
             raise RunDirectoryError(f"{path} is not a memory snapshot: {error}", SNAPSHOT_HINT) from None
+        except NoDeviceError as error:
+            raise RunDirectoryError(f"{path} has {error.args[0]}", error.args[1]) from None
     path, recording = path.resolve(), snapshot.recording
     blocks, positions = build_blocks(recording), event_places(recording)
     tables, has_steps = make_tables(recording, blocks, positions), snapshot.is_inferred

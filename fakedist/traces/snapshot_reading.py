@@ -47,6 +47,10 @@ class NoSnapshotError(Exception):
     """A value is none that torch writes. The message goes after "is not a memory snapshot:"."""
 
 
+class NoDeviceError(Exception):
+    """The snapshot has nothing of a GPU; the arguments follow "has", and say what it has."""
+
+
 def listed(value: object, called: str) -> list[object]:
     """A list."""
     if not isinstance(value, list):
@@ -215,10 +219,11 @@ def read_foreign(snapshot: Entry, device: int | None = None) -> ForeignSnapshot:
     segments = entries(snapshot["segments"], "a segment")
     if device is None:
         device = _device(traces, segments)
-    elif not any(traces[device : device + 1]) and all(segment.get("device", 0) != device for segment in segments):
-        raise NoSnapshotError(f"it has nothing of device {device}")
+    elif not any(traces[device : device + 1]) and device not in map(_device_of, segments):
+        there = sorted({number for number, trace in enumerate(traces) if trace} | {*map(_device_of, segments)})
+        raise NoDeviceError(f"nothing of GPU {device}", f"it has that of {', '.join(map(str, there))}")
     trace = entries(traces[device], "an event") if device < len(traces) else []
-    own = [segment for segment in segments if number(segment, "device", MOST_DEVICES) == device]
+    own = [segment for segment in segments if _device_of(segment) == device]
     check_blocks(own)
     actions = [name_of(entry.get("action"), "an action") for entry in trace]
     check_sizes(trace)
@@ -271,12 +276,16 @@ def read_foreign(snapshot: Entry, device: int | None = None) -> ForeignSnapshot:
     return ForeignSnapshot(recording, limits, len(before), is_inferred)
 
 
+def _device_of(segment: Entry) -> int:
+    return number(segment, "device", MOST_DEVICES)
+
+
 def _device(traces: list[list[object]], segments: list[Entry]) -> int:
     if any(traces):
         return max(range(len(traces)), key=lambda device: len(traces[device]))
     sizes: Counter[int] = Counter()
     for segment in segments:
-        sizes[number(segment, "device", MOST_DEVICES)] += number(segment, "total_size", MOST_BYTES)
+        sizes[_device_of(segment)] += number(segment, "total_size", MOST_BYTES)
     return max(sizes, key=sizes.__getitem__, default=0)
 
 
