@@ -28,9 +28,9 @@ from fakedist.traces.step_trace import (
     CudaCalls,
     Intervals,
     Ints,
-    Numbering,
     ProcessTrace,
     Ranges,
+    TextNumbers,
     chosen,
     find_launches,
     linked_rows,
@@ -179,10 +179,10 @@ class _TraceEvents:
     """The events of a trace, as columns. Processes, threads and texts are numbers of their values."""
 
     def __init__(self) -> None:
-        self.texts: Numbering[str] = Numbering()
-        self.processes: Numbering[object] = Numbering()
-        self.threads: Numbering[tuple[object, object]] = Numbering()
-        self.inputs: Numbering[tuple[tuple[int, ...], ...]] = Numbering()
+        self.texts: TextNumbers[str] = TextNumbers()
+        self.processes: TextNumbers[object] = TextNumbers()
+        self.threads: TextNumbers[tuple[object, object]] = TextNumbers()
+        self.inputs: TextNumbers[tuple[tuple[int, ...], ...]] = TextNumbers()
         self.operations = _Table(("process", "thread", "start", "end", "id", "sequence", "text", "inputs"))
         self.calls = _Table(("process", "thread", "start", "end", "correlation", "id", "text"))
         self.activity = _Table(("gpu", "start", "end", "stream", "correlation", "id", "node", "bytes", *_NAMED))

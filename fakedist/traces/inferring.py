@@ -80,11 +80,14 @@ def infer(recording: Recording, event_stack: Ints, named: list[Annotation], *, i
         fact if told else silent if says_nothing else unknown
         for fact, told, says_nothing in zip(evidence, is_told.tolist(), is_silent.tolist(), strict=True)
     ]
-    ranges = [_Range(meaning(name), name, *np.searchsorted(events["time_us"], times)) for name, *times in named]
-    for range_ in sorted(ranges, key=lambda range_: range_.first - range_.end):  # inner ones last
-        if range_.meaning.phase and recording.stacks:
-            within, rows = StackEvidence(KINDS[range_.meaning.phase]), slice(range_.first, range_.end)
-            telling[rows] = [within if fact.kind < FORWARD else fact for fact in telling[rows]]
+    ranges = [
+        (meaning(range_.name), range_.name, *np.searchsorted(events["time_us"], range_[1:]).tolist())
+        for range_ in named
+    ]
+    for said, _, first, end in sorted(ranges, key=lambda row: row[2] - row[3]):  # inner ones last
+        if said.phase and recording.stacks:
+            within = StackEvidence(KINDS[said.phase])
+            telling[first:end] = [within if fact.kind < FORWARD else fact for fact in telling[first:end]]
     places = _with_named_steps(find_places(telling, is_native=is_native), ranges)
     if not {"forward", "backward", "optimizer"} & set(places.phase):
         return False
@@ -92,7 +95,7 @@ def infer(recording: Recording, event_stack: Ints, named: list[Annotation], *, i
     describe(recording, places, layer, evidence, (made, freed))
     _add_steps(recording, places)
     recording.named_phases = [
-        NamedPhaseRecord(name, step := int(places.step[end - 1]), int(first), int(end), end_step=step)
+        NamedPhaseRecord(name, step := int(places.step[end - 1]), first, end, end_step=step)
         for said, name, first, end in ranges
         if said.kind in (LAYER, PHASE) and first < end and not name.startswith(_OPTIMIZER)
     ][-_MOST_NAMED:]
@@ -105,20 +108,15 @@ _MOST_NAMED = 100
 _OPTIMIZER = "Optimizer."
 
 
-class _Range(NamedTuple):
-    """A range that a snapshot names: the first event in it, and the first behind it."""
-
-    meaning: Meaning
-    name: str
-    first: int
-    end: int
+#: The meaning of a range that a snapshot names, its name, the first event in it, and the first behind it.
+_Range = tuple[Meaning, str, int, int]
 
 
 def _with_named_steps(places: Places, ranges: list[_Range]) -> Places:
     """Steps as ranges number them, from 1; else each ends with a range of an optimizer's step, where there are any."""
     events = np.arange(len(places.phase))
-    steps = sorted((range_.first, range_.meaning.number) for range_ in ranges if range_.meaning.kind == STEP)
-    ends = sorted(range_.end for range_ in ranges if range_.name.startswith(f"{_OPTIMIZER}step#"))
+    steps = sorted((first, said.number) for said, _, first, _ in ranges if said.kind == STEP)
+    ends = sorted(end for _, name, _, end in ranges if name.startswith(f"{_OPTIMIZER}step#"))
     if steps:
         numbers = np.array([0, *(number for _, number in steps)])
         numbers[1:] += not numbers[1:].all()

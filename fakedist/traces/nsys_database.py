@@ -26,8 +26,8 @@ from fakedist.traces.step_trace import (
     CudaCalls,
     Ints,
     Meaning,
-    Numbering,
     Ranges,
+    TextNumbers,
     chosen,
     find_rows,
     meaning,
@@ -291,7 +291,7 @@ class _Texts:
 
 def read_activity(database: Database) -> Activity:
     """Activity on the GPU, in order of start, with columns ``process`` (``globalPid``) and ``device``."""
-    texts: Numbering[str] = Numbering({"": 0})
+    texts: TextNumbers[str] = TextNumbers({"": 0})
     parts = [
         _kernels(database, texts),
         _memory(database, "CUPTI_ACTIVITY_KIND_MEMCPY", texts),
@@ -324,7 +324,7 @@ def _on_gpu(database: Database, table: str, *others: str) -> dict[str, Ints]:
     return {**named, "bytes": none - 1, "text": none, "grid": none, "block": none, **columns}
 
 
-def _kernels(database: Database, texts: Numbering[str]) -> dict[str, Ints]:
+def _kernels(database: Database, texts: TextNumbers[str]) -> dict[str, Ints]:
     table = "CUPTI_ACTIVITY_KIND_KERNEL"
     known = database.columns(table)
     # The demangled name distinguishes elementwise kernels; the short name does not.
@@ -343,7 +343,7 @@ def _sides(sides: list[int]) -> str:
     return "" if min(sides) < 0 else ",".join(map(str, sides))
 
 
-def _memory(database: Database, table: str, texts: Numbering[str]) -> dict[str, Ints]:
+def _memory(database: Database, table: str, texts: TextNumbers[str]) -> dict[str, Ints]:
     is_copy = table.endswith("MEMCPY")
     columns = _on_gpu(database, table, "bytes", *(("copyKind",) if is_copy else ()))
     kinds, which = np.unique(columns.pop("copyKind", columns["text"]), return_inverse=True)
@@ -353,7 +353,7 @@ def _memory(database: Database, table: str, texts: Numbering[str]) -> dict[str, 
     return columns
 
 
-def _graphs(database: Database, texts: Numbering[str]) -> dict[str, Ints]:
+def _graphs(database: Database, texts: TextNumbers[str]) -> dict[str, Ints]:
     """CUDA graphs of which nsys traced only the launch (``--cuda-graph-trace=graph``, its default)."""
     columns = _on_gpu(database, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE")
     return columns | {"text": columns["text"] + texts[WHOLE_GRAPH]}

@@ -217,11 +217,7 @@ def read_foreign(snapshot: Entry, device: int | None = None) -> ForeignSnapshot:
     """
     traces = [listed(trace, "a history") for trace in listed(snapshot["device_traces"], "device_traces")]
     segments = entries(snapshot["segments"], "a segment")
-    if device is None:
-        device = _device(traces, segments)
-    elif not any(traces[device : device + 1]) and device not in map(_device_of, segments):
-        there = sorted({number for number, trace in enumerate(traces) if trace} | {*map(_device_of, segments)})
-        raise NoDeviceError(f"nothing of GPU {device}", f"it has that of {', '.join(map(str, there))}")
+    device = _device(traces, segments, device)
     trace = entries(traces[device], "an event") if device < len(traces) else []
     own = [segment for segment in segments if _device_of(segment) == device]
     check_blocks(own)
@@ -260,33 +256,46 @@ def read_foreign(snapshot: Entry, device: int | None = None) -> ForeignSnapshot:
     limits = [notes.snapshot_action_unknown(name, count) for name, count in unknown.items()]
     if before and has_history:
         limits.insert(0, notes.snapshot_starts_late(len(before), sum(size for _, size, _ in before)))
-    if others:
-        limits.append(notes.snapshot_of_several_devices(device, others))
-    if not has_history:
-        limits.append(notes.snapshot_without_history())
-    if is_held and not own:
-        limits.append(notes.snapshot_without_segments())
-    if refused:
-        last = refused[-1]
-        line = next(iter(stack_lines(recording.frames, [recording.stacks[stacks.of_event(last)]])), "")
-        sizes = number(last, "size", MOST_BYTES), number(last, "device_free", MOST_BYTES)
-        limits.append(notes.snapshot_ran_out(len(refused), *sizes, line))
-    has_stacks = bool(recording.stacks)
-    limits.append(notes.snapshot_inferred(is_native) if is_inferred else notes.snapshot_without_layers(has_stacks))
+    known_limits = (
+        (others, notes.snapshot_of_several_devices(device, others)),
+        (not has_history, notes.snapshot_without_history()),
+        (is_held and not own, notes.snapshot_without_segments()),
+    )
+    limits += [note for is_so, note in known_limits if is_so]
+    limits += _out_of_memory(refused, recording, stacks)
+    limits.append(
+        notes.snapshot_inferred(is_native) if is_inferred else notes.snapshot_without_layers(bool(recording.stacks))
+    )
     return ForeignSnapshot(recording, limits, len(before), is_inferred)
+
+
+def _out_of_memory(refused: list[Entry], recording: Recording, stacks: _Stacks) -> list[Note]:
+    """A note on requests that the GPU could not serve, and the last one's facts."""
+    if not refused:
+        return []
+    stack = stacks.of_event(refused[-1])
+    line = stack_lines(recording.frames, [recording.stacks[stack]])[0] if 0 <= stack < len(recording.stacks) else ""
+    sizes = (number(refused[-1], key, MOST_BYTES) for key in ("size", "device_free"))
+    return [notes.snapshot_ran_out(len(refused), *sizes, line)]
 
 
 def _device_of(segment: Entry) -> int:
     return number(segment, "device", MOST_DEVICES)
 
 
-def _device(traces: list[list[object]], segments: list[Entry]) -> int:
-    if any(traces):
-        return max(range(len(traces)), key=lambda device: len(traces[device]))
+def _device(traces: list[list[object]], segments: list[Entry], wanted: int | None) -> int:
+    """The device that is wanted, else that with the longest history, or without any, with the most memory."""
     sizes: Counter[int] = Counter()
     for segment in segments:
         sizes[_device_of(segment)] += number(segment, "total_size", MOST_BYTES)
-    return max(sizes, key=sizes.__getitem__, default=0)
+    recorded = [number for number, trace in enumerate(traces) if trace]
+    if wanted is None:
+        longest = max(recorded, key=lambda device: len(traces[device]), default=None)
+        return max(sizes, key=sizes.__getitem__, default=0) if longest is None else longest
+    if wanted not in {*recorded, *sizes}:
+        there = ", ".join(map(str, sorted({*recorded, *sizes})))
+        raise NoDeviceError(f"nothing of GPU {wanted}", f"it has that of {there or 'none'}")
+    return wanted
 
 
 def _settings(snapshot: Entry) -> str:

@@ -205,7 +205,7 @@ def find_rows(keys: Ints, asked: Ints) -> Ints:
 T = TypeVar("T")
 
 
-class Numbering(dict[T, int]):
+class TextNumbers(dict[T, int]):
     """Numbers of values, in the order of their first appearance."""
 
     def __missing__(self, value: T) -> int:

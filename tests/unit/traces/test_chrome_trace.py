@@ -118,6 +118,15 @@ def test_a_kernel_without_its_call_is_launched_with_its_operation(tmp_path: Path
     assert dict(zip(trace.launch.tolist(), trace.thread.tolist(), strict=True)) == {1_010_000: 0, 1_110_000: -1}
 
 
+def test_what_rocm_calls_its_copies_and_fills_counts_as_such(tmp_path: Path) -> None:
+    more = {"pid": 0, "tid": 7, "device": 0, "stream": 7}
+    kinds = {"CopyDeviceToDevice": "gpu_memcpy", "FillBuffer": "gpu_memset", "Cijk_Ailk": "kernel"}
+    events = [event(kind, name, at, 2, **more, bytes=64) for at, (name, kind) in enumerate(kinds.items(), 1)]
+    activity = read_chrome_trace(write(tmp_path / "t.json", events)).activity
+    assert activity.is_copy.tolist() == [True, True, False]
+    assert activity.columns["bytes"].tolist() == [128, 64, -1]
+
+
 def test_damaged_events_are_left_out_and_counted(tmp_path: Path) -> None:
     damaged: list[Any] = [
         7, None, {"ph": "X", "cat": "kernel"}, event("kernel", "k", 1e300, 2), event("kernel", "k", 3, -2),
