@@ -139,7 +139,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            name = ctx.invoked_subcommand
+            name = ctx.invoked_subcommand or ""
             if error.ctx is None and name in self.commands:
                 error.ctx = click.Context(self.commands[name], ctx, name)
             raise

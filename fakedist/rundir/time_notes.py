@@ -338,7 +338,7 @@ def no_steps_traced() -> str:
 @note
 def no_kernels_traced() -> str:
     """A file has only copies and fills of a step."""
-    return "the file has copies and fills of memory alone, counted as kernels here: none was traced, or none ran"
+    return "the file has copies and fills of memory alone: no kernel was traced, or none ran"
 
 
 @note

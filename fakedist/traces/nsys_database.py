@@ -115,7 +115,7 @@ def open_database(path: Path, called: Path | None = None) -> Iterator[Database]:
             yield database
         finally:
             connection.close()
-    except (sqlite3.Error, sqlite3.Warning, UnicodeDecodeError) as error:
+    except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:  # any column may hold anything
         cause = f"reading it does not end: {bound.most:,} steps" if bound.is_over else error
         raise ReportError(f"{called or path} cannot be read: {cause}", _EXPORT) from error
 

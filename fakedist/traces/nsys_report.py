@@ -66,7 +66,8 @@ def read_process(database: Database, choice: StepChoice = StepChoice()) -> Proce
     def described(number: int) -> tuple[int, int, str]:
         row = int(np.flatnonzero(key == number)[0])
         device = int(gpus[row])
-        return int(by[row]) & _PROCESS, device, gpu_name(database, device)
+        process = int(by[row]) & _PROCESS if by[row] >= 0 else -1
+        return process, device, gpu_name(database, device)
 
     chosen, processes = choose_process(everything, key, described, database.called, choice)
     is_own = key == chosen

@@ -275,8 +275,8 @@ def _out_of_memory(refused: list[Entry], recording: Recording, stacks: _Stacks) 
         return []
     stack = stacks.of_event(refused[-1])
     line = stack_lines(recording.frames, [recording.stacks[stack]])[0] if 0 <= stack < len(recording.stacks) else ""
-    sizes = (number(refused[-1], key, MOST_BYTES) for key in ("size", "device_free"))
-    return [notes.snapshot_ran_out(len(refused), *sizes, line)]
+    size, free = (number(refused[-1], key, MOST_BYTES) for key in ("size", "device_free"))
+    return [notes.snapshot_ran_out(len(refused), size, free, line)]
 
 
 def _device_of(segment: Entry) -> int:

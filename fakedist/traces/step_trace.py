@@ -348,9 +348,9 @@ class CudaCalls:
     def of(cls, columns: Mapping[str, Ints], named: Callable[[int], str], thread: Callable[[int], object]) -> CudaCalls:
         """The calls of columns thread, start, end, correlation and text, a number that ``named`` knows."""
         texts, name = np.unique(columns["text"], return_inverse=True)
-        times = (columns[key] for key in ("thread", "start", "end", "correlation"))
+        own = {key: columns[key] for key in ("thread", "start", "end", "correlation")}
         threads = {number: f"thread {thread(number)}" for number in np.unique(columns["thread"]).tolist()}
-        return cls(*times, name, [named(number) for number in texts.tolist()], threads)
+        return cls(**own, name=name, names=[named(number) for number in texts.tolist()], threads=threads)
 
 
 #: The text of a whole graph, of which only the launch was traced.
