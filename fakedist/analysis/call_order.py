@@ -32,6 +32,8 @@ _SAME = {
 }
 #: Calls whose sizes are not compared.
 _BARRIERS = ("barrier", "monitored_barrier")
+#: Stands for a dtype that a dump does not have, as torch 2.3 wrote none: bytes are then numbers of elements.
+ELEMENTS = "elements"
 OBJECT_CALLS = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
 
 
@@ -44,6 +46,7 @@ class RankCall(NamedTuple):
         peer: Rank of the job that it sends to or receives from; -1 for collectives.
         sequence: Number of the call in its rank's run.
         awaited: Number of the first call after the wait for it; -1 where no wait was seen.
+        is_traced: It is of a hang's dump: its group makes it together, whatever the operation.
     """
 
     group: Channel
@@ -70,6 +73,7 @@ class RankCall(NamedTuple):
     join: str
     awaited: int
     awaited_on: int
+    is_traced: bool = False
 
     @property
     def sizes(self) -> list[tuple[str, int]]:
@@ -513,7 +517,7 @@ def _part(call: RankCall, rank: int, *, is_sent: bool) -> int:
 def _units(program: RankCalls) -> Iterator[_Unit]:
     unit: _Unit | None = None
     for call in program.calls:
-        if call.kind not in _PLAYED or (call.kind == "recv" and call.peer < 0):
+        if not (call.is_traced or call.kind in _PLAYED) or (call.kind == "recv" and call.peer < 0):
             continue
         before = unit.calls[-1] if unit else None
         is_coalesced = call.batch and not call.on_host

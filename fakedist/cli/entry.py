@@ -24,7 +24,16 @@ from fakedist.cli.explain import explain
 from fakedist.cli.lines import lines
 from fakedist.cli.match import match
 from fakedist.cli.nsys import nsys
-from fakedist.cli.output import MORE_MEMORY, TOO_LITTLE_MEMORY, last_line, print_error, say
+from fakedist.cli.output import (
+    CSV,
+    HTML,
+    MARKDOWN,
+    MORE_MEMORY,
+    TOO_LITTLE_MEMORY,
+    last_line,
+    print_error,
+    say,
+)
 from fakedist.cli.profile import profile
 from fakedist.cli.report import report
 from fakedist.cli.run_list import runs
@@ -119,9 +128,21 @@ class _Commands(click.Group):
         meant = _MEANT.get(args[0])
         if args[0].endswith(".py"):
             meant = f"fakedist profile --world-size 1024 --rank 0 {shlex.join(args)}"
+        elif args[0] not in self.commands and os.path.exists(args[0]):
+            meant = f"fakedist report {shlex.join(args)}"
         if meant and args[0] not in self.commands:
             raise JobError(f"no command is called {args[0]!r}", meant)
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """As click does; an error of a command's options names the command."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            name = ctx.invoked_subcommand or ""
+            if error.ctx is None and name in self.commands:
+                error.ctx = click.Context(self.commands[name], ctx, name)
+            raise
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -163,6 +184,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code_of(lambda: cli.main(args=argv, prog_name="fakedist", standalone_mode=False))
 
 
+#: Options that are typed for a format.
+_FORMATS = {f"--{form}": f"--format {form}" for form in (HTML, CSV, MARKDOWN)} | {"-f": "--format FORMAT"}
+
+
+def _usage(context: click.Context, command: str) -> str:
+    """A command with what it needs: "fakedist calibrate RUN --from-trace FILE"."""
+    arguments = [piece for piece in context.command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
+    options = [param for param in context.command.params if isinstance(param, click.Option) and param.required]
+    needed = [f"{option.opts[0]} {option.make_metavar(context).strip('[]')}" for option in options]
+    return " ".join([command, *arguments, *needed])
+
+
 def exit_code_of(run: Callable[[], int | None]) -> int:
     """The exit code of what runs. An error is printed."""
     try:
@@ -174,10 +207,12 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
         context = error.ctx if isinstance(error, click.UsageError) else None
         command = context.command_path if context else "fakedist"
         hint = f"{command} --help"
-        if isinstance(error, click.MissingParameter) and context:
-            arguments = [piece for piece in context.command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
-            hint = f"{' '.join([command, *arguments])}; {hint}"
-        return print_error(error.format_message(), hint, ExitCode.USAGE)
+        message = " ".join(error.format_message().split())
+        if context and (isinstance(error, click.MissingParameter) or "unexpected extra argument" in message):
+            hint = f"{_usage(context, command)}; {hint}"
+        if isinstance(error, click.NoSuchOption) and (option := _FORMATS.get(error.option_name)):
+            hint = f"{option}; {hint}"
+        return print_error(message, hint, ExitCode.USAGE)
     except ScriptSyntaxError as error:
         say(str(error), err=True)
         return last_line(ExitCode.ERROR, "the script does not compile; nothing was run")

@@ -123,14 +123,16 @@ class ScriptCommand(GroupedCommand):
         """As click does, with the script's own arguments set apart."""
         ctx.token_normalize_func = _dashed
         ctx.meta[BEFORE_SCRIPT] = args[: self.end_of_options(args)]
-        return super().parse_args(ctx, self._end_options_after_module(args))
+        return super().parse_args(ctx, self._end_options_after_module(ctx, args))
 
-    def _end_options_after_module(self, args: list[str]) -> list[str]:
+    def _end_options_after_module(self, ctx: click.Context, args: list[str]) -> list[str]:
         position = self.end_of_options(args)
         name = args[position].partition("=")[0] if position < len(args) else ""
         if not _is_module(name):
             return args
         end = position + (2 if name == "-m" else 1)
+        if end > len(args):
+            raise click.BadOptionUsage(name, "-m needs the name of a module: -m package.train", ctx)
         return [*args[:end], "--", *args[end:]]
 
     def end_of_options(self, args: Sequence[str]) -> int:

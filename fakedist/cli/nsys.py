@@ -21,7 +21,6 @@ from fakedist.cli.output import (
 from fakedist.errors import ReportError
 from fakedist.temporary import scratch_directory
 
-_SQLITE = b"SQLite format 3\0"
 _EXPORT_S = 3600.0
 
 
@@ -56,6 +55,7 @@ def nsys(
     from fakedist.launcher.nsight import export_sqlite
     from fakedist.results.building import write_run
     from fakedist.rundir.directory import create_run_directory, new_unnamed
+    from fakedist.traces.foreign_files import kind_of
     from fakedist.traces.nsys_report import read_report
     from fakedist.traces.one_step import StepChoice
 
@@ -63,7 +63,7 @@ def nsys(
     _check_readable(report)
     with scratch_directory("nsys") as scratch:
         exported = report
-        if not _starts_with(report, _SQLITE) and report.suffix != ".sqlite":
+        if report.suffix != ".sqlite" and kind_of(report) != "sqlite":
             exported = scratch / "report.sqlite"
             export_sqlite(report, exported, _EXPORT_S)
         with reading(report):
@@ -77,6 +77,8 @@ def nsys(
 
 
 def _check_readable(report: Path) -> None:
+    from fakedist.traces.foreign_files import kind_of
+
     if report.is_dir():
         raise ReportError(f"{report} is a directory", "give the file: fakedist nsys REPORT.nsys-rep")
     if not report.exists():
@@ -87,10 +89,8 @@ def _check_readable(report: Path) -> None:
     if report.suffix == ".qdstrm":
         hint = f"QdstrmImporter --input-file {report}   makes it a .nsys-rep"
         raise ReportError(f"{report} is a stream of nsys that is not yet a report", hint)
+    if report.suffix in (".pickle", ".pkl") or kind_of(report) == "json":
+        hint = f"fakedist report {report}   reads traces of torch.profiler and memory snapshots"
+        raise ReportError(f"{report} is not a report of Nsight Systems", hint)
     if not report.stat().st_size:
         raise ReportError(f"{report} is empty", "was nsys ended while it wrote it? profile again")
-
-
-def _starts_with(path: Path, head: bytes) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(head)) == head

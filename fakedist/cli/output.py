@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fakedist.errors import TRACEBACK, ExitCode, FakedistError, RunDirectoryError, described
+from fakedist.errors import TRACEBACK, ExitCode, FakedistError, JobError, RunDirectoryError, described
 from fakedist.options import Job, options_among, profile_command
 from fakedist.options.definition import OPTIONS
 from fakedist.rundir.directory import (
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 
 TEXT, JSON, MARKDOWN, HTML, CSV = "text", "json", "markdown", "html", "csv"
+#: Endings of files that name a format.
+_ENDINGS = {".json": JSON, ".md": MARKDOWN, ".html": HTML, ".csv": CSV}
 #: Lines in a file or a pipe. There, whole lines are worth more than lines that fit a terminal.
 PIPED_WIDTH = 160
 _Command = TypeVar("_Command", bound=Callable[..., object])
@@ -194,7 +196,9 @@ def run_directory_options(command: _Command) -> _Command:
 
 
 def chosen_output(form: str | None, as_json: bool, file: Path | None = None) -> Output:
-    """The output that the options ask for. A file is checked before any work begins.
+    """The output that the options ask for: without one, what the file's ending names, if the command has that format.
+
+    A file is checked before any work begins.
 
     Raises:
         UsageError: ``--json`` contradicts ``--format``.
@@ -206,6 +210,11 @@ def chosen_output(form: str | None, as_json: bool, file: Path | None = None) -> 
         from fakedist.report.writing import see_that_it_can_be_written
 
         see_that_it_can_be_written(file)
+        context = click.get_current_context(silent=True)
+        choices = [param.type for param in context.command.params if param.name == "form"] if context else []
+        named = _ENDINGS.get(file.suffix)
+        if any(isinstance(kind, click.Choice) and named in kind.choices for kind in choices):
+            form = form or named
     return Output(JSON if as_json else form or TEXT, file)
 
 
@@ -340,6 +349,8 @@ def reading(*paths: Path) -> Iterator[None]:
         ) from error
 
 
+#: Sections that a file of a real GPU may lack: attributes of a run, and what each has.
+_PARTS = {"memory": "record of memory", "time": "timed step"}
 #: What ``--format csv`` shows unless ``--table`` names another table.
 DEFAULT_TABLE = "layers"
 _MOST_OF_A_LINE = 2_000
@@ -363,6 +374,13 @@ def print_report(
         run = open_run(run_directory)
         output.write((collectives_report if run.manifest.job is None else topology_report)(run))
         return
+    if section in _PARTS:
+        from fakedist.results.opening import open_run
+
+        run_directory = open_run(run_directory)
+        if getattr(run_directory, section) is None:
+            hint = f"fakedist report {shlex.quote(str(run_directory.path))} --full   shows what it has"
+            raise JobError(f"{run_directory.path} has no {_PARTS[section]}", hint)
     choices = {"all_layers": all_layers, "section": section or "", "table": table, "is_full": full}
     output.write(report_of(run_directory, output.folder, **choices))
 

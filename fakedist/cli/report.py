@@ -25,6 +25,7 @@ from fakedist.cli.output import (
     reading,
     run_or_last,
 )
+from fakedist.errors import ReportError
 from fakedist.rundir.directory import rank_directories
 from fakedist.temporary import scratch_directory
 
@@ -90,6 +91,8 @@ def _opened_file(path: Path, chosen: tuple[int | None, int | None, int | None]) 
     from fakedist.traces.foreign_files import kind_of
     from fakedist.traces.one_step import StepChoice
 
+    if not path.exists():
+        raise ReportError(f"{path} does not exist", "fakedist runs lists the runs here")
     if not path.is_file():
         raise click.UsageError("--step, --process and --gpu-index are for a file from a real GPU")
     if not is_report and kind_of(path) == "other":

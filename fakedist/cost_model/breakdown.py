@@ -709,6 +709,7 @@ def _with_traced(
     return with_causes(
         by_group=measured_group_times(kernels) if has_real else [],
         copies_alone_us=alone_us,
+        num_copies=int((~others).sum()),
         has_real_collectives=has_real,
         critical_path=traced_path(kernels, source, folds),
         host_waits=source.host_waits[:NUM_TOP],

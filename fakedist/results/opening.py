@@ -106,13 +106,15 @@ def open_snapshot(path: Path, device: int | None = None) -> Run:
     from fakedist.results.summing_up import summarize
     from fakedist.rundir.collector import no_collector
     from fakedist.traces.foreign_files import SNAPSHOT_HINT, read_snapshot
-    from fakedist.traces.snapshot_reading import NoSnapshotError, read_foreign
+    from fakedist.traces.snapshot_reading import NoDeviceError, NoSnapshotError, read_foreign
 
     with no_collector():
         try:
             snapshot = read_foreign(read_snapshot(path), device)
         except NoSnapshotError as error:
             raise RunDirectoryError(f"{path} is not a memory snapshot: {error}", SNAPSHOT_HINT) from None
+        except NoDeviceError as error:
+            raise RunDirectoryError(f"{path} has {error.args[0]}", error.args[1]) from None
     path, recording = path.resolve(), snapshot.recording
     blocks, positions = build_blocks(recording), event_places(recording)
     tables, has_steps = make_tables(recording, blocks, positions), snapshot.is_inferred
@@ -130,7 +132,8 @@ def open_snapshot(path: Path, device: int | None = None) -> Run:
         has_steps=has_steps,
     )
     known = RunTables(None, {name: table for name, table in tables.items() if has_steps or name not in _STEP_TABLES})
-    return Run(path, manifest, summary, known, device=f"cuda:{recording.device}")
+    num_events = len(tables["events"]) - recording.num_events_before
+    return Run(path, manifest, summary, known, device=f"cuda:{recording.device}", num_events=num_events)
 
 
 def _manifest_of_snapshot(notes: list[Note]) -> Manifest:

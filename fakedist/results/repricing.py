@@ -55,6 +55,8 @@ def gpu_of(manifest: Manifest, name: str | None, power_watts: float | None) -> G
     if name is not None:
         return find_gpu(name, power_watts)
     if manifest.gpu_model is None:
+        if manifest.job is None and manifest.imported is None:
+            raise RunDirectoryError("a memory snapshot has no step to price", _HINT)
         raise RunDirectoryError("the run's own GPU model is not known", "name a GPU: --gpu h100-80g")
     return manifest.gpu_model if power_watts is None else replace(manifest.gpu_model, watts=power_watts)
 

@@ -295,18 +295,27 @@ class Run:
 
     Attributes:
         device: ``cuda`` or ``virtual``; of a snapshot ``cuda:0`` or another.
+        num_events: Events in the history of a snapshot; 0 of another run.
         memory: None if the run was imported from a tool that does not record memory.
         by_category: Bytes at the peak, which they add up to; None for a snapshot whose stacks do not tell.
         time: None if no step was timed.
     """
 
     def __init__(
-        self, path: Path, manifest: Manifest, summary: Summary, tables: RunTables, *, device: str = ""
+        self,
+        path: Path,
+        manifest: Manifest,
+        summary: Summary,
+        tables: RunTables,
+        *,
+        device: str = "",
+        num_events: int = 0,
     ) -> None:
         self.path = path
         self.manifest = manifest
         self.summary = summary
         self.device = device or summary.device
+        self.num_events = num_events
         self._tables = tables
         self.memory = RunMemory(tables, summary) if summary.peak_allocated_bytes or not manifest.imported else None
         self.by_category = dict(summary.by_category) if tables.has("phases") else None
@@ -413,7 +422,8 @@ class Run:
 
     def keeping_tables(self) -> Run:
         """The same run, which keeps each table that it has read: for a report, which asks for one several times."""
-        return Run(self.path, self.manifest, self.summary, self._tables.keeping(), device=self.device)
+        kept = self._tables.keeping()
+        return Run(self.path, self.manifest, self.summary, kept, device=self.device, num_events=self.num_events)
 
     def has(self, name: str) -> bool:
         """Whether the run has a table."""

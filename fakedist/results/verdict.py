@@ -161,10 +161,12 @@ _BROKE_OFF = {
 
 
 def timed_step_name(summary: Summary, step: int) -> str:
-    """The timed step, and how a run that broke off went on from it.
+    """The timed step, and how a run that broke off went on from it; of a file without steps, that it is all of it.
 
     "step 2"; "step 3, the last complete one before the script failed".
     """
+    if summary.kernels is not None and any(note.code == "no_steps_traced" for note in summary.kernels.notes):
+        return "the whole file"
     how = _BROKE_OFF.get(summary.exit.outcome)
     if how is None or not broke_off(summary):
         return f"step {step}"

@@ -586,7 +586,7 @@ def load_manifest(run_directory: Path) -> Manifest:
         values = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         problem = "is not a run directory: it has no run.json" if run_directory.is_dir() else "does not exist"
-        if run_directory.is_file():
+        if run_directory.exists() and not run_directory.is_dir():
             problem = "is a file, and a run directory is needed here"
         hint = "fakedist runs lists the runs here; fakedist profile makes one"
         of_sweep = sorted(path.parent for path in run_directory.glob(f"runs/*/*/{MANIFEST_NAME}"))

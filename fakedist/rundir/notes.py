@@ -681,11 +681,35 @@ def snapshot_without_history() -> str:
 
 
 @note
-def snapshot_without_layers() -> str:
-    """The stacks of a snapshot tell neither layers nor steps."""
+def snapshot_without_segments() -> str:
+    """The snapshot has no segments, although its history leaves blocks."""
     return (
-        "a snapshot of torch has no layers, phases or categories, and no stack of this one is in a forward, a backward "
-        "or an optimizer's step"
+        "the snapshot has no segments: reserved memory is that of the segments which its history makes, and blocks "
+        "that were there before it and stayed are missing"
+    )
+
+
+@warning(5)
+def snapshot_ran_out(num_times: int, bytes_: int, free_bytes: int, line: str) -> str:
+    """The history of a snapshot has requests that the GPU could not serve; the last one's facts."""
+    at = f" at {line}" if line else ""
+    return (
+        f"out of memory {counted(num_times, 'time')}, last when {format_bytes(bytes_)} were requested{at}, with "
+        f"{format_bytes(free_bytes)} of the GPU free"
+    )
+
+
+@note
+def snapshot_without_layers(has_stacks: bool) -> str:
+    """The stacks of a snapshot tell neither layers nor steps."""
+    if not has_stacks:
+        return (
+            "lines, layers, phases and categories are not known: the snapshot has no stacks, which "
+            'torch.cuda.memory._record_memory_history(stacks="python") records'
+        )
+    return (
+        "layers, phases and categories are not known: no stack of the snapshot is in a forward, a backward or an "
+        "optimizer's step"
     )
 
 

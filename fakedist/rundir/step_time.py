@@ -693,6 +693,7 @@ class StepBreakdown:
         limits: The step if all but one of its parts took no time, the longest first; empty if it is not known what
             streams wait for.
         copies_alone_us: Of ``busy_us`` in a traced step, while copies and fills run and no kernel computes.
+        num_copies: Of ``num_kernels`` in a traced step, copies and fills.
     """
 
     step_us: float
@@ -729,6 +730,7 @@ class StepBreakdown:
     has_real_collectives: bool = False
     limits: list[StepLimit] = field(default_factory=list)
     copies_alone_us: float = 0.0
+    num_copies: int = 0
 
 
 @dataclass(frozen=True)

@@ -299,8 +299,8 @@ def times_are_not_a_gpus() -> str:
 
 @note
 def kernels_without_launch(count: int, num_all: int) -> str:
-    """Kernels whose launch was not traced."""
-    return f"{counted(count, 'kernel')} of {num_all:,} without a traced launch: of no layer"
+    """Kernels, copies and fills whose launch was not traced."""
+    return f"{count:,} of {num_all:,} kernels, copies and fills without a traced launch: of no layer"
 
 
 @note
@@ -349,7 +349,7 @@ def no_steps_traced() -> str:
 @note
 def no_kernels_traced() -> str:
     """A file has only copies and fills of a step."""
-    return "the file has copies and fills of memory alone, counted as kernels here: none was traced, or none ran"
+    return "the file has copies and fills of memory alone: no kernel was traced, or none ran"
 
 
 @note

@@ -14,9 +14,9 @@ import re
 from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -36,7 +36,10 @@ from fakedist.traces.step_trace import (
     Ints,
     ProcessTrace,
     Ranges,
-    find_rows,
+    TextNumbers,
+    chosen,
+    find_launches,
+    linked_rows,
     meaning,
     taken,
 )
@@ -231,10 +234,10 @@ class JsonEvents:
         return space.end()
 
 
-T = TypeVar("T")
 _Adding = Callable[[dict[str, object], dict[str, object]], None]
 #: Categories, as old and new versions of torch write them, in lower case.
-_KERNELS, _COPIES = ("kernel",), ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
+#: Of activity, with how copies and fills are named: ROCm's are "CopyHostToDevice" and "FillBuffer".
+_ON_GPU = {"kernel": ""} | {f"{on}{kind.lower()}": kind for kind in ("Memcpy", "Memset") for on in ("", "gpu_")}
 #: With ``with_stack``, a frame of Python each; those of modules name layers. "[memory]" is an instant, ``ph`` "i".
 _FRAMES, _MEMORY = "python_function", "cpu_instant_event"
 _CUDA = 1  # c10::DeviceType
@@ -273,28 +276,20 @@ class _Table:
         return {name: np.array(column, np.int64) for name, column in self.columns.items()}
 
 
-class _Numbering(dict[T, int]):
-    """Numbers of values, in the order of their first appearance."""
-
-    def __missing__(self, value: T) -> int:
-        number = self[value] = len(self)
-        return number
-
-
 class _TraceEvents:
     """The events of a trace, as columns. Processes, threads and texts are numbers of their values."""
 
     def __init__(self) -> None:
-        self.texts: _Numbering[str] = _Numbering()
-        self.processes: _Numbering[object] = _Numbering()
-        self.threads: _Numbering[tuple[object, object]] = _Numbering()
-        self.inputs: _Numbering[tuple[tuple[int, ...], ...]] = _Numbering()
+        self.texts: TextNumbers[str] = TextNumbers()
+        self.processes: TextNumbers[object] = TextNumbers()
+        self.threads: TextNumbers[tuple[object, object]] = TextNumbers()
+        self.inputs: TextNumbers[tuple[tuple[int, ...], ...]] = TextNumbers()
         self.operations = _Table(("process", "thread", "start", "end", "id", "sequence", "text", "inputs"))
         self.calls = _Table(("process", "thread", "start", "end", "correlation", "id", "text"))
         self.activity = _Table(("gpu", "start", "end", "stream", "correlation", "id", "node", "bytes", *_NAMED))
         self.num_unreadable = 0
         self._add: Mapping[str, _Adding] = (
-            dict.fromkeys((*_KERNELS, *_COPIES), self._add_activity)
+            {name: partial(self._add_activity, kind=kind) for name, kind in _ON_GPU.items()}
             | dict.fromkeys(_CALLS, self._add_call)
             | dict.fromkeys(_OPERATIONS, self._add_operation)
             | {_FRAMES: self._add_frame, _MEMORY: self._add_memory, _SYNC: self._add_sync}
@@ -374,8 +369,9 @@ class _TraceEvents:
             self.texts[_text(event)],
         )
 
-    def _add_activity(self, event: dict[str, object], more: dict[str, object]) -> None:
+    def _add_activity(self, event: dict[str, object], more: dict[str, object], kind: str) -> None:
         start, end = _times(event)
+        name = _text(event)
         self.activity.add(
             self.processes[(event["pid"], _whole(more, "device"))],
             start,
@@ -385,7 +381,7 @@ class _TraceEvents:
             _whole(more, "External id", "external id"),
             _whole(more, "graph node id"),
             _whole(more, "bytes", nothing=-1),
-            self.texts[_text(event)],
+            self.texts[name if name.startswith(kind) else f"{kind} {name}"],
             self.texts[_sides(more.get("grid"))],
             self.texts[_sides(more.get("block"))],
             self.texts[_collective(more)],
@@ -423,24 +419,25 @@ def read_chrome_trace(path: Path, choice: StepChoice = StepChoice()) -> ProcessT
         return int(digits or -1), int(key[1]), _gpu(header, key)
 
     gpu, processes = choose_process(everything, device["gpu"], described, path, choice)
-    mine = np.flatnonzero(device["gpu"] == gpu)
-    calls = {name: column[calls["process"] == hosts[gpu]] for name, column in calls.items()}
-    operations = {name: column[operations["process"] == hosts[gpu]] for name, column in operations.items()}
-    device = {name: column[mine] for name, column in device.items()}
+    activity = everything.where(device["gpu"] == gpu)
+    operations = chosen(operations, operations["process"] == hosts[gpu])
+    threads = [thread for _, thread in events.threads]
+    own_calls = CudaCalls.of(chosen(calls, calls["process"] == hosts[gpu]), texts.__getitem__, threads.__getitem__)
     ranges, kept = _ranges(operations, texts)
-    linked = _rows(operations["id"][kept], device["id"])
-    thread, launch = _launches(calls, operations, device)
-    order = np.lexsort((device["start"], launch))
-    none = np.full(len(order), -1, np.int64)
-    memory = _of(events.memory, "device", described(gpu)[1])
+    # Without its call, a kernel is launched by its operation.
+    operation = linked_rows(operations["id"], activity.columns["id"])
+    time = np.where(operation >= 0, taken(operations["start"], operation), activity.columns["start"])
+    thread, launch = find_launches(own_calls, activity, taken(operations["thread"], operation), time)
+    none = np.full(len(activity), -1, np.int64)
     return ProcessTrace(
         tool="torch.profiler",
         gpu=described(gpu)[-1],
         ranges=ranges,
-        activity=everything.where(mine[order]),
-        thread=thread[order],
-        launch=launch[order],
-        linked=linked[order],
+        activity=activity,
+        calls=own_calls,
+        thread=thread,
+        launch=launch,
+        linked=linked_rows(operations["id"][kept], activity.columns["id"]),
         made_in=none,
         made_at=none,
         inputs=operations["inputs"][kept],
@@ -449,15 +446,14 @@ def read_chrome_trace(path: Path, choice: StepChoice = StepChoice()) -> ProcessT
         rank=_distributed(header, "rank", -1),
         world_size=_distributed(header, "world_size", 0),
         processes=processes,
-        num_elsewhere=len(events.activity.columns["gpu"]) - len(mine),
+        num_elsewhere=len(everything) - len(activity),
         num_unreadable=events.num_unreadable,
         cut_off_after=source.cut_off_after,
-        memory=memory,
+        memory=_of(events.memory, "device", described(gpu)[1]),
         functions=_of(events.functions, "process", hosts[gpu]),
         texts=texts,
-        calls=_cuda_calls(calls, texts, list(events.threads)),
         syncs=_of(events.syncs, "gpu", gpu),
-    )
+    ).by_launch()
 
 
 def _read(path: Path) -> tuple[JsonEvents, _TraceEvents]:
@@ -477,8 +473,7 @@ def _of(table: _Table, key: str, number: int) -> dict[str, Ints]:
     """The rows of a device or process, by time."""
     columns = table.arrays()
     rows = np.flatnonzero(columns[key] == number)
-    rows = rows[np.argsort(columns["time" if "time" in columns else "start"][rows], kind="stable")]
-    return {name: column[rows] for name, column in columns.items()}
+    return chosen(columns, rows[np.argsort(columns["time" if "time" in columns else "start"][rows], kind="stable")])
 
 
 def _hosts(events: _TraceEvents, calls: dict[str, Ints], device: dict[str, Ints]) -> dict[int, int]:
@@ -517,7 +512,7 @@ def _likeness(gpu: object, host: object) -> int:
 def _launched_by(calls: dict[str, Ints], host: int, correlation: Ints, start: Ints) -> tuple[int, float, int]:
     """The number of kernels that a process may have launched, minus their delay, and the process."""
     of_host = calls["process"] == host
-    row = _rows(calls["correlation"][of_host], correlation)
+    row = linked_rows(calls["correlation"][of_host], correlation)
     delay = start - taken(calls["start"][of_host], row)
     earlier = (row >= 0) & (delay >= 0)
     return int(earlier.sum()), -float(delay[earlier].mean()) if earlier.any() else 0.0, host
@@ -564,38 +559,6 @@ def _local_modules(operations: dict[str, Ints], texts: list[str]) -> dict[str, s
         for (_, kind), names in children.items()
         for index, name in enumerate(names)
     }
-
-
-def _cuda_calls(calls: dict[str, Ints], texts: list[str], threads: list[tuple[object, object]]) -> CudaCalls | None:
-    if not len(calls["start"]):
-        return None
-    names, name = np.unique(calls["text"], return_inverse=True)
-    return CudaCalls(
-        thread=calls["thread"],
-        start=calls["start"],
-        end=calls["end"],
-        correlation=calls["correlation"],
-        name=name,
-        names=[texts[number] for number in names.tolist()],
-        threads={number: f"thread {thread}" for number, (_, thread) in enumerate(threads)},
-    )
-
-
-def _launches(calls: dict[str, Ints], operations: dict[str, Ints], device: dict[str, Ints]) -> tuple[Ints, Ints]:
-    """The thread and time of each launch: of its CUDA call, else of its operation."""
-    call = _rows(calls["correlation"], device["correlation"])
-    operation = _rows(operations["id"], device["id"])
-    at = np.where(operation >= 0, taken(operations["start"], operation), device["start"])
-    thread = taken(operations["thread"], operation)
-    return (
-        np.where(call >= 0, taken(calls["thread"], call), thread),
-        np.where(call >= 0, taken(calls["start"], call), at),
-    )
-
-
-def _rows(keys: Ints, asked: Ints) -> Ints:
-    """The first row of ``keys`` of each positive number; -1 if it is missing."""
-    return np.where(asked > 0, find_rows(keys, asked), -1)
 
 
 def _gpu(header: dict[str, object], key: object) -> str:

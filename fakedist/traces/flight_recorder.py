@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fakedist.analysis.call_order import RankCall, RankCalls
+from fakedist.analysis.call_order import ELEMENTS, RankCall, RankCalls
 from fakedist.analysis.stack_lines import frame_lines
 from fakedist.errors import ReportError
 from fakedist.rundir.rows import FrameRow
@@ -29,6 +29,8 @@ _NAMES = {
     "_reduce_oop": "reduce",
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce_coalesced",
+    **dict.fromkeys(("allgather_coalesced", "ALLGATHER_coalesced"), "all_gather_coalesced"),
+    "REDUCE_SCATTER_coalesced": "reduce_scatter_coalesced",
     "all_reduce_barrier": "barrier",
     "all_to_all_v_single": "all_to_all_single",
 }
@@ -106,8 +108,8 @@ def dumps_among(paths: Sequence[Path]) -> list[Path]:
 
 
 def _rank_of(path: Path) -> int | None:
-    match = re.search(r"(\d{1,9})(?:\.(?:json|pickle|pkl|gz))*$", path.name)
-    return int(match[1]) if match else None
+    match = re.search(r"rank[_-]?(\d{1,9})|(\d{1,9})(?:\.(?:json|pickle|pkl|gz))*$", path.name)
+    return int(match[1] or match[2]) if match else None
 
 
 def read_dumps(paths: Sequence[Path]) -> list[HungRank]:
@@ -183,7 +185,7 @@ def _entries(dump: dict[str, object]) -> list[_Entry]:
                 name=_NAMES.get(name, name)[:80],
                 peer_text=peers,
                 sizes=(_bytes(row, "input"), _bytes(row, "output")),
-                dtype=_DTYPES.get(dtypes[0], (str(dtypes[0])[:40], 0))[0] if dtypes else "",
+                dtype=_DTYPES.get(dtypes[0], (str(dtypes[0])[:40], 0))[0] if dtypes else ELEMENTS,
                 batch=0,
                 known=HungCall(label, state, list(filter(None, frame_lines(frames)))),
             )
@@ -259,7 +261,7 @@ def _hung(rank: int, entries: list[_Entry], members: _Members, firsts: dict[_Gro
 
 def _call(entry: _Entry, index: int, ranks: tuple[int, ...], stream: int) -> RankCall:
     is_exchange = entry.name.startswith("all_to_all")  # whose parts a file does not have
-    bytes_in, bytes_out = (0, 0) if is_exchange else entry.sizes
+    bytes_in, bytes_out = (0, 0) if is_exchange or entry.name == "barrier" else entry.sizes
     peer = -1
     if entry.name in ("send", "recv"):
         other = entry.peer_text.rpartition(">" if entry.name == "send" else "-")[2]
@@ -289,4 +291,5 @@ def _call(entry: _Entry, index: int, ranks: tuple[int, ...], stream: int) -> Ran
         join="",
         awaited=-1,
         awaited_on=-1,
+        is_traced=True,
     )

@@ -149,6 +149,8 @@ def read_snapshot(path: Path) -> dict[str, object]:
         snapshot = read_values(path, wanted, SNAPSHOT_HINT)
         if isinstance(snapshot, list):  # torch.cuda.memory.memory_snapshot(), which has no history
             snapshot = {"segments": snapshot}
+        elif isinstance(snapshot, dict) and snapshot.get("device_traces") and snapshot.get("segments") is None:
+            snapshot["segments"] = []
         if not isinstance(snapshot, dict) or not isinstance(snapshot.get("segments"), list):
             raise other_values(path, snapshot, wanted, "segments", SNAPSHOT_HINT)
     except ReportError as error:

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import functools
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,15 +32,21 @@ from fakedist.analysis.stack_lines import BACKWARD as BACKWARD_FRAME
 from fakedist.analysis.stack_lines import frame_lines
 from fakedist.rundir.encoding import Record, columns_of
 from fakedist.rundir.memory_records import EventsRecord, MarksRecord
-from fakedist.rundir.records import OperationNamesRecord, OperationsRecord, RegionsRecord, ScopesRecord, StepRecord
+from fakedist.rundir.records import (
+    NamedPhaseRecord,
+    OperationNamesRecord,
+    OperationsRecord,
+    RegionsRecord,
+    ScopesRecord,
+    StepRecord,
+)
 from fakedist.rundir.rows import FrameRow, LayerRow, OperationRow, RegionRow, ScopeRow
 from fakedist.rundir.schema import ACTIONS, CATEGORIES
 from fakedist.traces.one_step import marked_steps
 from fakedist.traces.stack_evidence import (
-    BACKWARD,
     FORWARD,
+    KINDS,
     NO_STACK,
-    OPTIMIZER,
     SILENT,
     UNKNOWN,
     ModuleCall,
@@ -47,7 +55,19 @@ from fakedist.traces.stack_evidence import (
     find_places,
     read_evidence,
 )
-from fakedist.traces.step_trace import OPERATION, Intervals, Ints, ProcessTrace, Ranges, taken
+from fakedist.traces.step_trace import (
+    LAYER,
+    OPERATION,
+    PHASE,
+    STEP,
+    Intervals,
+    Ints,
+    Meaning,
+    ProcessTrace,
+    Ranges,
+    meaning,
+    taken,
+)
 from fakedist.traces.traced_step import Bools, LaunchSites, LayerNumbers, Trace, launch_sites
 
 _ALLOC, _FREE = ACTIONS.index("alloc"), ACTIONS.index("free_requested")
@@ -58,11 +78,20 @@ _UNIT = 512  # of the allocator's sizes
 _WORKSPACES = frozenset((32 << 20, _ODD := 8_519_680, 1 << 20))  # the odd one is hardly a tensor's
 
 
-def infer(recording: Recording, event_stack: Ints, *, is_native: bool) -> bool:
-    """Add to a snapshot's recording what its stacks show. False, and nothing is added, if they show no phase.
+class Annotation(NamedTuple):
+    """A range of a snapshot that ``record_function`` named. Times are in microseconds."""
+
+    name: str
+    begin_us: int
+    end_us: int
+
+
+def infer(recording: Recording, event_stack: Ints, named: list[Annotation], *, is_native: bool) -> bool:
+    """Add to a snapshot's recording what stacks and ranges show. False, and nothing is added, if they show no phase.
 
     Args:
         event_stack: The stack of each event, also of those that free; -1 without one.
+        named: The ranges, in the order in which they end.
         is_native: Stacks have frames of C++.
     """
     events, before = recording.device_events, recording.num_events_before
@@ -82,13 +111,52 @@ def infer(recording: Recording, event_stack: Ints, *, is_native: bool) -> bool:
         fact if evident else silent if says_nothing else unknown
         for fact, evident, says_nothing in zip(evidence, is_evident.tolist(), is_silent.tolist(), strict=True)
     ]
-    places = find_places(telling, is_native=is_native)
+    ranges = [
+        (meaning(range_.name), range_.name, *np.searchsorted(events["time_us"], range_[1:]).tolist())
+        for range_ in named
+    ]
+    for said, _, first, end in sorted(ranges, key=lambda row: row[2] - row[3]):  # inner ones last
+        if said.phase and recording.stacks:
+            within = StackEvidence(KINDS[said.phase])
+            telling[first:end] = [within if fact.kind < FORWARD else fact for fact in telling[first:end]]
+    places = _with_named_steps(find_places(telling, is_native=is_native), ranges)
     if not {"forward", "backward", "optimizer"} & set(places.phase):
         return False
     layer = _Layers(recording.layers).of(evidence, places)
     describe(recording, places, layer, evidence, (made, freed))
     _add_steps(recording, places)
+    recording.named_phases = [
+        NamedPhaseRecord(name, step := int(places.step[end - 1]), first, end, end_step=step)
+        for said, name, first, end in ranges
+        if said.kind in (LAYER, PHASE) and first < end and not name.startswith(_OPTIMIZER)
+    ][-_MOST_NAMED:]
     return True
+
+
+#: The most ranges of a script that are shown, the last of all.
+_MOST_NAMED = 100
+#: How torch names ranges of its own.
+_OPTIMIZER = "Optimizer."
+
+
+#: The meaning of a range that a snapshot names, its name, the first event in it, and the first behind it.
+_Range = tuple[Meaning, str, int, int]
+
+
+def _with_named_steps(places: Places, ranges: list[_Range]) -> Places:
+    """Steps as ranges number them, from 1; else each ends with a range of an optimizer's step, where there are any."""
+    events = np.arange(len(places.phase))
+    steps = sorted((first, said.number) for said, _, first, _ in ranges if said.kind == STEP)
+    ends = sorted(end for _, name, _, end in ranges if name.startswith(f"{_OPTIMIZER}step#"))
+    if steps:
+        numbers = np.array([0, *(number for _, number in steps)])
+        numbers[1:] += not numbers[1:].all()
+        step = numbers[np.searchsorted([first for first, _ in steps], events, side="right")]
+    elif ends:
+        step = 1 + np.searchsorted(ends, events, side="right") - bisect_right(ends, 0)
+    else:
+        return places
+    return replace(places, step=np.where(np.array(places.phase) == "init", 0, step))
 
 
 def describe(
@@ -410,7 +478,6 @@ _NODE = "torch::autograd::"
 _FUNCTION = re.compile(r"(.+)\((\d{1,9})\): (.+)")
 #: The module of a forward that runs again, which the trace may not name.
 _AGAIN = (ModuleCall("", "", 0),)
-_KINDS = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
 
 
 def memory_records(process: ProcessTrace, trace: Trace, layers: LayerNumbers) -> list[Record]:
@@ -492,7 +559,7 @@ def _evidence(ranges: Ranges, sites: LaunchSites, columns: dict[str, Ints]) -> l
     )
     return [
         StackEvidence(
-            UNKNOWN if zeroes else _KINDS.get(phase, FORWARD if is_forward else UNKNOWN),
+            UNKNOWN if zeroes else KINDS.get(phase, FORWARD if is_forward else UNKNOWN),
             _AGAIN if is_again else (),
             is_recompute=is_again,
             zeroes=zeroes,

@@ -29,13 +29,17 @@ from fakedist.traces.step_trace import (
     IGNORED,
     STREAM_WAITS,
     TAILS,
+    WHOLE_GRAPH,
     Activity,
     CudaCalls,
     Ints,
     Meaning,
     ProcessTrace,
     Ranges,
+    TextNumbers,
     Waits,
+    chosen,
+    find_launches,
     find_rows,
     meaning,
     taken,
@@ -123,7 +127,7 @@ def open_database(path: Path, called: Path | None = None) -> Iterator[Database]:
             yield database
         finally:
             connection.close()
-    except (sqlite3.Error, sqlite3.Warning, UnicodeDecodeError) as error:
+    except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:  # any column may hold anything
         cause = f"reading it does not end: {bound.most:,} steps" if bound.is_over else error
         raise ReportError(f"{called or path} cannot be read: {cause}", _EXPORT) from error
 
@@ -180,7 +184,8 @@ _THREAD = (1 << THREAD_BITS) - 1
 _PUSH_POP, _START_END, _DOMAIN = 59, 60, 75
 _IDS = (("domainId", 0), ("textId", -1))
 _NO_TEXT = -2
-_DEVICE_COLUMNS = ("start", "end", "streamId", "correlationId", "globalPid", "graphNodeId", "deviceId")
+_NAMES = ("start", "end", "stream", "correlation", "process", "node", "device")
+_COLUMNS = ("start", "end", "streamId", "correlationId", "globalPid", "graphNodeId", "deviceId")
 _SHAPE = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
 #: cupti_activity.h, CUpti_ActivityMemcpyKind.
 _COPIES = ("?", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
@@ -297,92 +302,73 @@ class _Texts:
 
 
 def read_activity(database: Database) -> Activity:
-    """Activity on the GPU, in order of start."""
-    names: dict[str, int] = {}
-    shapes: dict[tuple[str, str], int] = {("", ""): 0}
+    """Activity on the GPU, in order of start, with columns ``process`` (``globalPid``) and ``device``."""
+    texts: TextNumbers[str] = TextNumbers({"": 0})
     parts = [
-        _kernels(database, names, shapes),
-        _memory(database, "CUPTI_ACTIVITY_KIND_MEMCPY", names),
-        _memory(database, "CUPTI_ACTIVITY_KIND_MEMSET", names),
-        _graphs(database, names),
+        _kernels(database, texts),
+        _memory(database, "CUPTI_ACTIVITY_KIND_MEMCPY", texts),
+        _memory(database, "CUPTI_ACTIVITY_KIND_MEMSET", texts),
+        _graphs(database, texts),
     ]
-    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in (*_DEVICE_COLUMNS, "bytes")}
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     columns["end"] = np.maximum(columns["end"], columns["start"])  # what had not ended when tracing did
-    order = np.argsort(columns["start"], kind="stable")
-    name, shape, is_copy, is_graph = (
-        np.concatenate([getattr(part, attribute) for part in parts])[order]
-        for attribute in ("name", "shape", "is_copy", "is_graph")
-    )
-    sorted_columns = {key: column[order] for key, column in columns.items()}
-    return Activity(sorted_columns, name, shape, is_copy, is_graph, list(names), list(shapes))
+    return Activity.of(chosen(columns, np.argsort(columns["start"], kind="stable")), list(texts))
 
 
 def read_calls(database: Database, process: int) -> CudaCalls:
     """The CUDA calls of a process, which is the upper bits of its ``globalTid``."""
     columns = ("globalTid", "start", "end", "correlationId", "nameId")
     calls = database.integers("CUPTI_ACTIVITY_KIND_RUNTIME", columns)
-    calls = _where(calls, calls["globalTid"] >> THREAD_BITS == process)
-    named, name = np.unique(calls.pop("nameId"), return_inverse=True)
-    texts = database.strings(named)
-    return CudaCalls(
-        thread=calls["globalTid"],
-        start=calls["start"],
-        end=calls["end"],
-        correlation=calls["correlationId"],
-        name=name,
-        names=[texts.get(number, "?").partition("_v")[0] for number in named.tolist()],  # cudaLaunchKernel_v7000
-        threads={tid: f"thread {tid & _THREAD}" for tid in np.unique(calls["globalTid"]).tolist()},
+    calls = chosen(calls, calls["globalTid"] >> THREAD_BITS == process)
+    texts = database.strings(np.unique(calls["nameId"]))
+    return CudaCalls.of(
+        dict(zip(("thread", "start", "end", "correlation", "text"), calls.values(), strict=True)),
+        lambda number: texts.get(number, "?").partition("_v")[0],  # cudaLaunchKernel_v7000
+        lambda thread: thread & _THREAD,
     )
 
 
-def _part(columns: dict[str, Ints], name: Ints, shape: Ints | None = None) -> Activity:
-    none = np.zeros(len(name), np.int64)
-    no = none.astype(bool)
-    return Activity(columns, name, none if shape is None else shape, no, no.copy())
+def _on_gpu(database: Database, table: str, *others: str) -> dict[str, Ints]:
+    """Columns of activity, and others by their own names."""
+    columns = database.integers(table, (*_COLUMNS, *others))
+    named = {name: columns.pop(own) for name, own in zip(_NAMES, _COLUMNS, strict=True)}
+    none = np.zeros(len(named["start"]), np.int64)
+    return {**named, "bytes": none - 1, "text": none, "grid": none, "block": none, **columns}
 
 
-def _kernels(database: Database, names: dict[str, int], shapes: dict[tuple[str, str], int]) -> Activity:
+def _kernels(database: Database, texts: TextNumbers[str]) -> dict[str, Ints]:
     table = "CUPTI_ACTIVITY_KIND_KERNEL"
     known = database.columns(table)
     # The demangled name distinguishes elementwise kernels; the short name does not.
     named = next((name for name in ("demangledName", "name", "mangledName", "shortName") if name in known), "shortName")
-    columns = database.integers(table, (*_DEVICE_COLUMNS, named, *_SHAPE))
-    name = columns.pop(named)
-    texts = database.strings(np.unique(name))
-    distinct, which_name = np.unique(name, return_inverse=True)
-    numbers = [names.setdefault(texts.get(int(number), "?"), len(names)) for number in distinct]
-    grids, which = np.unique(np.stack([columns.pop(side) for side in _SHAPE]), axis=1, return_inverse=True)
-    shape_numbers = [shapes.setdefault((_sides(grid[:3]), _sides(grid[3:])), len(shapes)) for grid in grids.T.tolist()]
-    columns["bytes"] = np.full(len(name), -1, np.int64)
-    return _part(columns, np.array(numbers, np.int64)[which_name], np.array(shape_numbers, np.int64)[which.ravel()])
+    columns = _on_gpu(database, table, named, *_SHAPE)
+    names, which = np.unique(columns.pop(named), return_inverse=True)
+    strings = database.strings(names)
+    columns["text"] = np.array([texts[strings.get(number, "?")] for number in names.tolist()], np.int64)[which]
+    shapes, which = np.unique(np.stack([columns.pop(side) for side in _SHAPE]), axis=1, return_inverse=True)
+    sides = [(texts[_sides(shape[:3])], texts[_sides(shape[3:])]) for shape in shapes.T.tolist()]
+    columns["grid"], columns["block"] = np.array(sides, np.int64).reshape(-1, 2)[which.ravel()].T
+    return columns
 
 
 def _sides(sides: list[int]) -> str:
     return "" if min(sides) < 0 else ",".join(map(str, sides))
 
 
-def _memory(database: Database, table: str, names: dict[str, int]) -> Activity:
+def _memory(database: Database, table: str, texts: TextNumbers[str]) -> dict[str, Ints]:
     is_copy = table.endswith("MEMCPY")
-    columns = database.integers(table, (*_DEVICE_COLUMNS, "bytes", *(("copyKind",) if is_copy else ())))
-    kind = columns.pop("copyKind") if is_copy else np.zeros(len(columns["start"]), np.int64)
-    distinct, which = np.unique(kind, return_inverse=True)
-    copies = [f"Memcpy {_COPIES[number] if 0 < number < len(_COPIES) else number}" for number in distinct]
-    texts = copies if is_copy else ["Memset"] * len(distinct)
-    numbers = [names.setdefault(text, len(names)) for text in texts]
-    part = _part(columns, np.array(numbers, np.int64)[which])
-    part.is_copy[:] = True
-    # A copy within the GPU's memory reads and writes it.
-    columns["bytes"] = np.where((kind == 8) & (columns["bytes"] > 0), 2 * columns["bytes"], columns["bytes"])
-    return part
+    columns = _on_gpu(database, table, "bytes", *(("copyKind",) if is_copy else ()))
+    kinds, which = np.unique(columns.pop("copyKind", columns["text"]), return_inverse=True)
+    copies = [f"Memcpy {_COPIES[kind] if 0 < kind < len(_COPIES) else kind}" for kind in kinds.tolist()]
+    names = copies if is_copy else ["Memset"] * len(kinds)
+    columns["text"] = np.array([texts[name] for name in names], np.int64)[which]
+    return columns
 
 
-def _graphs(database: Database, names: dict[str, int]) -> Activity:
+def _graphs(database: Database, texts: TextNumbers[str]) -> dict[str, Ints]:
     """CUDA graphs of which nsys traced only the launch (``--cuda-graph-trace=graph``, its default)."""
-    columns = database.integers("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", (*_DEVICE_COLUMNS, "bytes"))
-    number = names.setdefault("CUDA graph", len(names)) if len(columns["start"]) else 0
-    part = _part(columns, np.full(len(columns["start"]), number, np.int64))
-    part.is_graph[:] = True
-    return part
+    columns = _on_gpu(database, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE")
+    return columns | {"text": columns["text"] + texts[WHOLE_GRAPH]}
 
 
 _SYNCHRONISATIONS, _EVENTS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
@@ -401,12 +387,12 @@ def read_waits(database: Database, process: int, step: tuple[int, int]) -> tuple
     if not set(wanted) <= database.columns(_EVENTS) or not set(columns) <= database.columns(_SYNCHRONISATIONS):
         return {}, {}
     waits = _of_process(database.integers(_SYNCHRONISATIONS, columns), process)
-    waits = _where(
+    waits = chosen(
         waits, (waits["start"] >= step[0]) & (waits["start"] <= step[1]) & np.isin(waits["syncType"], [*_TYPES])
     )
     records = _of_process(database.integers(_EVENTS, wanted), process)
     calls = database.integers("CUPTI_ACTIVITY_KIND_RUNTIME", ("correlationId", "globalTid", "start"))
-    calls = _where(calls, calls["globalTid"] >> THREAD_BITS == process)
+    calls = chosen(calls, calls["globalTid"] >> THREAD_BITS == process)
     row = _last_before(records, waits["eventId"], waits["correlationId"])
     row[~np.isin(waits["syncType"], _WITH_EVENT)] = -1
     at = taken(calls["start"], find_rows(calls["correlationId"], records["correlationId"]))
@@ -434,11 +420,7 @@ def _last_before(records: dict[str, Ints], event: Ints, correlation: Ints) -> In
 
 
 def _of_process(columns: dict[str, Ints], process: int) -> dict[str, Ints]:
-    return _where(columns, columns["globalPid"] >> THREAD_BITS == process)
-
-
-def _where(columns: dict[str, Ints], mask: npt.NDArray[np.bool_]) -> dict[str, Ints]:
-    return {name: column[mask] for name, column in columns.items()}
+    return chosen(columns, columns["globalPid"] >> THREAD_BITS == process)
 
 
 def read_trace(database: Database, choice: StepChoice) -> Trace:
@@ -473,24 +455,24 @@ def read_process(database: Database, choice: StepChoice = StepChoice()) -> Proce
             f"{database.called} has no kernels: no GPU was used, or nsys ran without --trace=cuda",
             "nsys profile --trace=cuda,nvtx ...   traces both",
         )
-    by = everything.columns["globalPid"] >> THREAD_BITS
-    gpus = everything.columns["deviceId"]
+    by = everything.columns["process"] >> THREAD_BITS
+    gpus = everything.columns["device"]
     _, key = np.unique(np.stack([by, gpus]), axis=1, return_inverse=True)
     key = key.ravel()
 
     def described(number: int) -> tuple[int, int, str]:
         row = int(np.flatnonzero(key == number)[0])
         device = int(gpus[row])
-        return int(by[row]) & _PROCESS, device, gpu_name(database, device)
+        process = int(by[row]) & _PROCESS if by[row] >= 0 else -1
+        return process, device, gpu_name(database, device)
 
     chosen, processes = choose_process(everything, key, described, database.called, choice)
     is_own = key == chosen
     whole = int(by[is_own][0])
     activity = everything.where(is_own)
     calls = read_calls(database, whole)
-    thread, launch = _launches(calls, activity)
-    order = np.lexsort((activity.columns["start"], launch))
-    activity, thread, launch = activity.where(order), thread[order], launch[order]
+    none = np.full(len(activity), -1, np.int64)
+    thread, launch = find_launches(calls, activity, none, activity.columns["start"])
     made_in, made_at = _captures(database, activity, whole)
     ranges = read_ranges(database, whole).with_functions()
     return ProcessTrace(
@@ -498,9 +480,10 @@ def read_process(database: Database, choice: StepChoice = StepChoice()) -> Proce
         gpu=described(chosen)[-1],
         ranges=ranges,
         activity=activity,
+        calls=calls,
         thread=thread,
         launch=launch,
-        linked=np.full(len(thread), -1, np.int64),
+        linked=none,
         made_in=made_in,
         made_at=made_at,
         inputs=np.full(len(ranges.meaning), -1, np.int64),
@@ -508,25 +491,16 @@ def read_process(database: Database, choice: StepChoice = StepChoice()) -> Proce
         num_elsewhere=len(everything) - len(activity),
         process=whole,
         processes=processes,
-        calls=calls,
-    )
+    ).by_launch()
 
 
 #: The bits of ``globalPid`` that are the system's own number of a process.
 _PROCESS = (1 << 24) - 1
 
 
-def _launches(calls: CudaCalls, activity: Activity) -> tuple[Ints, Ints]:
-    """For each activity, the thread and time of its launch; -1 and its own start if the launch was not traced."""
-    correlation = np.where(calls.correlation > 0, calls.correlation, -1)
-    asked = activity.columns["correlationId"]
-    row = np.where(asked > 0, find_rows(correlation, asked), -1)
-    return taken(calls.thread, row), np.where(row >= 0, taken(calls.start, row), activity.columns["start"])
-
-
 def _captures(database: Database, activity: Activity, process: int) -> tuple[Ints, Ints]:
     """For nodes of CUDA graphs, the thread that captured them and when; -1 if the report does not contain it."""
-    nodes = activity.columns["graphNodeId"]
+    nodes = activity.columns["node"]
     thread, time = np.full(len(nodes), -1, np.int64), np.full(len(nodes), -1, np.int64)
     table = next((name for name in ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS") if name in database.tables), "")
     if not table or not bool((nodes > 0).any()):

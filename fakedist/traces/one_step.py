@@ -90,7 +90,7 @@ def choose_process(
             kernel_us=float(us[kernels].sum()),
             num_copies=int((own & activity.is_copy & ~is_fill).sum()),
             num_fills=int((own & is_fill).sum()),
-            num_streams=len(np.unique(activity.columns["streamId"][own])),
+            num_streams=len(np.unique(activity.columns["stream"][own])),
             num_collectives=int(collectives.sum()),
             collective_us=float(us[collectives].sum()),
         )
@@ -264,18 +264,18 @@ class _WayBack:
         activity = trace.activity.columns
         start, end = activity["start"], activity["end"]
         self._begin = trace.begin
-        self._start, self._end, self._stream = start.tolist(), end.tolist(), activity["streamId"].tolist()
+        self._start, self._end, self._stream = start.tolist(), end.tolist(), activity["stream"].tolist()
         self._launch, self._thread = np.where(trace.thread >= 0, trace.launch, start).tolist(), trace.thread.tolist()
-        self._before = _before(activity["streamId"])
+        self._before = _before(activity["stream"])
         order = np.argsort(end, kind="stable")
         self._order, self._ends = order.tolist(), end[order].tolist()
-        launched_by = find_rows(calls.correlation, activity["correlationId"])
+        launched_by = find_rows(calls.correlation, activity["correlation"])
         self._call = [calls.names[calls.name[row]] if row >= 0 else "" for row in launched_by.tolist()]
         launching = set(np.unique(trace.thread).tolist()) | set(trace.ranges.thread[trace.ranges.kind == NODE].tolist())
         self._busy = {thread: _busy(trace, calls, thread) for thread in launching - {-1}}
         self._awaited = _awaited(trace, calls)
         self.waited: list[tuple[int, int]] = []
-        self._waits = self._waits_of(trace, calls, find_rows(activity["correlationId"], calls.correlation))
+        self._waits = self._waits_of(trace, calls, find_rows(activity["correlation"], calls.correlation))
         self._steps_left = 4 * (len(start) + len(calls.start)) + 1000
         self.kernels = [0] * len(start)
         self.idle: Counter[int] = Counter()
@@ -384,7 +384,7 @@ class _WayBack:
 
 def _last_on_stream(trace: Trace, stream: Ints, time: Ints) -> list[int]:
     """For each moment, the activity that was launched last on a stream before it (-1: on any); -1 without one."""
-    own = trace.activity.columns["streamId"]
+    own = trace.activity.columns["stream"]
     order = np.argsort(trace.launch, kind="stable")
     last = np.full(len(stream), -1)
     for number in np.unique(stream).tolist():
@@ -423,7 +423,7 @@ def _awaited(trace: Trace, calls: CudaCalls) -> list[int] | None:
     chosen = (syncs["what"] == STREAM_WAITS) & (made >= 0) & (recorded >= 0) & (syncs["recorded_on"] >= 0)
     others = _last_on_stream(trace, syncs["recorded_on"][chosen], recorded[chosen])
     awaited = [-1] * len(trace.activity)
-    end, stream, launch = trace.activity.columns["end"], trace.activity.columns["streamId"], trace.launch
+    end, stream, launch = trace.activity.columns["end"], trace.activity.columns["stream"], trace.launch
     order = np.argsort(launch, kind="stable")
     rows_of = {number: order[stream[order] == number] for number in np.unique(syncs["stream"][chosen]).tolist()}
     for waiting, at, other in zip(syncs["stream"][chosen].tolist(), made[chosen].tolist(), others, strict=True):

@@ -18,13 +18,13 @@ import numpy as np
 
 from fakedist.analysis.recording import Array, Recording
 from fakedist.analysis.replay import COMMON_POOL, Pool, Segment, Segments, parse_settings, replay
-from fakedist.analysis.stack_lines import BACKWARD
+from fakedist.analysis.stack_lines import BACKWARD, stack_lines
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.rows import FrameRow
 from fakedist.rundir.schema import ACTIONS
-from fakedist.traces.inferring import infer
+from fakedist.traces.inferring import Annotation, infer
 
 #: An event, a segment, a block or a frame.
 Entry = dict[str, object]
@@ -45,6 +45,10 @@ _LONGEST = 4096
 
 class NoSnapshotError(Exception):
     """A value is none that torch writes. The message goes after "is not a memory snapshot:"."""
+
+
+class NoDeviceError(Exception):
+    """The snapshot has nothing of a GPU; the arguments follow "has", and say what it has."""
 
 
 def expect_list(value: object, called: str) -> list[object]:
@@ -215,24 +219,22 @@ def read_foreign(snapshot: Entry, device: int | None = None) -> ForeignSnapshot:
     """
     traces = [expect_list(trace, "a history") for trace in expect_list(snapshot["device_traces"], "device_traces")]
     segments = expect_entries(snapshot["segments"], "a segment")
-    if device is None:
-        device = _device(traces, segments)
-    elif not any(traces[device : device + 1]) and all(segment.get("device", 0) != device for segment in segments):
-        raise NoSnapshotError(f"it has nothing of device {device}")
+    device = _device(traces, segments, device)
     trace = expect_entries(traces[device], "an event") if device < len(traces) else []
-    own = [segment for segment in segments if number(segment, "device", MOST_DEVICES) == device]
+    own = [segment for segment in segments if _device_of(segment) == device]
     check_blocks(own)
     actions = [name_of(entry.get("action"), "an action") for entry in trace]
     check_sizes(trace)
     unknown = Counter(action for action in actions if action not in _CODES)
     stacks = _Stacks()
     known = [entry for entry, action in zip(trace, actions, strict=True) if action in _CODES]
-    before = _alive_before(known, own)
+    before, is_held = _alive_before(known, own)
     time_us = number(known[0], "time_us") if known else 0
     rest, has_history = _columns(known, stacks), bool(known)
     moves = {index: entry for index, entry in enumerate(known) if entry["action"] in (*_GAINS, *_LOSSES)}
     reserved = _reserved_before(moves, own)
     others = [number for number, trace in enumerate(traces) if trace and number != device]
+    refused = [entry for entry in known if entry["action"] == "oom"]
     known.clear()
     actions.clear()
     for history in traces:
@@ -251,25 +253,51 @@ def read_foreign(snapshot: Entry, device: int | None = None) -> ForeignSnapshot:
         stack = events["stack"]
         recording.events[device] = events | {"stack": np.where(events["action"] == _CODES["alloc"], stack, -1)}
     is_native = any(frame.function.startswith(_NATIVE) for frame in recording.frames)
-    is_inferred = has_history and infer(recording, stack.astype(np.int64), is_native=is_native)
+    named = _annotations(snapshot, device)
+    is_inferred = has_history and infer(recording, stack.astype(np.int64), named, is_native=is_native)
     limits = [notes.snapshot_action_unknown(name, count) for name, count in unknown.items()]
     if before and has_history:
         limits.insert(0, notes.snapshot_starts_late(len(before), sum(size for _, size, _ in before)))
-    if others:
-        limits.append(notes.snapshot_of_several_devices(device, others))
-    if not has_history:
-        limits.append(notes.snapshot_without_history())
-    limits.append(notes.snapshot_inferred(is_native) if is_inferred else notes.snapshot_without_layers())
+    known_limits = (
+        (others, notes.snapshot_of_several_devices(device, others)),
+        (not has_history, notes.snapshot_without_history()),
+        (is_held and not own, notes.snapshot_without_segments()),
+    )
+    limits += [note for is_so, note in known_limits if is_so]
+    limits += _out_of_memory(refused, recording, stacks)
+    limits.append(
+        notes.snapshot_inferred(is_native) if is_inferred else notes.snapshot_without_layers(bool(recording.stacks))
+    )
     return ForeignSnapshot(recording, limits, len(before), is_inferred)
 
 
-def _device(traces: list[list[object]], segments: list[Entry]) -> int:
-    if any(traces):
-        return max(range(len(traces)), key=lambda device: len(traces[device]))
+def _out_of_memory(refused: list[Entry], recording: Recording, stacks: _Stacks) -> list[Note]:
+    """A note on requests that the GPU could not serve, and the last one's facts."""
+    if not refused:
+        return []
+    stack = stacks.of_event(refused[-1])
+    line = stack_lines(recording.frames, [recording.stacks[stack]])[0] if 0 <= stack < len(recording.stacks) else ""
+    size, free = (number(refused[-1], key, MOST_BYTES) for key in ("size", "device_free"))
+    return [notes.snapshot_ran_out(len(refused), size, free, line)]
+
+
+def _device_of(segment: Entry) -> int:
+    return number(segment, "device", MOST_DEVICES)
+
+
+def _device(traces: list[list[object]], segments: list[Entry], wanted: int | None) -> int:
+    """The device that is wanted, else that with the longest history, or without any, with the most memory."""
     sizes: Counter[int] = Counter()
     for segment in segments:
-        sizes[number(segment, "device", MOST_DEVICES)] += number(segment, "total_size", MOST_BYTES)
-    return max(sizes, key=sizes.__getitem__, default=0)
+        sizes[_device_of(segment)] += number(segment, "total_size", MOST_BYTES)
+    recorded = [number for number, trace in enumerate(traces) if trace]
+    if wanted is None:
+        longest = max(recorded, key=lambda device: len(traces[device]), default=None)
+        return max(sizes, key=sizes.__getitem__, default=0) if longest is None else longest
+    if wanted not in {*recorded, *sizes}:
+        there = ", ".join(map(str, sorted({*recorded, *sizes})))
+        raise NoDeviceError(f"nothing of GPU {wanted}", f"it has that of {there or 'none'}")
+    return wanted
 
 
 def _settings(snapshot: Entry) -> str:
@@ -280,8 +308,23 @@ def _settings(snapshot: Entry) -> str:
     return name_of(text, "the allocator's settings")
 
 
-def _alive_before(trace: list[Entry], segments: list[Entry]) -> list[tuple[int, int, object]]:
-    """Blocks from before the history: (address, bytes, frames)."""
+def _annotations(snapshot: Entry, device: int) -> list[Annotation]:
+    """The ranges that a snapshot names, in the order in which they end. One may begin before, or end after it."""
+    begun: dict[str, list[int]] = {}
+    ranges = []
+    for entry in expect_entries(snapshot.get("external_annotations") or [], "an annotation"):
+        if number(entry, "device", MOST_DEVICES) != device:
+            continue
+        name, at = name_of(entry.get("name"), "the name of an annotation"), number(entry, "time_us")
+        if entry.get("stage") == "START":
+            begun.setdefault(name, []).append(at)
+        else:
+            ranges.append(Annotation(name, begun[name].pop() if begun.get(name) else 0, at))
+    return ranges + [Annotation(name, at, _MOST) for name, times in begun.items() for at in times]
+
+
+def _alive_before(trace: list[Entry], segments: list[Entry]) -> tuple[list[tuple[int, int, object]], bool]:
+    """Blocks from before the history: (address, bytes, frames); and whether it leaves some that it made."""
     alive: set[int] = set()
     before: list[tuple[int, int, object]] = []
     for entry in trace:
@@ -301,7 +344,7 @@ def _alive_before(trace: list[Entry], segments: list[Entry]) -> list[tuple[int, 
             if block.get("state") in _HELD and here not in alive:
                 before.append((here, size, _block_frames(block)))
             at = here + size
-    return before
+    return before, bool(alive)
 
 
 def _more_before(first: Columns, rest: Columns, segments: list[Entry], settings: str) -> int:

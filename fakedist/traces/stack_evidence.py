@@ -197,7 +197,8 @@ class Places:
     saved: list[tuple[int, int]]
 
 
-_NAMES = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
+KINDS = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
+_NAMES = {kind: name for name, kind in KINDS.items()}
 
 
 def find_places(evidence: Sequence[StackEvidence], *, is_native: bool) -> Places:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -201,6 +202,27 @@ def find_rows(keys: Ints, asked: Ints) -> Ints:
     return np.where(keys[order[index]] == asked, order[index], -1)
 
 
+T = TypeVar("T")
+
+
+class TextNumbers(dict[T, int]):
+    """Numbers of values, in the order of their first appearance."""
+
+    def __missing__(self, value: T) -> int:
+        number = self[value] = len(self)
+        return number
+
+
+def linked_rows(keys: Ints, asked: Ints) -> Ints:
+    """The first row of ``keys`` of each positive number; -1 if it is missing."""
+    return np.where(asked > 0, find_rows(keys, asked), -1)
+
+
+def chosen(columns: Mapping[str, Ints], rows: npt.NDArray[np.bool_] | Ints) -> dict[str, Ints]:
+    """The rows of columns that a mask selects, or the given rows in their order."""
+    return {name: column[rows] for name, column in columns.items()}
+
+
 def taken(column: Ints, rows: Ints) -> Ints:
     """The given rows of a column; -1 for row -1."""
     return np.where(rows >= 0, column[rows], -1) if len(column) else np.full(len(rows), -1, np.int64)
@@ -322,13 +344,26 @@ class CudaCalls:
     names: list[str]
     threads: dict[int, str]
 
+    @classmethod
+    def of(cls, columns: Mapping[str, Ints], named: Callable[[int], str], thread: Callable[[int], object]) -> CudaCalls:
+        """The calls of columns thread, start, end, correlation and text, a number that ``named`` knows."""
+        texts, name = np.unique(columns["text"], return_inverse=True)
+        own = {key: columns[key] for key in ("thread", "start", "end", "correlation")}
+        threads = {number: f"thread {thread(number)}" for number in np.unique(columns["thread"]).tolist()}
+        return cls(**own, name=name, names=[named(number) for number in texts.tolist()], threads=threads)
+
+
+#: The text of a whole graph, of which only the launch was traced.
+WHOLE_GRAPH = "CUDA graph"
+
 
 @dataclass
 class Activity:
     """Activity on the GPU: kernels, copies, fills and whole graphs, in order of start.
 
     Attributes:
-        columns: start, end, streamId, correlationId, graphNodeId, bytes (-1: unknown), and others that a trace has.
+        columns: start, end, stream, correlation, node (of a CUDA graph), bytes (-1: unknown; of a copy within the GPU's
+            memory, those that it reads and writes), collective, and others that a trace has.
         name: Rows of ``names``.
         shape: Rows of ``shapes``, grid and block as text.
         is_copy: Copies and fills.
@@ -349,39 +384,42 @@ class Activity:
         return len(self.name)
 
     @classmethod
-    def of(cls, device: Mapping[str, Ints], texts: list[str], *, counts_both_ways: bool = False) -> Activity:
-        """Activity that torch.profiler traced.
+    def of(cls, device: Mapping[str, Ints], texts: list[str]) -> Activity:
+        """Activity of a trace.
 
         Args:
-            device: Columns start, end, stream, correlation, node, bytes, and text, grid, block as rows of ``texts``.
-            counts_both_ways: A copy within the GPU's memory counts as read and as written.
+            device: Columns start, end, stream, correlation, node, bytes (of copies and fills), and text, grid, block,
+                and perhaps collective as rows of ``texts``; and others, which are kept.
         """
         names, name = np.unique(device["text"], return_inverse=True)
         shapes, shape = np.unique(np.stack([device["grid"], device["block"]]), axis=1, return_inverse=True)
         labels = [texts[number] for number in names.tolist()]
         is_copy = np.array([label.startswith(("Memcpy", "Memset")) for label in labels], bool)[name]
-        twice = counts_both_ways & np.array(["DtoD" in label for label in labels], bool)[name] & (device["bytes"] > 0)
-        columns = {
-            "start": device["start"],
-            "end": device["end"],
-            "streamId": device["stream"],
-            "correlationId": device["correlation"],
-            "graphNodeId": device["node"],
-            "bytes": np.where(is_copy, np.where(twice, 2 * device["bytes"], device["bytes"]), -1),
-        }
+        twice = np.array(["DtoD" in label or "DeviceToDevice" in label for label in labels], bool)[name] & (
+            device["bytes"] > 0
+        )
+        columns = {key: column for key, column in device.items() if key not in ("text", "grid", "block")}
+        columns["bytes"] = np.where(is_copy, np.where(twice, 2 * device["bytes"], device["bytes"]), -1)
         known, columns["collective"] = np.unique(device.get("collective", np.zeros(len(name))), return_inverse=True)
         collectives = [texts[int(number)] if "collective" in device else "" for number in known]
         sides = [(texts[grid], texts[block]) for grid, block in shapes.T.tolist()]
-        return cls(columns, name, shape.ravel(), is_copy, np.zeros(len(name), bool), labels, sides, collectives)
+        is_graph = np.array([label == WHOLE_GRAPH for label in labels], bool)[name]
+        return cls(columns, name, shape.ravel(), is_copy, is_graph, labels, sides, collectives)
 
     def where(self, mask: npt.NDArray[np.bool_] | Ints) -> Activity:
         """The rows that a mask selects, or the given rows in their order."""
-        columns = {name: column[mask] for name, column in self.columns.items()}
         arrays = {name: getattr(self, name)[mask] for name in ("name", "shape", "is_copy", "is_graph")}
-        return dataclasses.replace(self, columns=columns, **arrays)
+        return dataclasses.replace(self, columns=chosen(self.columns, mask), **arrays)
 
 
 _NO_OPERATIONS = (IGNORED, STEP, PHASE, CALL, NODE, SCRIPTS, SCRIPTS_END)
+
+
+def find_launches(calls: CudaCalls, activity: Activity, thread: Ints, time: Ints) -> tuple[Ints, Ints]:
+    """The thread and time of each activity's launch: of its CUDA call, else those given."""
+    call = linked_rows(calls.correlation, activity.columns["correlation"])
+    is_known = call >= 0
+    return np.where(is_known, taken(calls.thread, call), thread), np.where(is_known, taken(calls.start, call), time)
 
 
 @dataclass
@@ -403,7 +441,6 @@ class ProcessTrace:
         world_size: 0 if the trace does not name it.
         memory: Requests to the allocator on the GPU, by time: device, process, thread, time, address, bytes (negative:
             freed), allocated and reserved (afterwards).
-        calls: None if none were traced.
         syncs: As those of ``traced_step.Trace``.
         functions: Calls of Python functions: process, thread, start, end and text, a row of ``texts``.
         num_elsewhere: Activities of other processes and GPUs, which are left out.
@@ -415,6 +452,7 @@ class ProcessTrace:
     gpu: str
     ranges: Ranges
     activity: Activity
+    calls: CudaCalls
     thread: Ints
     launch: Ints
     linked: Ints
@@ -431,12 +469,17 @@ class ProcessTrace:
     world_size: int = 0
     memory: dict[str, Ints] = field(default_factory=dict)
     functions: dict[str, Ints] = field(default_factory=dict)
-    calls: CudaCalls | None = None
     syncs: dict[str, Ints] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
     num_elsewhere: int = 0
     num_unreadable: int = 0
     cut_off_after: int = -1
+
+    def by_launch(self) -> ProcessTrace:
+        """The same, with its activity in the order of launches."""
+        order = np.lexsort((self.activity.columns["start"], self.launch))
+        arrays = {name: getattr(self, name)[order] for name in ("thread", "launch", "linked", "made_in", "made_at")}
+        return dataclasses.replace(self, activity=self.activity.where(order), **arrays)
 
     def operations(self) -> tuple[Ints, list[tuple[str, ...]], Ints]:
         """The operations around each launch.

@@ -401,7 +401,7 @@ def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsReco
     columns: dict[str, npt.NDArray[np.generic]] = {
         "name": name,
         "family": family,
-        "stream": activity.columns["streamId"],
+        "stream": activity.columns["stream"],
         "start_us": (start - trace.begin) / 1000,
         "duration_us": (end - start) / 1000,
         "launch_us": np.where(trace.thread != -1, (trace.launch - trace.begin) / 1000, np.nan),
@@ -505,7 +505,7 @@ def _notes(trace: Trace, sites: LaunchSites, phase: npt.NDArray[np.uint8]) -> li
     columns, count = trace.activity.columns, len(trace.activity)
     if unknown := int((trace.thread == -1).sum()):
         notes.append(time_notes.kernels_without_launch(unknown, count))
-    in_graph = (columns["graphNodeId"] > 0) & (trace.made_in == -1)
+    in_graph = (columns["node"] > 0) & (trace.made_in == -1)
     if coarse := int(in_graph.sum()):
         notes.append(time_notes.kernels_of_graphs(coarse))
     if graphs := int(trace.activity.is_graph.sum()):
@@ -590,7 +590,7 @@ def profiler_trace(record: ProfilerRecord) -> Trace:
     thread, launch = _launches(operations, calls, device)
     begin, step = steps[-1] if steps else (int(launch.min(initial=0)), 0)
     order = np.argsort(device["start"], kind="stable")
-    activity = Activity.of(device | {"bytes": device["size"]}, texts, counts_both_ways=True).where(order)
+    activity = Activity.of(device | {"bytes": device["size"]}, texts).where(order)
     none = np.full(len(order), -1, np.int64)
     return Trace(
         ranges=ranges.with_functions().preferring_ours(),

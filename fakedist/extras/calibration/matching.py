@@ -584,9 +584,6 @@ def traced_kernels(trace: ProcessTrace) -> Traced:
     activity = trace.activity
     inputs = np.where(within >= 0, trace.inputs[within], -1) if len(trace.inputs) else np.full(len(within), -1)
     bytes_ = activity.columns["bytes"]
-    if trace.tool != "nsys":  # whose reader counts what a copy within the GPU reads and writes
-        both = np.array(["DtoD" in name for name in activity.names] or [False])[activity.name]
-        bytes_ = np.where(both & (bytes_ > 0), 2 * bytes_, bytes_)
     keys = np.stack([activity.name, activity.shape, chain, np.where(activity.is_copy, bytes_, -1), inputs])
     distinct, which = np.unique(keys, axis=1, return_inverse=True)
     which = which.ravel()

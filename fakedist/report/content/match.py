@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from fakedist.analysis.call_order import Disagreement
+from fakedist.analysis.call_order import ELEMENTS, Disagreement
 from fakedist.rank_list import format_rank_list
 from fakedist.report.content.report_blocks import Block, Fact, Facts, Items, Remark, Report, Verdict
 from fakedist.results.job_ranks import JobMatch, Place
@@ -139,8 +139,9 @@ def _ranks(ranks: Sequence[int]) -> str:
 def _call_text(place: Place) -> str:
     call = place.made.call
     size = max(call.bytes_in, call.bytes_out)
-    words = [call.operation, *([call.reduction] if call.reduction else []), *([call.dtype] if call.dtype else [])]
-    text = " ".join([*words, format_bytes(size)]) if size else " ".join(words)
+    text = " ".join(filter(None, (call.operation, call.reduction, call.dtype, format_bytes(size) if size else "")))
+    if call.dtype == ELEMENTS:
+        text = f"{call.operation} {size:,} {ELEMENTS}"
     if call.parts:
         text += f" in parts of {_parts_text(call.sizes)}"
     if call.peer >= 0:

@@ -239,16 +239,18 @@ def named_phase_sheet(summary: Summary) -> Sheet:
             ("end: outside", "end_outside_bytes", 4),
             ("end: others", "end_others_bytes", 3),
         )
+        if any(getattr(row, key) for row in rows)
     ]
     where = [text_column("phase", [row.phase for row in rows])]
     where.append(SheetColumn("step", [str(row.step) for row in rows]))
     if any(times := _phase_times(summary)):
         where.append(us_column("time", times))
-    remarks = [
-        "hand-over: the most from where the phase before it began or ended, or the run began, to its begin",
-        "in use: by all processes, without their contexts; what sleeps is allocated and reserved, but not in use",
-        "end: in use when the phase ended, behind the allocator's segments, outside of it and by other processes",
-    ]
+    remarks = ["hand-over: the most from where the phase before it began or ended, or the run began, to its begin"]
+    if any(row.peak_used_bytes for row in rows):
+        remarks += [
+            "in use: by all processes, without their contexts; what sleeps is allocated and reserved, but not in use",
+            "end: in use when the phase ended, behind the allocator's segments, outside of it and by other processes",
+        ]
     if any(times) and summary.kernels is not None:
         word = summary.kernels.source
         remarks.append(f"time, {word}: in the timed step, from the first kernel to the last; several of one name: mean")

@@ -201,9 +201,11 @@ def _fits(run: Run, *, is_short: bool = False) -> list[Block]:
         name = "in use"
         most = used
         when = "by processes that the script started"
+    # Of a snapshot without segments, reserved memory is not known.
+    held = format_bytes(reserved) if reserved >= allocated else "not in the file"
     rows = [
         Fact(name, format_bytes(most), when, key="peak_allocated"),
-        Fact("reserved", format_bytes(reserved), of, key="peak_reserved"),
+        Fact("reserved", held, of, key="peak_reserved"),
     ]
     if is_short and summary.host_memory:
         rows += short_figures(summary.host_memory.node)
@@ -473,7 +475,7 @@ def short_report(run_directory: Path | Run) -> Report:
     if lines := memory.line_sheet(run):
         outer = lines.with_rows([at for at, row in enumerate(lines.rows) if not row.is_inner])
         blocks.append(_in_short(outer, "line at the peak", _NUM_LINES))
-    if not summary.peak_allocated_bytes and summary.notes:  # they say why
+    if summary.notes and (not summary.peak_allocated_bytes or run.by_category is None):  # they say why
         blocks.append(Items("Notes", note_texts(summary.notes, cwd)))
     if run.findings:
         blocks.append(Items(FINDINGS_TITLE, [finding_text(one, cwd) for one in run.findings], least=1))
@@ -512,7 +514,7 @@ def _traced(run: Run) -> list[Sheet]:
     steps = replace(source, steps=source.steps[-_NUM_STEPS:])
     layers = time.layer_time_sheet(run, all_layers=False)
     sheets = [
-        *([_in_short(time.process_sheet(source), "process")] if len(source.processes) > 1 else []),
+        *([_in_short(time.process_sheet(source), "process")] if source.processes else []),
         *([_in_short(time.step_sheet(steps), "step")] if source.steps else []),
         *([_in_short(time.group_time_sheet(step, "measured"), "collective")] if step.by_group else []),
         *path,

@@ -170,7 +170,7 @@ def operation_sheet(run: Run, most: int = _NUM_OPERATIONS) -> Sheet:
     whole = float(sums["sum"].sum()) or 1.0
     columns = [
         text_column("operation", [str(name) for name in rows.index]),
-        count_column("kernels", rows["size"].tolist(), 2),
+        count_column("launches", rows["size"].tolist(), 2),
         us_column("time", rows["sum"].tolist(), KEY),
         share_column("share", (rows["sum"] / whole).tolist(), 1),
     ]
@@ -265,7 +265,7 @@ def family_sheet(time: StepTime, word: str) -> Sheet:
     moved = [row.moved_bytes / (row.moved_us or 1.0) for row in rows]
     columns = [
         text_column("family", [row.family for row in rows], chips=[f"f-{row.family}" for row in rows]),
-        count_column("kernels", [row.num_kernels for row in rows]),
+        count_column("launches" if time.num_copies else "kernels", [row.num_kernels for row in rows]),
         _time_column("time", rows, "time_us", 0),
         share_column("share", [row.share for row in rows]),
         _rate("TFLOP/s", [flops_rate(row.flops, row.flops_us) for row in rows], 1, flops),

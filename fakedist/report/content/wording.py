@@ -18,7 +18,7 @@ from fakedist.results.run import Run
 from fakedist.results.verdict import communication_word, line_in_file, short_line, span_text, step_text, verdict
 from fakedist.rundir.directory import PAGE_NAME
 from fakedist.rundir.finding import Finding
-from fakedist.rundir.notes import Note, listed
+from fakedist.rundir.notes import Note, counted, listed
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.step_time import HostTime, KernelSource, StepTime
 from fakedist.rundir.summary import Advice, Remedy, Summary
@@ -268,12 +268,13 @@ def run_facts(run: Run) -> list[tuple[str, str]]:
     where = [("run", str(run.path)), *([("page", str(page))] if page.exists() else [])]
     if run.is_snapshot:
         codes = {note.code for note in summary.notes}
-        history = f"{run.num_rows('events'):,} events"
+        history = f"{run.num_events:,} events"
         if "snapshot_without_history" in codes:
             history = "none: what was held when the snapshot was taken is shown"
         elif "snapshot_starts_late" in codes:
             history += ", not from the beginning: an earlier peak is not known"
-        return [("file", str(run.path)), ("device", run.device), ("history", history)]
+        others = ", one of several: --gpu-index N chooses" if "snapshot_of_several_devices" in codes else ""
+        return [("file", str(run.path)), ("device", run.device + others), ("history", history)]
     if manifest.imported is not None:
         return [("report", manifest.imported.report), ("device", summary.gpu or "unknown"), *where]
     assert manifest.job is not None
@@ -375,9 +376,9 @@ def time_figures(time: StepTime, source: KernelSource) -> list[Fact]:
     ):
         if us or name == "computes":
             rows.append(Fact(name, format_us(us), f"{us / step_us:.1%}, {more}"))
-    rows.append(
-        Fact("kernels", f"{time.num_kernels:,}", f"{format_us(time.kernel_us)} in total, without communication")
-    )
+    copies = f"and {counted(time.num_copies, 'copy or fill', 'copies and fills')}, " if time.num_copies else ""
+    whole = f"{copies}{format_us(time.kernel_us)} in total, without communication"
+    rows.append(Fact("kernels", f"{time.num_kernels - time.num_copies:,}", whole))
     if (fraction := time.model_flops_utilisation) is not None and time.peaks is not None and time.flops:
         peak = format_flops(time.peaks.flops[PEAK_DTYPE])
         done = format_flops(time.model_flops)

@@ -67,8 +67,8 @@ def test_kernels_have_their_times_launches_and_operations(tmp_path: Path, words:
     assert (activity.columns["end"] - activity.columns["start"]).tolist() == [12_500, 3_000]
     assert trace.launch.tolist() == [1_020_000, 1_070_000]
     assert [activity.shapes[each] for each in activity.shape] == [("4,2,1", "128,1,1"), ("", "")]
-    columns = {name: activity.columns[name].tolist() for name in ("bytes", "correlationId", "streamId", "graphNodeId")}
-    assert columns == {"bytes": [-1, 64], "correlationId": [7, 8], "streamId": [7, 7], "graphNodeId": [0, 0]}
+    columns = {name: activity.columns[name].tolist() for name in ("bytes", "correlation", "stream", "node")}
+    assert columns == {"bytes": [-1, 128], "correlation": [7, 8], "stream": [7, 7], "node": [0, 0]}
     assert (trace.ranges.sequence.tolist(), trace.linked.tolist()) == ([-1, 0], [1, -1])
     assert trace.made_in.tolist() == trace.made_at.tolist() == [-1, -1]
     innermost, chains, chain = trace.operations()
@@ -124,6 +124,15 @@ def test_a_kernel_without_its_call_is_launched_with_its_operation(tmp_path: Path
     events = [each for each in process(100, 0)[1:] if each["cat"] != "cuda_runtime"]
     trace = read_chrome_trace(write(tmp_path / "t.json", events))
     assert dict(zip(trace.launch.tolist(), trace.thread.tolist(), strict=True)) == {1_010_000: 0, 1_110_000: -1}
+
+
+def test_what_rocm_calls_its_copies_and_fills_counts_as_such(tmp_path: Path) -> None:
+    more = {"pid": 0, "tid": 7, "device": 0, "stream": 7}
+    kinds = {"CopyDeviceToDevice": "gpu_memcpy", "FillBuffer": "gpu_memset", "Cijk_Ailk": "kernel"}
+    events = [event(kind, name, at, 2, **more, bytes=64) for at, (name, kind) in enumerate(kinds.items(), 1)]
+    activity = read_chrome_trace(write(tmp_path / "t.json", events)).activity
+    assert activity.is_copy.tolist() == [True, True, False]
+    assert activity.columns["bytes"].tolist() == [128, 64, -1]
 
 
 def test_damaged_events_are_left_out_and_counted(tmp_path: Path) -> None:

@@ -78,6 +78,8 @@ def test_what_is_no_snapshot_is_told(tmp_path: Path, content: bytes) -> None:
 def test_segments_alone_are_a_snapshot_without_a_history(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(pickle.dumps([{"address": 1}]))
     assert read_snapshot(tmp_path / "x") == {"segments": [{"address": 1}], "device_traces": []}
+    (tmp_path / "x").write_bytes(pickle.dumps({"device_traces": [[]]}))
+    assert read_snapshot(tmp_path / "x") == {"segments": [], "device_traces": [[]]}
 
 
 SNAPSHOT = {"segments": [{"address": 1}], "device_traces": [[]]}

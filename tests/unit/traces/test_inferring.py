@@ -63,6 +63,7 @@ class Made:
         self.trace: list[dict[str, Any]] = []
         self.held: dict[int, int] = {}
         self.native, self._next = native, 1 << 20
+        self.ranges: list[dict[str, Any]] = []
 
     def add(self, action: str, at: int, size: int, frames: list[Frame]) -> None:
         stack = [{"filename": name, "line": line, "name": function} for name, line, function in frames]
@@ -101,7 +102,10 @@ class Made:
         segments = [
             {"address": block["address"], "total_size": 64 << 20, "device": 0, "blocks": [block]} for block in blocks
         ]
-        return {"device_traces": [self.trace], "segments": segments}
+        return {"device_traces": [self.trace], "segments": segments, "external_annotations": self.ranges}
+
+    def named(self, name: str, stage: str) -> None:
+        self.ranges.append({"name": name, "stage": stage, "device": 0, "time_us": len(self.trace) + 1})
 
     def step(self, weights: list[int], *, backwards: int = 1, optimizes: bool = True) -> None:
         """Forward, loss, backward that leaves gradients, and the optimizer's step."""
@@ -237,6 +241,21 @@ def test_a_ring_that_lost_its_beginning_begins_within_its_first_step(native: boo
     recording = made.read()
     assert [step.step for step in recording.steps] == [1, 2]
     assert (1, "backward") in phases(recording)
+
+
+def test_ranges_of_the_script_give_phases_and_steps_and_are_phases_of_their_own() -> None:
+    made = Made(native=False)
+    for step in (6, 7):
+        made.named(f"step {step}", "START")
+        for name, stack in (("forward", LOSS), ("my part", LOSS), ("Optimizer.step#Mine.step", LOSS)):
+            made.named(name, "START")
+            made.free(made.alloc(2048, stack), stack)
+            made.named(name, "END")
+        made.named(f"step {step}", "END")
+    recording = made.read()
+    assert [step.step for step in recording.steps] == [6, 7]
+    assert phases(recording) == [(step, name) for step in (6, 7) for name in ("forward", "other", "optimizer")]
+    assert [(row.name, row.step) for row in recording.named_phases][:2] == [("forward", 6), ("my part", 6)]
 
 
 def test_stacks_that_tell_nothing_leave_the_snapshot_as_it_is() -> None:

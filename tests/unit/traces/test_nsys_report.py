@@ -180,7 +180,7 @@ def test_a_kernel_whose_launch_was_not_traced_is_counted(tmp_path: Path) -> None
     orphan = found[found["name"] == "orphan"].iloc[0]
     assert orphan["layer"] == ""
     assert orphan["launch_us"] != orphan["launch_us"]
-    assert "1 kernel of 10 without a traced launch: of no layer" in texts(found)
+    assert "1 of 10 kernels, copies and fills without a traced launch: of no layer" in texts(found)
 
 
 def test_kernels_of_a_graph_count_for_its_launch_and_a_note_says_so(tmp_path: Path) -> None:
