@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fakedist.analysis.call_order import CallsMatch, Made, match_calls, streams_of
@@ -11,7 +11,7 @@ from fakedist.errors import JobError
 from fakedist.rank_list import format_rank_list
 from fakedist.results.job_time import check_one_job
 from fakedist.results.opening import open_run_directory
-from fakedist.results.rank_kinds import find_job_kinds, rank_program
+from fakedist.results.rank_kinds import find_job_kinds, groups_in_turn, rank_program
 from fakedist.results.run import Run
 from fakedist.rundir.directory import rank_directories
 from fakedist.traces.flight_recorder import read_dumps
@@ -120,7 +120,7 @@ def match_runs(paths: Sequence[Path]) -> JobMatch:
         world_size=job.world_size,
         placed=lambda made: _place_in(by_rank[copies.get(made.rank, made.rank)], made),
         copies=copies,
-        matched=match_calls(played),
+        matched=replace(match_calls(played), groups=groups_in_turn(by_rank)),
         num_steps=min(stopped) if stopped else None,
         failed={rank: str(ending.outcome) for rank, ending in endings.items() if not ending.ended_well},
         decided={rank: run.summary.invented_values for rank, run in by_rank.items() if run.summary.invented_values},

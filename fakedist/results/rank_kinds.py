@@ -14,6 +14,7 @@ from fakedist.analysis.recording import read_recording
 from fakedist.analysis.routed_blocks import Counts, groups_of_stage, passes_of, received_tokens
 from fakedist.analysis.topology import find_pipeline, ranks_of
 from fakedist.errors import JobError
+from fakedist.rank_list import format_rank_list
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
 from fakedist.router_load import RouterLoad
@@ -122,6 +123,28 @@ def _made(own: pd.DataFrame, others: pd.DataFrame) -> Iterator[tuple[str, Sequen
             at += 1
         yield description or name, ranks_of(ranks)
     yield from ((description, ranks_of(ranks)) for description, ranks in rest[at:])
+
+
+def groups_in_turn(runs: Mapping[int, Run]) -> dict[int, str]:
+    """The first process groups that ranks make that are not the same, by rank; empty if all are.
+
+    torch names groups by their turn, so ranks of one group meet only if it has the same for all of them, and
+    ``new_group`` waits for every rank. Groups that are named by their ranks are left out.
+    """
+    tables = {rank: (run.table("groups"), run.table("other_groups")) for rank, run in runs.items()}
+    if not all(own["name"].iloc[1:].str.isdecimal().all() for own, _ in tables.values()):
+        return {}
+    made = {rank: list(_made(*both)) for rank, both in tables.items()}
+    for turn in range(max(map(len, made.values()))):
+        ours = {rank: groups[turn] if turn < len(groups) else ("", ()) for rank, groups in made.items()}
+        ended = {rank: group for rank, group in ours.items() if group[1] or runs[rank].summary.exit.ended_by_itself}
+        if len({tuple(members) for _, members in ended.values()}) > 1:
+            return {rank: _group_text(*group) for rank, group in ended.items()}
+    return {}
+
+
+def _group_text(description: str, members: Sequence[int]) -> str:
+    return f"the group of ranks {format_rank_list(members)}, at {description}" if members else "none"
 
 
 def _pipeline(run: Run, rank: int, groups: JobGroups) -> JobGroup | None:
