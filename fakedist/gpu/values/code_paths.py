@@ -240,10 +240,20 @@ class CodePaths:
         return any(leaving) and not leaving[ways.index(way)]
 
     def _leaves(self, loop: Loop, copies: frozenset[int], way: int) -> bool:
-        ends = self.instructions[loop.header].opname in _ENDING
+        ends = self.instructions[loop.header].opname in _ENDING and not self._is_endless(loop.header)
         barred = copies if ends else copies | {loop.header}
         healthy = {index for index in self.reached((way,), barred) if self.instructions[index].opname not in RAISES}
         return bool(healthy - loop.body) and (way not in barred)
+
+
+    def _is_endless(self, header: int) -> bool:
+        """Return whether a loop is over ``itertools.count()``, ``cycle`` or ``iter(function, other)``."""
+        made = next((index for index in range(header)[::-1] if self.instructions[index].opname == "CALL"), None)
+        if made is None or self.instructions[header].opname != "FOR_ITER" or header - made > 2:
+            return False
+        stack, num_arguments = self.stacks[made] or (), self.instructions[made].arg or 0
+        callees = [value.path[-1] for value in stack[-2 - num_arguments :][:2] if isinstance(value, Name)]
+        return bool({"count", "cycle"} & {*callees}) or ("iter" in callees and num_arguments > 1)
 
 
 def _filled(value: object, count: int) -> tuple[object, ...]:

@@ -22,14 +22,18 @@ from types import CodeType, FrameType, FunctionType, GetSetDescriptorType, Metho
 
 from fakedist.gpu.values.code_paths import RAISES, RETURNS, CodePaths, Constant, Name, Stack, paths_of
 from fakedist.gpu.values.symbolic import (
+    RAISED,
     RESULTS,
     Current,
     Given,
     Listed,
     appended,
     applied,
+    attribute_of,
+    iterated,
     known_value,
-    reduced,
+    mentions_given,
+    of_generator,
     result_of_call,
     result_of_instruction,
     top_of,
@@ -52,17 +56,23 @@ _MOST_KEPT = 4_096
 _MOST_ENTERED = 4
 #: How often the outlook of a read is found anew because variables have changed. Then they may have any value.
 _MOST_CHANGES = 32
+#: The name of an attribute begins with it whose object is known, whatever variables it is in.
+_OBJECT = "@"
 #: Variables of these are followed by value.
 _PLAIN = (bool, int, float, str)
 _CONTAINERS = (list, dict, set, tuple)
 _SIZES = frozenset({"shape", "ndim", "nbytes", "size", "numel", "dim"})
-_GROWS = frozenset({"append", "add", "extend", "insert", "update", "appendleft"})
+_ADDS = frozenset({"append", "add", "appendleft"})
+_CHANGES = frozenset({"extend", "insert", "update", "pop", "popleft", "popitem", "remove", "discard", "clear"})
 
-#: The truth values that these read are not what they give.
-_OTHERWISE = (min, max, sum, sorted, filter, map, len)
 _ENDS = frozenset((sys.exit, os._exit, os.abort))
+#: Functions that wait for somebody to type.
+_WAITS = frozenset({"breakpoint", "set_trace"})
 #: A truth value or a number that a script reads.
 Number = bool | int | float
+
+
+_NOTHING: Mapping[str, object] = {}
 
 
 class Health(enum.IntEnum):
@@ -247,9 +257,15 @@ class _Walk:
     def _value_of(self, depth: int, name: Name) -> object:
         return _value_now(self._object(name, self._frames[depth]))
 
-    def _resumed(self, frame: FrameType | None, value: object) -> _Point | None:
-        """Go on in a function whose current instruction gets a value, as its result or as what it tests."""
-        if frame is None or value is None:
+    def _resumed(
+        self, frame: FrameType | None, value: object, assigned: Mapping[str, object] = _NOTHING
+    ) -> _Point | None:
+        """Go on in a function whose current instruction gets a value, as its result or as what it tests.
+
+        ``assigned`` are variables of the function that returns it.
+        """
+        shared = {} if frame is None else _shared(assigned, frame.f_code)
+        if frame is None or (value is None and not shared):
             return None
         paths = paths_of(frame.f_code)
         index = paths.running(frame)
@@ -258,24 +274,19 @@ class _Walk:
         stack = paths.stacks[index] if index >= 0 else None
         if stack is None:
             return None
+        here = _Point(frame, index, stack, shared)
+        stack = tuple(self._loaded(each, here) if isinstance(each, Name) and each.is_local else each for each in stack)
         name = paths.instructions[index].opname
         if name.startswith(("POP_JUMP", "JUMP_IF")) or name in ("TO_BOOL", "UNARY_NOT"):
-            return _Point(frame, index, (*stack[:-1], value), {})
+            return _Point(frame, index, (*stack[:-1], value), shared)
         if name == "CONTAINS_OP" and paths.instructions[index].arg and isinstance(value, Given):
             value = Given(not value.value)
         if name.startswith("CALL"):
-            value = self._through(self._called_object(self._callee(paths, index, stack), frame), value)
-        if paths.instructions[index + 1].opname == "POP_TOP":
+            value = of_generator(self._called_object(self._callee(paths, index, stack), frame), value)
+        if paths.instructions[index + 1].opname == "POP_TOP" and not shared:
             return None  # nothing uses it
         after = paths.step(index, stack, is_jump=False)
-        return _Point(frame, index + 1, (*after[:-1], value), {})
-
-    @staticmethod
-    def _through(callee: object, value: object) -> object:
-        """The value that a function of Python gives that reads or is given a value on the way."""
-        if callee is all or callee is any:
-            return reduced(callee, Listed((value, None)))
-        return None if any(callee is other for other in _OTHERWISE) else value
+        return _Point(frame, index + 1, (*after[:-1], value), shared)
 
     def _way(self, point: _Point | None, decided: _Decision | None, left: int = _MOST_STEPS) -> Health | None:
         """How healthy a way is; None where another has been followed from here."""
@@ -300,13 +311,20 @@ class _Walk:
             if len(paths.after[point.index]) < 2:
                 if decided is not None and name.startswith(("STORE_", "POP_TOP")):
                     decided = replace(decided, is_same_statement=False)
+                self._raises = False
                 point = self._next(point, paths)
                 if point is None:
-                    return _failed(decided)
+                    return Health.FAILS if self._raises else _failed(decided)
+                continue
+            if name == "FOR_ITER" and isinstance(items := top_of(point.stack), Listed):
+                point = self._iterated(point, paths, items)
                 continue
             condition = self._settled(top_of(point.stack), point)
             is_current = isinstance(condition, Current)
             if is_current and any(paths.stays(point.index, way) for way in paths.after[point.index]):
+                way = _chosen(paths, point.index, condition)
+                if decided is not None and way is not None and self._goes_around(point, paths, way, condition):
+                    return Health.STAYS
                 condition = None  # a loop's counter has another value in another round
             if isinstance(condition, Current) and self._used is not None:
                 self._used.update({(depth, name): self._value_of(depth, name) for depth, name in condition.names})
@@ -321,6 +339,33 @@ class _Walk:
                 return Health.STAYS
             point = self._at(point, paths, way)
         return Health.FINE
+
+    def _goes_around(self, point: _Point, paths: CodePaths, way: int, condition: object) -> bool:
+        """Whether a way leads around a loop to the read, and nothing on it changes what keeps the loop going."""
+        depth = self._depths.get(id(point.frame))
+        names = [name for at, name in condition.names if at == depth] if isinstance(condition, Current) else []
+        loop = next((loop for loop in paths.loops if point.index in loop.body), None)
+        if depth is None or loop is None or not names or not paths.stays(point.index, way):
+            return False
+        read = paths.running(self._frames[depth])
+        between = paths.reached((way,), frozenset({read})) & loop.body
+        variables = {name.path[0] for name in names}
+        held = {name.path[0] for name in names if type(self._object(name, point.frame)) in _CONTAINERS}
+        touching = [instruction for index in between if (instruction := paths.instructions[index])]
+        return read in loop.body and not any(
+            {instruction.argval, *(instruction.argval if isinstance(instruction.argval, tuple) else ())}
+            & (variables if instruction.opname.startswith("STORE") else held)
+            for instruction in touching
+            if instruction.opname.startswith(("STORE_", "LOAD_")) and instruction.argval.__hash__
+        )
+
+    def _iterated(self, point: _Point, paths: CodePaths, items: Listed) -> _Point:
+        """The next round of a loop over a list, or the end of it."""
+        after, target = paths.after[point.index]
+        if not items.items:
+            return _Point(point.frame, target, paths.step(point.index, point.stack, is_jump=True), point.variables)
+        stack = (*point.stack[:-1], Listed(items.items[1:]), items.items[0])
+        return _Point(point.frame, after, stack, point.variables)
 
     def _fork(self, point: _Point, paths: CodePaths, decided: _Decision | None, left: int) -> Health | None:
         """Both ways of a branch that does not depend on the value.
@@ -359,8 +404,9 @@ class _Walk:
             value = _answered(value, is_decided=is_decided)
             caller = point.frame.caller
             after = paths_of(caller.frame.f_code).step(caller.index, caller.stack, is_jump=False)
-            return _Point(caller.frame, caller.index + 1, (*after[:-1], value), caller.variables)
-        return self._resumed(point.frame.f_back, _answered(value, is_decided=is_decided))
+            variables = {**caller.variables, **_shared(point.variables, caller.frame.f_code)}
+            return _Point(caller.frame, caller.index + 1, (*after[:-1], value), variables)
+        return self._resumed(point.frame.f_back, _answered(value, is_decided=is_decided), point.variables)
 
     def _next(self, point: _Point, paths: CodePaths) -> _Point | None:
         """The point after an instruction that only one follows; None if it ends the process or raises."""
@@ -368,10 +414,14 @@ class _Walk:
         name = instruction.opname
         after = paths.step(point.index, stack, is_jump=paths.target(point.index) is not None)
         if name in ("STORE_ATTR", "STORE_SUBSCR"):
-            place, value = _place(name, instruction.argval, stack), stack[-2 if name == "STORE_ATTR" else -3]
+            place, value = self._place(name, instruction.argval, point), stack[-2 if name == "STORE_ATTR" else -3]
             variables = variables if place is None else _assigned(variables, place, value)
         elif name.startswith("STORE_"):
             after, variables = _stored(instruction.argval, name, stack, after, variables)
+        elif name == "GET_ITER":
+            after = (*stack[:-1], iterated(top_of(stack)))
+        elif name in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(owner := top_of(stack), Given):
+            after = (*stack[:-1], *(attribute_of(owner, instruction.argval),) * (len(after) - len(stack) + 1))
         elif name.startswith(_LOADS) and len(after) >= len(stack):
             kept = len(stack) - int(name in ("LOAD_ATTR", "LOAD_METHOD"))
             after = (*stack[:kept], *(self._loaded(value, point) for value in after[kept:]))
@@ -382,16 +432,17 @@ class _Walk:
         elif name.startswith("CALL"):
             callee = self._callee(paths, point.index, stack)
             function = self._called_object(callee, point.frame)
-            if _never_returns(function):
+            if _never_returns(function) or (isinstance(callee, Name) and callee.path[-1] in _WAITS):
                 return None
-            passed = stack[len(after) + 1 :] if name == "CALL" else ()
-            arguments = tuple(self._settled(value, point) for value in passed)
-            if (entered := self._entering(callee, function, arguments, point)) is not None:
+            passed, keywords = self._passed(paths, point)
+            if (entered := self._entering(callee, function, passed, keywords, point)) is not None:
                 return entered
-            if isinstance(callee, Name) and callee.path[-1] in _GROWS and len(callee.path) > 1:
-                variables = _assigned(variables, ".".join(callee.path[:-1]), Current(True, frozenset()))
-            result = result_of_call(function, arguments) or self._measured(callee, arguments, point)
-            after = (*after[:-1], result)
+            if isinstance(callee, Name) and callee.path[-1] in _ADDS | _CHANGES and len(callee.path) > 1:
+                owner = replace(callee, path=callee.path[:-1])
+                listed = self._added(owner, top_of(passed), point) if callee.path[-1] in _ADDS else None
+                variables = _assigned(variables, self._key(owner, point), listed)
+            result = result_of_call(function if isinstance(callee, (Name, Constant)) else callee, passed, keywords)
+            after = (*after[:-1], result or self._measured(callee, passed, point))
         elif name.startswith("IMPORT_"):
             after = (*after[:-1], _imported(name, instruction.argval, top_of(stack)))
         elif name == "BINARY_SUBSCR":
@@ -408,13 +459,51 @@ class _Walk:
                 *after[:-1],
                 result_of_instruction(instruction.opname, instruction.argrepr, instruction.arg, stack, after[-1]),
             )
+        if top_of(after) is RAISED:
+            self.ways.append((point.frame.f_code, point.index, -1))
+            self._raises = True
+            return None
         return _Point(point.frame, paths.after[point.index][0], after, variables)
+
+    def _passed(self, paths: CodePaths, point: _Point) -> tuple[tuple[object, ...], dict[str, object]]:
+        """What a call passes, by position and by name; nothing if it unpacks something."""
+        instruction, stack = paths.instructions[point.index], point.stack
+        if instruction.opname not in ("CALL", "CALL_KW"):
+            return (), {}
+        if instruction.opname == "CALL_KW":  # of Python 3.13
+            names, stack = stack[-1].value, stack[:-1]  # type: ignore[attr-defined]
+        else:
+            before = next(each for each in paths.instructions[: point.index][::-1] if each.opname != "PRECALL")
+            names = before.argval if before.opname == "KW_NAMES" else ()
+        values = tuple(self._settled(value, point) for value in stack[len(stack) - (instruction.arg or 0) :])
+        by_position = len(values) - len(names)
+        return values[:by_position], dict(zip(names, values[by_position:], strict=True))
+
+    def _added(self, owner: Name, value: object, point: _Point) -> object:
+        """A list, of which little is known, with one more element."""
+        before = point.variables.get(self._key(owner, point))
+        return Listed((*(before.items if isinstance(before, Listed) else (None,)), value))
+
+    def _key(self, name: Name, point: _Point) -> str:
+        """How a walk calls a variable, or an attribute of an object."""
+        owner = self._object(replace(name, path=name.path[:-1]), point.frame) if len(name.path) > 1 else None
+        return ".".join(name.path) if owner is None else f"{_OBJECT}{id(owner)}.{name.path[-1]}"
+
+    def _place(self, name: str, attribute: object, point: _Point) -> str | None:
+        """The attribute or the item that an instruction is about; None if that is not known."""
+        stack = point.stack
+        owner = stack[-1] if name == "STORE_ATTR" else stack[-2] if len(stack) > 1 else None
+        if not isinstance(owner, Name):
+            return None
+        if name == "STORE_ATTR":
+            return self._key(replace(owner, path=(*owner.path, str(attribute))), point)
+        return f"{self._key(owner, point)}[{stack[-1].value!r}]" if isinstance(stack[-1], Constant) else None
 
     def _loaded(self, value: object, point: _Point) -> object:
         """A variable or an attribute: of the walk, else its present value if that is plain, else its name."""
         if not isinstance(value, Name):
             return value
-        place = ".".join(value.path)
+        place = self._key(value, point)
         return point.variables[place] if place in point.variables else self._current(value, point, _PLAIN)
 
     def _settled(self, value: object, point: _Point) -> object:
@@ -429,7 +518,7 @@ class _Walk:
         return Current(_value_now(found), frozenset() if depth is None else frozenset({(depth, name)}))
 
     def _item(self, instruction: dis.Instruction, point: _Point) -> object:
-        place = _place(instruction.opname, None, point.stack)
+        place = self._place(instruction.opname, None, point)
         if place in point.variables:
             return point.variables[place]
         container, index = point.stack[-2:]
@@ -452,33 +541,41 @@ class _Walk:
             return Constant(getattr(owner, name.path[-1]))
         return applied(getattr(owner, name.path[-1]), arguments) if isinstance(member, MethodDescriptorType) else None
 
-    def _entering(self, callee: object, function: object, arguments: Sequence[object], point: _Point) -> _Point | None:
+    def _entering(
+        self,
+        callee: object,
+        function: object,
+        passed: Sequence[object],
+        keywords: Mapping[str, object],
+        point: _Point,
+    ) -> _Point | None:
         """The first instruction of a function of Python that gets the value; None if it cannot be followed."""
         depth = point.frame.depth + 1 if isinstance(point.frame, _Entered) else 0
         if not isinstance(function, FunctionType) or depth >= _MOST_ENTERED or _is_paused(function.__code__):
             return None
-        if not any(isinstance(value, Given) for value in arguments):
+        if not any(map(mentions_given, (*passed, *keywords.values()))):
             return None
         code = function.__code__
         is_bound = isinstance(callee, Name) and len(callee.path) > 1
         if isinstance(callee, Name) and is_bound:
             owner = self._object(replace(callee, path=callee.path[:-1]), point.frame)
             is_bound = not isinstance(owner, (ModuleType, type))
-        defaults = function.__defaults__ or ()
         names = code.co_varnames[: code.co_argcount]
-        passed = [None if isinstance(value, Name) else value for value in arguments]  # a name of another function's
-        given = dict(zip(names[int(is_bound) :], passed, strict=False))
-        usual = zip(names[::-1], defaults[::-1], strict=False)
-        variables = {name: Constant(value) for name, value in usual if type(value) in _PLAIN}
+        usual = {**dict(zip(names[::-1], (function.__defaults__ or ())[::-1], strict=False)), **(function.__kwdefaults__ or {})}
+        positional = [None] * is_bound + [None if isinstance(value, Name) else value for value in passed]
+        variables = {name: Constant(value) for name, value in usual.items() if type(value) in _PLAIN}
+        variables |= {**dict(zip(names, positional, strict=False)), **keywords}
+        if code.co_flags & inspect.CO_VARARGS:
+            variables[code.co_varnames[code.co_argcount + code.co_kwonlyargcount]] = Listed(tuple(positional[len(names) :]))
         frame = _Entered(code, function.__globals__, point, depth)
         self._entered.append(frame)
-        return _Point(frame, 0, (), {**variables, **given})
+        return _Point(frame, 0, (), variables)
 
     def _callee(self, paths: CodePaths, index: int, stack: Stack) -> object:
         """The callee of a call as the source names it, or as it was imported; None if that is not known."""
         taken = paths.step(index, stack, is_jump=False)
         both = stack[max(len(taken) - 1, 0) :][:2]  # with a NULL, in front of it or behind it
-        return next((each for each in reversed(both) if isinstance(each, (Name, Constant))), None)
+        return next((each for each in reversed(both) if isinstance(each, (Name, Constant, Given))), None)
 
     def _called_object(self, callee: object, frame: FrameType | _Entered) -> object:
         if isinstance(callee, Constant):
@@ -525,19 +622,15 @@ def _imported(name: str, argval: object, module: object) -> object:
     return None if value is None else Constant(value)
 
 
+def _shared(variables: Mapping[str, object], code: CodeType) -> dict[str, object]:
+    """The variables that another function has, too, and attributes of objects."""
+    own = {*code.co_cellvars, *code.co_freevars}
+    return {name: value for name, value in variables.items() if name[0] == _OBJECT or name in own}
+
+
 def _is_paused(code: CodeType) -> bool:
     """Return whether a call of a function does not run it."""
     return bool(code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
-
-
-def _place(name: str, attribute: object, stack: Stack) -> str | None:
-    """The attribute or the item that an instruction is about, as the source names it; None if that is not known."""
-    owner = stack[-1] if name == "STORE_ATTR" else stack[-2] if len(stack) > 1 else None
-    if not isinstance(owner, Name):
-        return None
-    if name == "STORE_ATTR":
-        return ".".join((*owner.path, str(attribute)))
-    return f"{'.'.join(owner.path)}[{stack[-1].value!r}]" if isinstance(stack[-1], Constant) else None
 
 
 def _assigned(variables: Mapping[str, object], place: str, value: object) -> dict[str, object]:
