@@ -245,7 +245,6 @@ class CodePaths:
         healthy = {index for index in self.reached((way,), barred) if self.instructions[index].opname not in RAISES}
         return bool(healthy - loop.body) and (way not in barred)
 
-
     def _is_endless(self, header: int) -> bool:
         """Return whether a loop is over ``itertools.count()``, ``cycle`` or ``iter(function, other)``."""
         made = next((index for index in range(header)[::-1] if self.instructions[index].opname == "CALL"), None)

@@ -27,9 +27,11 @@ from fakedist.gpu.values.symbolic import (
     Current,
     Given,
     Listed,
+    Rows,
     appended,
     applied,
     attribute_of,
+    holds,
     iterated,
     known_value,
     mentions_given,
@@ -66,10 +68,12 @@ _ADDS = frozenset({"append", "add", "appendleft"})
 _CHANGES = frozenset({"extend", "insert", "update", "pop", "popleft", "popitem", "remove", "discard", "clear"})
 
 _ENDS = frozenset((sys.exit, os._exit, os.abort))
+#: Functions of torch that raise if their first argument is false.
+_CHECKS = frozenset({"_assert", "_check", "_check_value", "_check_index", "_check_type"})
 #: Functions that wait for somebody to type.
 _WAITS = frozenset({"breakpoint", "set_trace"})
-#: A truth value or a number that a script reads.
-Number = bool | int | float
+#: A truth value or a number that a script reads, or how many rows it gets.
+Number = bool | int | float | Rows
 
 
 _NOTHING: Mapping[str, object] = {}
@@ -177,6 +181,8 @@ def _callers(frame: FrameType | None) -> list[FrameType]:
 
 def _others(frame: FrameType, answer: Number, compared: Iterable[Number]) -> list[Number]:
     """Other numbers that a read could give: simple ones, and those next to what it is compared with, or in the code."""
+    if isinstance(answer, Rows):
+        return [Rows(0 if answer else 1)]
     numbers = list(compared)
     caller: FrameType | None = frame
     while caller is not None and len(numbers) < _MOST_NUMBERS:
@@ -435,14 +441,16 @@ class _Walk:
             if _never_returns(function) or (isinstance(callee, Name) and callee.path[-1] in _WAITS):
                 return None
             passed, keywords = self._passed(paths, point)
-            if (entered := self._entering(callee, function, passed, keywords, point)) is not None:
+            is_check = isinstance(callee, Name) and callee.path[-1] in _CHECKS
+            if not is_check and (entered := self._entering(callee, function, passed, keywords, point)) is not None:
                 return entered
             if isinstance(callee, Name) and callee.path[-1] in _ADDS | _CHANGES and len(callee.path) > 1:
                 owner = replace(callee, path=callee.path[:-1])
                 listed = self._added(owner, top_of(passed), point) if callee.path[-1] in _ADDS else None
                 variables = _assigned(variables, self._key(owner, point), listed)
             result = result_of_call(function if isinstance(callee, (Name, Constant)) else callee, passed, keywords)
-            after = (*after[:-1], result or self._measured(callee, passed, point))
+            result = applied(holds, passed[:1]) if is_check else result or self._measured(callee, passed, point)
+            after = (*after[:-1], result)
         elif name.startswith("IMPORT_"):
             after = (*after[:-1], _imported(name, instruction.argval, top_of(stack)))
         elif name == "BINARY_SUBSCR":
@@ -561,12 +569,17 @@ class _Walk:
             owner = self._object(replace(callee, path=callee.path[:-1]), point.frame)
             is_bound = not isinstance(owner, (ModuleType, type))
         names = code.co_varnames[: code.co_argcount]
-        usual = {**dict(zip(names[::-1], (function.__defaults__ or ())[::-1], strict=False)), **(function.__kwdefaults__ or {})}
+        usual = {
+            **dict(zip(names[::-1], (function.__defaults__ or ())[::-1], strict=False)),
+            **(function.__kwdefaults__ or {}),
+        }
         positional = [None] * is_bound + [None if isinstance(value, Name) else value for value in passed]
         variables = {name: Constant(value) for name, value in usual.items() if type(value) in _PLAIN}
         variables |= {**dict(zip(names, positional, strict=False)), **keywords}
         if code.co_flags & inspect.CO_VARARGS:
-            variables[code.co_varnames[code.co_argcount + code.co_kwonlyargcount]] = Listed(tuple(positional[len(names) :]))
+            variables[code.co_varnames[code.co_argcount + code.co_kwonlyargcount]] = Listed(
+                tuple(positional[len(names) :])
+            )
         frame = _Entered(code, function.__globals__, point, depth)
         self._entered.append(frame)
         return _Point(frame, 0, (), variables)
@@ -649,7 +662,7 @@ def _chosen(paths: CodePaths, index: int, condition: object) -> int | None:
     name = paths.instructions[index].opname
     if len(paths.after[index]) != 2 or not name.startswith(("POP_JUMP", "JUMP_IF")):
         return None
-    if not isinstance(condition, (Given, Constant, Listed)):
+    if not isinstance(condition, (Given, Constant, Listed)) or isinstance(getattr(condition, "value", None), Rows):
         return None
     value = bool(condition.items) if isinstance(condition, Listed) else condition.value
     jumps = bool(value) == ("TRUE" in name)

@@ -16,9 +16,25 @@ from fakedist.gpu.values.code_paths import Constant, Name, Stack
 
 #: Functions of Python alone; what others give is not known.
 _PURE: frozenset[object] = frozenset(
-    [bool, int, float, str, abs, round, min, max, sum, len, any, all, operator.not_, math.isnan, math.isfinite, math.isinf]
-    + [math.log, math.log2, math.log10, math.sqrt, math.exp, math.isclose]
-)
+    (
+        bool,
+        int,
+        float,
+        str,
+        abs,
+        round,
+        min,
+        max,
+        sum,
+        len,
+        any,
+        all,
+        operator.not_,
+        math.isnan,
+        math.isfinite,
+        math.isinf,
+    )
+) | {math.log, math.log2, math.log10, math.sqrt, math.exp, math.isclose}
 #: Functions of an iterable that need not know all of its elements.
 _REDUCE: tuple[object, ...] = (all, any, sum, min, max)
 #: Functions that give all elements of an iterable.
@@ -32,6 +48,41 @@ _OPERATORS: dict[str, Callable[..., object]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
     "%": operator.mod, "&": operator.and_, "|": operator.or_, "^": operator.xor,
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A tensor, or several, whose number of rows is what matters: ``mask.nonzero()``, ``x[mask]``."""
+
+    count: int
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: object) -> Rows:
+        return self
+
+    def numel(self) -> int:
+        """Its elements, as if there were one a row."""
+        return self.count
+
+    nelement = numel
+
+    @property
+    def shape(self) -> tuple[int]:
+        """Its first size."""
+        return (self.count,)
+
+    def size(self, dim: int = 0) -> int:
+        """Its first size, whatever ``dim``."""
+        return self.count
+
+
+#: What may be asked of :class:`Rows`; all else is a tensor's.
+_OF_ROWS = (getattr, len, operator.getitem)
 
 
 @dataclass(frozen=True)
@@ -181,7 +232,9 @@ def iterated(value: object) -> object:
 _VIEWS = (type({}.values()), type({}.items()))
 
 
-def _record(names: Iterable[object], values: Iterable[object], make: Callable[[dict[object, object]], object]) -> object:
+def _record(
+    names: Iterable[object], values: Iterable[object], make: Callable[[dict[object, object]], object]
+) -> object:
     """A value with named parts, some of which follow from the read; None if none does."""
     parts = list(zip(names, values, strict=False))
     if not any(isinstance(value, Given) for _, value in parts):
@@ -193,6 +246,7 @@ def _record(names: Iterable[object], values: Iterable[object], make: Callable[[d
 def attribute_of(owner: Given, name: str) -> object:
     """An attribute of a plain value, or a method of it that changes nothing; None of anything else."""
     is_plain = owner.value is None or isinstance(owner.value, SimpleNamespace) or name in _READ
+    is_plain |= isinstance(owner.value, Rows) and hasattr(Rows, name)
     return applied(getattr, (owner, Constant(name))) if is_plain else None
 
 
@@ -202,18 +256,32 @@ def result_of_call(callee: object, arguments: Sequence[object], keywords: Mappin
         return applied(lambda method, *values: method(*values), (callee, *arguments))
     if isinstance(callee, type) and issubclass(callee, BaseException):
         return Listed((None,))  # as true as a list of something
-    if (fields := getattr(callee, "_fields", getattr(callee, "__dataclass_fields__", None))) and isinstance(callee, type):
+    if (fields := getattr(callee, "_fields", getattr(callee, "__dataclass_fields__", None))) and isinstance(
+        callee, type
+    ):
         named = {**dict(zip(fields, arguments, strict=False)), **keywords}
         return _record(named.keys(), named.values(), lambda known: SimpleNamespace(**known))  # type: ignore[arg-type]
     listed = arguments[0] if arguments else None
     if isinstance(listed, Listed):
         if callee is enumerate:
             return Listed(tuple(map(_numbered, enumerate(listed.items))))
-        return Given(len(listed.items)) if callee is len else listed if _is_one_of(callee, _KEEP) else reduced(callee, listed)
+        return (
+            Given(len(listed.items))
+            if callee is len
+            else listed
+            if _is_one_of(callee, _KEEP)
+            else reduced(callee, listed)
+        )
     try:
         return applied(callee, arguments) if arguments and callee in _PURE and not keywords else None
     except TypeError:  # not hashable
         return None
+
+
+def holds(condition: object) -> None:
+    """Raise if a condition is false, as an assertion does."""
+    if not condition:
+        raise ValueError
 
 
 def _numbered(pair: tuple[int, object]) -> Listed:
@@ -257,6 +325,8 @@ def applied(function: object, values: Iterable[object]) -> object:
     values = list(values)
     known = [value for value in values if isinstance(value, (Given, Constant))]
     if not callable(function) or len(known) < len(values):
+        return None
+    if any(isinstance(value.value, Rows) for value in known) and function not in _OF_ROWS:
         return None
     is_given = any(isinstance(value, Given) for value in known)
     try:
