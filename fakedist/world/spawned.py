@@ -9,7 +9,7 @@ a rank itself. A script may import torch only in its ranks, so nothing here need
 
 A process's rank, in the job or on its node, is its parameter ``rank``, else its first integer that can be one, else its
 position in the order of starting. If ``init_process_group`` then names another rank of this job, the process was not
-the chosen one. A process that was started and turns out to be a rank ends the job, before it looks for the others: it is
+the chosen one. A process that was started and turns out to be a rank ends the job before it looks for the others: it is
 one of many, on one GPU. Where the script then waits for what the others would send, a line says so.
 
 ``elastic_launch`` is torchrun as a function, whose place fakedist takes: it calls the function here.
@@ -288,7 +288,7 @@ class OwnRanks:
                 where = f" at {running[-1].filename}:{running[-1].lineno} ({running[-1].name})" if running else ""
                 sys.stderr.write(
                     f"fakedist: the script has waited for {_IDLE_S} s{where}, perhaps for ranks that it starts: only "
-                    f"rank {self._job.rank} runs. Ctrl-C ends it with a report; or have that rank alone give what it waits "
+                    f"rank {self._job.rank} runs. Ctrl-C ends it with a report; or have that rank give what it waits "
                     "for, or run one rank in the script's own process, which has RANK set\n"
                 )
                 return
@@ -465,7 +465,9 @@ def _sets_rank(code: types.CodeType) -> bool:
         if instruction.opname == "STORE_SUBSCR" and before in _RANK_VARIABLES:
             return True
         # The names of keyword arguments, or the keys of a dictionary.
-        names = instruction.argval if instruction.opname == "KW_NAMES" else before
+        names = (
+            code.co_consts[instruction.arg or 0] if instruction.opname == "KW_NAMES" else before
+        )  # 3.11 has no argval
         is_mapping = instruction.opname in ("KW_NAMES", "CALL_KW", "BUILD_CONST_KEY_MAP")
         if is_mapping and isinstance(names, tuple) and not {*names}.isdisjoint(_RANK_VARIABLES):
             return True

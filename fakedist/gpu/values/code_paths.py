@@ -68,6 +68,13 @@ class Constant:
     value: object
 
 
+@dataclass(frozen=True)
+class Result:
+    """What the call at an index gave."""
+
+    index: int
+
+
 #: A container that is made empty.
 EMPTY = Constant(())
 
@@ -146,6 +153,8 @@ class CodePaths:
             return tuple(changed)
         if name in _KEEPS or name in _JUMPS:
             return stack
+        if name == "STORE_FAST_LOAD_FAST":  # of Python 3.13
+            return (*stack[:-1], Name((instruction.argval[1],), is_local=True))
         if name in ("BUILD_LIST", "BUILD_MAP", "BUILD_SET") and not arg:
             return (*stack, EMPTY)
         effect = dis.stack_effect(instruction.opcode, instruction.arg, jump=is_jump)
@@ -159,7 +168,8 @@ class CodePaths:
             return stack[:effect] if effect else stack
         if name == "FOR_ITER":
             return (*stack, None)
-        return _unknown(stack, effect)
+        after = _unknown(stack, effect)
+        return (*after[:-1], Result(index)) if name == "CALL" else after
 
     def _loaded(self, instruction: dis.Instruction, effect: int) -> Iterable[object]:
         name, value = instruction.opname, instruction.argval

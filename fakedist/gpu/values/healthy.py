@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType, FunctionType, GetSetDescriptorType, MethodDescriptorType, ModuleType
 
-from fakedist.gpu.values.code_paths import RAISES, RETURNS, CodePaths, Constant, Name, Stack, paths_of
+from fakedist.gpu.values.code_paths import RAISES, RETURNS, CodePaths, Constant, Name, Result, Stack, paths_of
 from fakedist.gpu.values.symbolic import (
+    GROWING,
     RAISED,
     RESULTS,
     Current,
@@ -70,6 +71,8 @@ _CHANGES = frozenset({"extend", "insert", "update", "pop", "popleft", "popitem",
 _ENDS = frozenset((sys.exit, os._exit, os.abort))
 #: Functions of torch that raise if their first argument is false.
 _CHECKS = frozenset({"_assert", "_check", "_check_value", "_check_index", "_check_type"})
+#: Functions of positive numbers alone.
+_OF_POSITIVE = (math.log, math.log2, math.log10, math.sqrt)
 #: Functions that wait for somebody to type.
 _WAITS = frozenset({"breakpoint", "set_trace"})
 #: A truth value or a number that a script reads, or how many rows it gets.
@@ -123,6 +126,9 @@ class Healthy:
     def __init__(self, find_local: FindLocal) -> None:
         self._find_local = find_local
         self._kept: dict[tuple[object, ...], _Kept] = {}
+        #: What the last reads gave, by function and instruction.
+        self._answers: dict[tuple[int, int], Number] = {}
+        self._uses_answers = False
 
     def outlook(self, frame: FrameType, answer: Number) -> Outlook:
         """Return what a read should give in a frame that is at the reading instruction."""
@@ -131,11 +137,15 @@ class Healthy:
         key = (where, answer if is_truth else None)
         kept = self._kept.get(key)
         if kept is not None and self._is_as_before(frame, kept.used):
+            self._answers[_instruction(frame)] = kept.outlook.answer if is_truth else answer
             return kept.outlook if is_truth else replace(kept.outlook, answer=answer)
         times = 1 if kept is None else kept.times + 1
         used: dict[tuple[int, Name], object] | None = {} if times <= _MOST_CHANGES else None
         outlook = self._found(frame, answer, used)
-        if is_truth or not outlook.is_tested:
+        if len(self._answers) >= _MOST_KEPT:
+            self._answers.clear()
+        self._answers[_instruction(frame)] = outlook.answer
+        if (is_truth or not outlook.is_tested) and not self._uses_answers:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
             self._kept[key] = _Kept(outlook, used or {}, times)
@@ -148,19 +158,28 @@ class Healthy:
 
     def _found(self, frame: FrameType, answer: Number, used: dict[tuple[int, Name], object] | None) -> Outlook:
         """The outlook, and in ``used`` the variables that decided; with None, no variable has a known value."""
-        first = _Walk(frame, answer, self._find_local, used)
+        first = _Walk(frame, answer, self._find_local, used, self._answers)
         verdict = first.verdict()
+        self._uses_answers = bool(first.answers_used) or first.may_raise
         if not first.ways and not first.is_compared:
             return Outlook(answer, Health.FINE, is_tested=False)
         best, avoided, is_tested = answer, verdict, first.is_compared
-        for other in [not answer] if isinstance(answer, bool) else _others(frame, answer, first.numbers):
-            walk = _Walk(frame, other, self._find_local, used)
+        numbers = (*first.answers_used, *first.numbers)
+        for other in [not answer] if isinstance(answer, bool) else _others(frame, answer, numbers):
+            walk = _Walk(frame, other, self._find_local, used, self._answers)
             of_other = walk.verdict()
             is_tested |= walk.ways != first.ways
             avoided = max(avoided, of_other)
             if of_other < verdict:
                 best, verdict = other, of_other
         return Outlook(best, avoided if avoided > verdict else Health.FINE, is_tested=is_tested)
+
+
+def _instruction(frame: FrameType) -> tuple[int, int]:
+    """A running function and its instruction that reads."""
+    paths = paths_of(frame.f_code)
+    index = paths.running(frame)
+    return id(frame), index + int(index >= 0 and paths.instructions[index].opname == "PRECALL")
 
 
 def _whereabouts(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
@@ -233,7 +252,12 @@ class _Walk:
     """Follows the code after a read that gives ``answer``."""
 
     def __init__(
-        self, frame: FrameType, answer: Number, find_local: FindLocal, used: dict[tuple[int, Name], object] | None
+        self,
+        frame: FrameType,
+        answer: Number,
+        find_local: FindLocal,
+        used: dict[tuple[int, Name], object] | None,
+        answers: Mapping[tuple[int, int], Number],
     ) -> None:
         #: Where the value was tested, and the ways that followed.
         self.ways: list[tuple[CodeType, int, int]] = []
@@ -241,6 +265,12 @@ class _Walk:
         self.is_compared = False
         #: The numbers that it was compared with.
         self.numbers: list[Number] = []
+        #: What earlier reads gave that is used together with this one.
+        self.answers_used: list[int | float] = []
+        #: Whether its number decides whether something raises.
+        self.may_raise = False
+        self._answers = answers
+        self._end: Health | None = None
         self._used = used
         self._frames = _callers(frame)
         self._depths = {id(caller): depth for depth, caller in enumerate(self._frames)}
@@ -264,7 +294,10 @@ class _Walk:
         return _value_now(self._object(name, self._frames[depth]))
 
     def _resumed(
-        self, frame: FrameType | None, value: object, assigned: Mapping[str, object] = _NOTHING
+        self,
+        frame: FrameType | None,
+        value: object,
+        assigned: Mapping[str, object] = _NOTHING,
     ) -> _Point | None:
         """Go on in a function whose current instruction gets a value, as its result or as what it tests.
 
@@ -281,7 +314,7 @@ class _Walk:
         if stack is None:
             return None
         here = _Point(frame, index, stack, shared)
-        stack = tuple(self._loaded(each, here) if isinstance(each, Name) and each.is_local else each for each in stack)
+        stack = tuple(self._present(each, here) for each in stack[:-1]) + stack[-1:]
         name = paths.instructions[index].opname
         if name.startswith(("POP_JUMP", "JUMP_IF")) or name in ("TO_BOOL", "UNARY_NOT"):
             return _Point(frame, index, (*stack[:-1], value), shared)
@@ -293,6 +326,14 @@ class _Walk:
             return None  # nothing uses it
         after = paths.step(index, stack, is_jump=False)
         return _Point(frame, index + 1, (*after[:-1], value), shared)
+
+    def _present(self, value: object, point: _Point) -> object:
+        """A value that was put on the stack before the read: a variable, or what an earlier read gave."""
+        if isinstance(value, Result) and isinstance(point.frame, FrameType):
+            answer = self._answers.get((id(point.frame), value.index))
+            self.answers_used += [answer] if isinstance(answer, (int, float)) else []
+            return None if answer is None else Constant(answer)
+        return self._loaded(value, point) if isinstance(value, Name) and value.is_local else value
 
     def _way(self, point: _Point | None, decided: _Decision | None, left: int = _MOST_STEPS) -> Health | None:
         """How healthy a way is; None where another has been followed from here."""
@@ -317,10 +358,10 @@ class _Walk:
             if len(paths.after[point.index]) < 2:
                 if decided is not None and name.startswith(("STORE_", "POP_TOP")):
                     decided = replace(decided, is_same_statement=False)
-                self._raises = False
+                self._end = None
                 point = self._next(point, paths)
                 if point is None:
-                    return Health.FAILS if self._raises else _failed(decided)
+                    return _failed(decided) if self._end is None else self._end
                 continue
             if name == "FOR_ITER" and isinstance(items := top_of(point.stack), Listed):
                 point = self._iterated(point, paths, items)
@@ -356,6 +397,8 @@ class _Walk:
         read = paths.running(self._frames[depth])
         between = paths.reached((way,), frozenset({read})) & loop.body
         variables = {name.path[0] for name in names}
+        if variables & {place.partition(".")[0].partition("[")[0] for place in point.variables}:
+            return False
         held = {name.path[0] for name in names if type(self._object(name, point.frame)) in _CONTAINERS}
         touching = [instruction for index in between if (instruction := paths.instructions[index])]
         return read in loop.body and not any(
@@ -412,7 +455,8 @@ class _Walk:
             after = paths_of(caller.frame.f_code).step(caller.index, caller.stack, is_jump=False)
             variables = {**caller.variables, **_shared(point.variables, caller.frame.f_code)}
             return _Point(caller.frame, caller.index + 1, (*after[:-1], value), variables)
-        return self._resumed(point.frame.f_back, _answered(value, is_decided=is_decided), point.variables)
+        value = _answered(value, is_decided=is_decided)
+        return self._resumed(point.frame.f_back, value, point.variables)
 
     def _next(self, point: _Point, paths: CodePaths) -> _Point | None:
         """The point after an instruction that only one follows; None if it ends the process or raises."""
@@ -438,10 +482,13 @@ class _Walk:
         elif name.startswith("CALL"):
             callee = self._callee(paths, point.index, stack)
             function = self._called_object(callee, point.frame)
+            passed, keywords = self._passed(paths, point)
+            if function is sys.exit and passed and isinstance(code := passed[0], Given) and not code.value:
+                self._end = Health.FINE  # sys.exit(main())
             if _never_returns(function) or (isinstance(callee, Name) and callee.path[-1] in _WAITS):
                 return None
-            passed, keywords = self._passed(paths, point)
-            is_check = isinstance(callee, Name) and callee.path[-1] in _CHECKS
+            is_check = isinstance(callee, Name) and callee.path[-1] in _CHECKS and mentions_given(top_of(passed[:1]))
+            self.ways += [(point.frame.f_code, point.index, 0)] * is_check
             if not is_check and (entered := self._entering(callee, function, passed, keywords, point)) is not None:
                 return entered
             if isinstance(callee, Name) and callee.path[-1] in _ADDS | _CHANGES and len(callee.path) > 1:
@@ -449,6 +496,7 @@ class _Walk:
                 listed = self._added(owner, top_of(passed), point) if callee.path[-1] in _ADDS else None
                 variables = _assigned(variables, self._key(owner, point), listed)
             result = result_of_call(function if isinstance(callee, (Name, Constant)) else callee, passed, keywords)
+            self.may_raise |= any(function is each for each in _OF_POSITIVE) and mentions_given(top_of(passed))
             result = applied(holds, passed[:1]) if is_check else result or self._measured(callee, passed, point)
             after = (*after[:-1], result)
         elif name.startswith("IMPORT_"):
@@ -467,9 +515,10 @@ class _Walk:
                 *after[:-1],
                 result_of_instruction(instruction.opname, instruction.argrepr, instruction.arg, stack, after[-1]),
             )
+        self.may_raise |= name == "BINARY_OP" and "/" in instruction.argrepr and isinstance(stack[-1], Given)
         if top_of(after) is RAISED:
             self.ways.append((point.frame.f_code, point.index, -1))
-            self._raises = True
+            self._end = Health.FAILS
             return None
         return _Point(point.frame, paths.after[point.index][0], after, variables)
 
@@ -482,7 +531,7 @@ class _Walk:
             names, stack = stack[-1].value, stack[:-1]  # type: ignore[attr-defined]
         else:
             before = next(each for each in paths.instructions[: point.index][::-1] if each.opname != "PRECALL")
-            names = before.argval if before.opname == "KW_NAMES" else ()
+            names = paths.code.co_consts[before.arg or 0] if before.opname == "KW_NAMES" else ()
         values = tuple(self._settled(value, point) for value in stack[len(stack) - (instruction.arg or 0) :])
         by_position = len(values) - len(names)
         return values[:by_position], dict(zip(names, values[by_position:], strict=True))
@@ -490,7 +539,7 @@ class _Walk:
     def _added(self, owner: Name, value: object, point: _Point) -> object:
         """A list, of which little is known, with one more element."""
         before = point.variables.get(self._key(owner, point))
-        return Listed((*(before.items if isinstance(before, Listed) else (None,)), value))
+        return Listed((*(before.items if isinstance(before, Listed) else GROWING), value))
 
     def _key(self, name: Name, point: _Point) -> str:
         """How a walk calls a variable, or an attribute of an object."""

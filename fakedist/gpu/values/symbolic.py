@@ -6,6 +6,7 @@ from variables, :class:`Listed` if it is a list of such. Anything else, such as 
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -107,6 +108,10 @@ class Listed:
     """A list, some of whose elements are known."""
 
     items: tuple[object, ...]
+
+
+#: How a list begins to which a method adds: it is longer after each round of a loop.
+GROWING = (None, None)
 
 
 class _NotKnownError(Exception):
@@ -263,19 +268,20 @@ def result_of_call(callee: object, arguments: Sequence[object], keywords: Mappin
         return _record(named.keys(), named.values(), lambda known: SimpleNamespace(**known))  # type: ignore[arg-type]
     listed = arguments[0] if arguments else None
     if isinstance(listed, Listed):
+        if callee is len:
+            number = len(listed.items)
+            return Current(number, frozenset()) if listed.items[:2] == GROWING else Given(number)
         if callee is enumerate:
             return Listed(tuple(map(_numbered, enumerate(listed.items))))
-        return (
-            Given(len(listed.items))
-            if callee is len
-            else listed
-            if _is_one_of(callee, _KEEP)
-            else reduced(callee, listed)
-        )
+        return listed if _is_one_of(callee, _KEEP) else reduced(callee, listed)
     try:
-        return applied(callee, arguments) if arguments and callee in _PURE and not keywords else None
+        is_known = (
+            bool(arguments) and callee in _PURE and all(isinstance(value, Constant) for value in keywords.values())
+        )
     except TypeError:  # not hashable
         return None
+    named = {name: value.value for name, value in keywords.items() if isinstance(value, Constant)}
+    return applied(functools.partial(callee, **named), arguments) if is_known and callable(callee) else None
 
 
 def holds(condition: object) -> None:
@@ -326,7 +332,7 @@ def applied(function: object, values: Iterable[object]) -> object:
     known = [value for value in values if isinstance(value, (Given, Constant))]
     if not callable(function) or len(known) < len(values):
         return None
-    if any(isinstance(value.value, Rows) for value in known) and function not in _OF_ROWS:
+    if any(isinstance(value.value, Rows) for value in known) and getattr(function, "func", function) not in _OF_ROWS:
         return None
     is_given = any(isinstance(value, Given) for value in known)
     try:

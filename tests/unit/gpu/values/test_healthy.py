@@ -6,9 +6,12 @@ PYTEST_DONT_REWRITE: an assertion is to be what Python compiles.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
+import re
 import sys
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -16,6 +19,7 @@ from typing import Any
 import pytest
 
 from fakedist.gpu.values.healthy import Health, Healthy, Outlook
+from fakedist.gpu.values.symbolic import Rows
 
 # The functions below are what a script may write: what they are called with is a Tensor.
 # ruff: noqa: PT018, SIM103
@@ -46,6 +50,10 @@ class Tensor:
 
     def item(self) -> Any:
         return self._read(self.value)
+
+    def rows(self) -> Found:
+        self.outlooks.append(_healthy.outlook(sys._getframe(1), Rows(3)))
+        return Found(range(len(self.outlooks[-1].answer)))  # type: ignore[arg-type]
 
     def any(self) -> Tensor:
         return self
@@ -352,6 +360,83 @@ def test_a_check_passes_whatever_was_made_up(run: Callable[..., None], answer: b
         assert any(outlook.avoids in (Health.FAILS, Health.MAY_FAIL) for outlook in x.outlooks)
 
 
+_FORMS = """
+    oks = []; [oks.append(bool(each.all())) for each in [x, x]]; assert all(oks)
+    oks = []; list(map(oks.append, ())); oks.append(x.all().item()); assert all(oks)
+    assert sum(not bool(each) for each in [x, x]) == 0
+    assert False not in [bool(each.all()) for each in [x]]
+    assert (bool(x.all()), 1) == (True, 1)
+    assert {"ok": bool(x.all()), "text": sys.argv}["ok"]
+    assert Result(bool(x.all()), sys.argv).is_good
+    result = Result(is_good=bool(x.all()), text="a"); assert result.is_good, result.text
+    problems = problems_of(x); assert not problems, problems
+    assert len(problems_of(x)) == 0
+    must_hold(is_good=bool(x.all()), text=f"{x}")
+    must_all_hold(bool(x.all()), 1)
+    counter = Counter(); counter.look(x); assert counter.bad == 0
+    for is_good in [bool(x.all())]: assert is_good
+    for name, is_good in [("a", bool(x.all()))]: assert is_good, name
+    for name, is_good in {"a": bool(x.all())}.items(): assert is_good, name
+    x.all() or breakpoint()
+    1 / int(bool(x.all()))
+    sys.exit(code_of(x))
+    for _ in range(3):
+        if x.all(): break
+    else: raise RuntimeError
+"""
+Result = namedtuple("Result", ["is_good", "text"])
+
+
+def problems_of(x: Any) -> list[str]:
+    found = []
+    if not x.all():
+        found.append("bad")
+    return found
+
+
+def must_hold(*, is_good: bool, text: str) -> None:
+    if not is_good:
+        raise ValueError(text)
+
+
+def must_all_hold(*conditions: object) -> None:
+    if not conditions[0]:
+        raise ValueError
+
+
+class Counter:
+    bad = 0
+
+    def look(self, x: Any) -> None:
+        if not x.all():
+            self.bad += 1
+
+
+def code_of(x: Any) -> int:
+    return 0 if x.all() else 1
+
+
+def forms(text: str) -> list[str]:
+    """The bodies of functions in a text: lines further right, or with ``else``, go on with the one before."""
+    return re.split(r"\n(?=    (?!else)\S)", text.strip("\n"))
+
+
+def function_of(body: str) -> Callable[..., Any]:
+    """The function of a body, which may call those of this module."""
+    namespace = dict(globals())
+    exec("def form(x):\n" + body.replace("; ", "\n    "), namespace)
+    return namespace["form"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("body", forms(_FORMS))
+def test_a_check_passes_in_any_form(body: str) -> None:
+    for made_up in (True, False):
+        x = Tensor(made_up)
+        with contextlib.suppress(SystemExit):
+            function_of(body)(x)
+        assert all(outlook.answer is True for outlook in x.outlooks)
+
+
 def _at_least_ten(x: Any) -> None:
     assert x.item() > 10
 
@@ -396,6 +481,25 @@ def _one_for_each(x: Any) -> None:
 def test_a_number_that_a_check_refuses_becomes_one_that_passes(run: Callable[..., None], made_up: float) -> None:
     x = Tensor(made_up)
     run(x)
+    assert x.value != made_up
+
+
+@pytest.mark.parametrize(
+    ("body", "made_up"),
+    [
+        ("assert Tensor(5).item() == x.item()", 0),
+        ("assert abs(Tensor(5.0).item() - x.item()) < 1e-6", 3.0),
+        ("least, most = 10, 20; assert least <= int(x) < most", 7),
+        ("assert math.isclose(x.item(), 1.0, rel_tol=1e-3)", 9.0),
+        ("math.log(x.item())", -2.0),
+        ("1 / x.item()", 0.0),
+    ],
+)
+def test_a_number_becomes_one_that_does_not_raise(body: str, made_up: float) -> None:
+    x = Tensor(made_up)
+    form = function_of("    " + body)
+    for x in (Tensor(0.5 if isinstance(made_up, float) else 12), Tensor(made_up)):
+        form(x)
     assert x.value != made_up
 
 
@@ -549,6 +653,59 @@ def test_a_loop_is_left(run: Callable[[Any], Iterator[None]], made_up: Any, most
         x = Tensor(made_up)
         for rounds, _ in enumerate(run(x)):
             assert rounds < most
+        assert x.outlooks[0].avoids in (Health.MAY_STAY, Health.STAYS)
+
+
+_LOOPS = """
+    while not is_done:
+        yield
+        is_done = is_done or bool(x.all())
+    while not is_done:
+        yield
+        if x.all(): is_done = True
+    while count < 2:
+        yield
+        if x.all(): count += 1
+    while kept:
+        yield
+        if x.all(): kept.pop()
+    while len(kept) < 3:
+        yield
+        if not x.all(): continue
+        kept.append(1)
+    for _ in itertools.count():
+        if x.all(): break
+        yield
+    for _ in iter(int, 1):
+        if x.all(): return
+        yield
+    while True:
+        rows = x.rows()
+        if len(rows) == 0: break
+        yield
+    while x.rows().numel() > 0: yield
+    while (number := x.rows().shape[0]) > 0: yield number
+    while x.rows(): yield
+"""
+
+
+class Found(list[int]):
+    """Rows of a tensor."""
+
+    def numel(self) -> int:
+        return len(self)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self), 1
+
+
+@pytest.mark.parametrize("body", forms(_LOOPS)[:-1])
+def test_a_loop_that_nothing_else_ends_is_left(body: str) -> None:
+    for _ in range(2):
+        x = Tensor(False)
+        run = function_of("    is_done, count, kept = False, 0, [1]\n" + body)
+        assert len(list(itertools.islice(run(x), 5))) < 4
         assert x.outlooks[0].avoids in (Health.MAY_STAY, Health.STAYS)
 
 
