@@ -525,7 +525,7 @@ def _fit(pair: tuple[Made, Made]) -> bool:
 
 
 def _may_be_told(made: Made) -> bool:
-    """Whether its sizes may be those that it was told, or their way back: all ranks told it what it would tell itself.
+    """Whether others may have sent it its sizes, or those of the way back: all sent it what it would send itself.
 
     In a run, the other ranks are like this one.
     """

@@ -51,8 +51,8 @@ _NUM_CALLS = {
 _RPC = "torch.distributed.rpc.backend_registry"
 #: Names of the bool type: Python's, and both of NumPy's.
 _BOOLS = ("bool", "bool_")
-#: Called with (operation, group, bytes sent, bytes received, group rank of the peer, terms) for each call.
-Write = Callable[[str, BareGroup, int, int, int, CallTerms], None]
+#: Called with (operation, group, bytes sent and received, group rank of the peer, terms) for each call.
+Write = Callable[[str, BareGroup, tuple[int, int], int, CallTerms], None]
 
 
 class PeerTapes(Tapes):
@@ -315,7 +315,7 @@ class _Answers:
         if self._begun is not None:
             operation, pg, peer, terms = self._begun
             self._begun = None
-            self._write_call(operation, pg, sent_bytes, received_bytes, peer, terms)
+            self._write_call(operation, pg, (sent_bytes, received_bytes), peer, terms)
 
     def _of(self, where: Where, mine: bytes) -> bytes:
         if where.source == dist.get_rank():

@@ -504,13 +504,14 @@ class _World:
         )
 
     def write_object_call(
-        self, operation: str, pg: BareGroup, sent_bytes: int, received_bytes: int, peer: int, terms: CallTerms
+        self, operation: str, pg: BareGroup, pickled_bytes: tuple[int, int], peer: int, terms: CallTerms
     ) -> None:
-        """Record an object collective by its pickled bytes.
+        """Record an object collective by its pickled bytes, sent and received.
 
         Allocates and frees torch's tensors: the pickled bytes, their number, and what arrives (``all_gather_object`` in
         torch/distributed/distributed_c10d.py).
         """
+        sent_bytes, received_bytes = pickled_bytes
         device = c10d._get_object_coll_device(pg) if torch.cuda.is_available() else "cpu"
         sent = [empty(sent_bytes, dtype=torch.uint8, device=device)]
         received: list[torch.Tensor] = []

@@ -10,7 +10,7 @@ a rank itself. A script may import torch only in its ranks, so nothing here need
 A process's rank, in the job or on its node, is its parameter ``rank``, else its first integer that can be one, else its
 position in the order of starting. If ``init_process_group`` then names another rank of this job, the process was not
 the chosen one. A process that was started and turns out to be a rank ends the job before it looks for the others: it is
-one of many, on one GPU. Where the script then waits for what the others would send, a line says so.
+one of many, on one GPU. Where the script then waits for what the others would send, a line states that.
 
 ``elastic_launch`` is torchrun as a function, whose place fakedist takes: it calls the function here.
 

@@ -70,7 +70,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Result:
-    """What the call at an index gave."""
+    """The result of the call at an index."""
 
     index: int
 

@@ -73,7 +73,7 @@ _ENDS = frozenset((sys.exit, os._exit, os.abort))
 _CHECKS = frozenset({"_assert", "_check", "_check_value", "_check_index", "_check_type"})
 #: Functions of positive numbers alone.
 _OF_POSITIVE = (math.log, math.log2, math.log10, math.sqrt)
-#: Functions that wait for somebody to type.
+#: Functions that wait for the user to type.
 _WAITS = frozenset({"breakpoint", "set_trace"})
 #: A truth value or a number that a script reads, or how many rows it gets.
 Number = bool | int | float | Rows
@@ -480,25 +480,10 @@ class _Walk:
         elif name == "UNPACK_SEQUENCE":
             after = (*stack[:-1], *unpacked(top_of(stack), instruction.arg or 0))
         elif name.startswith("CALL"):
-            callee = self._callee(paths, point.index, stack)
-            function = self._called_object(callee, point.frame)
-            passed, keywords = self._passed(paths, point)
-            if function is sys.exit and passed and isinstance(code := passed[0], Given) and not code.value:
-                self._end = Health.FINE  # sys.exit(main())
-            if _never_returns(function) or (isinstance(callee, Name) and callee.path[-1] in _WAITS):
-                return None
-            is_check = isinstance(callee, Name) and callee.path[-1] in _CHECKS and mentions_given(top_of(passed[:1]))
-            self.ways += [(point.frame.f_code, point.index, 0)] * is_check
-            if not is_check and (entered := self._entering(callee, function, passed, keywords, point)) is not None:
-                return entered
-            if isinstance(callee, Name) and callee.path[-1] in _ADDS | _CHANGES and len(callee.path) > 1:
-                owner = replace(callee, path=callee.path[:-1])
-                listed = self._added(owner, top_of(passed), point) if callee.path[-1] in _ADDS else None
-                variables = _assigned(variables, self._key(owner, point), listed)
-            result = result_of_call(function if isinstance(callee, (Name, Constant)) else callee, passed, keywords)
-            self.may_raise |= any(function is each for each in _OF_POSITIVE) and mentions_given(top_of(passed))
-            result = applied(holds, passed[:1]) if is_check else result or self._measured(callee, passed, point)
-            after = (*after[:-1], result)
+            called = self._called(paths, point, after)
+            if not isinstance(called, tuple):
+                return called
+            after, variables = called
         elif name.startswith("IMPORT_"):
             after = (*after[:-1], _imported(name, instruction.argval, top_of(stack)))
         elif name == "BINARY_SUBSCR":
@@ -522,8 +507,31 @@ class _Walk:
             return None
         return _Point(point.frame, paths.after[point.index][0], after, variables)
 
+    def _called(self, paths: CodePaths, point: _Point, after: Stack) -> tuple[Stack, dict[str, object]] | _Point | None:
+        """The stack and the variables after a call, or the first point in it; None if it does not return."""
+        stack, variables = point.stack, point.variables
+        callee = self._callee(paths, point.index, stack)
+        function = self._called_object(callee, point.frame)
+        passed, keywords = self._passed(paths, point)
+        if function is sys.exit and passed and isinstance(code := passed[0], Given) and not code.value:
+            self._end = Health.FINE  # sys.exit(main())
+        if _never_returns(function) or (isinstance(callee, Name) and callee.path[-1] in _WAITS):
+            return None
+        is_check = isinstance(callee, Name) and callee.path[-1] in _CHECKS and mentions_given(top_of(passed[:1]))
+        self.ways += [(point.frame.f_code, point.index, 0)] * is_check
+        if not is_check and (entered := self._entering(callee, function, passed, keywords, point)) is not None:
+            return entered
+        if isinstance(callee, Name) and callee.path[-1] in _ADDS | _CHANGES and len(callee.path) > 1:
+            owner = replace(callee, path=callee.path[:-1])
+            listed = self._added(owner, top_of(passed), point) if callee.path[-1] in _ADDS else None
+            variables = _assigned(variables, self._key(owner, point), listed)
+        result = result_of_call(function if isinstance(callee, (Name, Constant)) else callee, passed, keywords)
+        self.may_raise |= any(function is each for each in _OF_POSITIVE) and mentions_given(top_of(passed))
+        result = applied(holds, passed[:1]) if is_check else result or self._measured(callee, passed, point)
+        return (*after[:-1], result), variables
+
     def _passed(self, paths: CodePaths, point: _Point) -> tuple[tuple[object, ...], dict[str, object]]:
-        """What a call passes, by position and by name; nothing if it unpacks something."""
+        """The arguments of a call, by position and by name; none if it unpacks something."""
         instruction, stack = paths.instructions[point.index], point.stack
         if instruction.opname not in ("CALL", "CALL_KW"):
             return (), {}

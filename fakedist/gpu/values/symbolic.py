@@ -110,10 +110,6 @@ class Listed:
     items: tuple[object, ...]
 
 
-#: How a list begins to which a method adds: it is longer after each round of a loop.
-GROWING = (None, None)
-
-
 class _NotKnownError(Exception):
     """A result depends on a value that is not known."""
 
@@ -126,6 +122,8 @@ class _Unknown:
 
 
 _UNKNOWN = _Unknown()
+#: How a list begins to which a method adds: it is longer after each round of a loop.
+GROWING: tuple[object, ...] = (_UNKNOWN,)
 #: The result of what raises if the read gives the assumed value.
 RAISED = Listed((None,))
 
@@ -270,7 +268,7 @@ def result_of_call(callee: object, arguments: Sequence[object], keywords: Mappin
     if isinstance(listed, Listed):
         if callee is len:
             number = len(listed.items)
-            return Current(number, frozenset()) if listed.items[:2] == GROWING else Given(number)
+            return Current(number, frozenset()) if listed.items[:1] == GROWING else Given(number)
         if callee is enumerate:
             return Listed(tuple(map(_numbered, enumerate(listed.items))))
         return listed if _is_one_of(callee, _KEEP) else reduced(callee, listed)
@@ -295,7 +293,7 @@ def _numbered(pair: tuple[int, object]) -> Listed:
 
 
 def of_generator(callee: object, value: object) -> object:
-    """What a function gives whose iterable, or whose argument, gives a value on the way."""
+    """The result of a function whose iterable, or whose argument, gives a value on the way."""
     if _is_one_of(callee, _REDUCE[:3]):
         return reduced(callee, Listed((value, None)))
     if _is_one_of(callee, _KEEP):

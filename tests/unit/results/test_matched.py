@@ -163,7 +163,7 @@ def test_an_all_gather_of_a_list_meets_one_into_a_tensor() -> None:
 def test_uneven_parts_of_an_all_to_all_are_not_proved_if_a_rank_may_have_been_told(
     is_told: int, of_rank_1: tuple[int, ...], is_matched: int
 ) -> None:
-    """Without having been told sizes a rank has its own, and it is told by all others what it would tell itself."""
+    """Before a small call a rank has only its own sizes; in one, all others send it what it would send itself."""
 
     def script(rank: int) -> None:
         sent = [1, 3 if rank == 0 else 2, 3, 4]
