@@ -29,12 +29,16 @@ _SAME = {
     "reduce_scatter_tensor": "reduce_scatter",
     "all_to_all_single": "all_to_all",
     "gather_into_tensor": "gather",
+    "send_object_list": "send",
+    "recv_object_list": "recv",
 }
 #: Calls whose sizes are not compared.
 _BARRIERS = ("barrier", "monitored_barrier")
 #: Stands for a dtype that a dump does not have, as torch 2.3 wrote none: bytes are then numbers of elements.
 ELEMENTS = "elements"
 OBJECT_CALLS = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
+#: Calls by which ranks can tell each other sizes have no more bytes.
+_TELLING_BYTES = 1 << 16
 
 
 class RankCall(NamedTuple):
@@ -84,7 +88,7 @@ class RankCall(NamedTuple):
     @property
     def has_unknown_wait(self) -> bool:
         """Whether it returns before it is over, and no wait for it was seen."""
-        returns_early = self.asynchronous or self.kind in ("send", "recv")
+        returns_early = self.asynchronous or (self.is_pair and "object" not in self.operation)
         return returns_early and self.kind in _PLAYED and not (self.waits or self.awaited >= 0)
 
     @property
@@ -92,6 +96,11 @@ class RankCall(NamedTuple):
         """The operation, by one name for all that NCCL runs as one."""
         name = self.operation.removesuffix("_coalesced")
         return _SAME.get(name, name)
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether it is of two ranks."""
+        return self.kind in ("send", "recv")
 
     @property
     def is_uneven(self) -> bool:
@@ -169,17 +178,19 @@ class CallsMatch:
         difference: The first calls that do not agree, with which it ends.
         waiting: Ranks that wait forever; empty if none does.
         unproved: Exchanges of uneven parts that do not agree: what a rank receives there follows from what others sent.
+        groups: The first process groups that ranks do not make alike, by rank; empty if all make the same in one order.
     """
 
     num_calls: int
     difference: Disagreement | None
     waiting: list[Waiting]
     unproved: list[Disagreement]
+    groups: dict[int, str] = field(default_factory=dict)
 
     @property
     def is_matched(self) -> bool:
         """Whether no fault was found."""
-        return self.difference is None and not self.waiting
+        return self.difference is None and not self.waiting and not self.groups
 
 
 def streams_of(calls: Iterable[RankCall]) -> set[int]:
@@ -187,8 +198,10 @@ def streams_of(calls: Iterable[RankCall]) -> set[int]:
     return {call.stream for call in calls if call.kind in _PLAYED and not call.on_host}
 
 
+#: Collectives whose dtypes and sizes are compared.
+_SIZED = {*_EQUAL, "all_to_all"}
 #: Calls that are played. Others are of one side, such as a copy to a peer's memory, or of several parts.
-_PLAYED = {*_EQUAL, "all_to_all", "send", "recv", *_BARRIERS, *OBJECT_CALLS}
+_PLAYED = {*_SIZED, "send", "recv", *_BARRIERS, *OBJECT_CALLS}
 
 
 def match_calls(programs: Sequence[RankCalls]) -> CallsMatch:
@@ -219,13 +232,13 @@ class _Unit:
     @property
     def communicator(self) -> Hashable:
         call = self.calls[0]
-        if call.peer >= 0 and call.on_host:
+        if call.is_pair and call.on_host:
             return call.group, call.operation, call.peer, call.tag
-        return call.group, call.peer if call.own_pair else -1
+        return call.group, call.on_host, call.peer if call.own_pair else -1
 
     @property
     def holds_stream(self) -> bool:
-        return any(not call.asynchronous and call.peer < 0 for call in self.calls)
+        return any(not call.asynchronous and not call.is_pair for call in self.calls)
 
 
 @dataclass(eq=False)
@@ -247,7 +260,7 @@ class _Rank:
 
 @dataclass(eq=False)
 class _Meeting:
-    """The collectives of a group.
+    """The collectives of a group, of the host or of the GPU: a group may have a backend for each.
 
     Attributes:
         num_members: Its ranks that are played.
@@ -271,16 +284,17 @@ class _Play:
         stopped = [program.last_step - 1 for program in programs if not program.is_over]
         self._last_required = min(stopped, default=None)
         self._copied = {program.rank for program in programs if program.is_copied}
-        self._from_any = {
-            (call.group, program.rank, call.tag)
-            for program in programs
-            for call in program.calls
-            if call.kind == "recv" and call.peer < 0
-        }
+        receives = [(program.rank, call) for program in programs for call in program.calls if call.kind == "recv"]
+        from_one = {(call.group, rank, call.tag) for rank, call in receives if call.peer >= 0}
+        from_any = {(call.group, rank, call.tag): call for rank, call in receives if call.peer < 0}
+        self._from_any = from_any.keys()
+        #: Which sends these receive is not known.
+        self._from_some = {end for end, call in from_any.items() if end in from_one or "object" in call.operation}
         self._ready: list[_Unit] = []
-        self._meetings: dict[Channel, _Meeting] = {}
+        self._meetings: dict[tuple[Channel, bool], _Meeting] = {}
         self._peers: dict[Hashable, tuple[_OpenCalls, _OpenCalls]] = {}
         self._num_over = 0
+        self._told = set[int]()
         self._difference: Disagreement | None = None
         self._unproved: list[Disagreement] = []
 
@@ -341,16 +355,16 @@ class _Play:
         unit.has_begun = True
         unit.num_open = len(unit.calls)
         for call in unit.calls:
-            if call.peer >= 0:
+            if call.is_pair:
                 self._meet(unit, call)
             else:
                 self._join(unit, call)
 
     def _join(self, unit: _Unit, call: RankCall) -> None:
-        meeting = self._meetings.get(call.group)
+        meeting = self._meetings.get((call.group, call.on_host))
         if meeting is None:
             num_members = sum(member in self._ranks for member in call.members)
-            meeting = self._meetings[call.group] = _Meeting(num_members)
+            meeting = self._meetings[call.group, call.on_host] = _Meeting(num_members)
         if call.join == "joined":
             meeting.joined[unit.rank] = unit, call
             for number in list(meeting.slots):
@@ -386,25 +400,32 @@ class _Play:
 
     def _meet(self, unit: _Unit, call: RankCall) -> None:
         is_send = call.kind == "send"
-        pair = (unit.rank, call.peer) if is_send else (call.peer, unit.rank)
-        is_from_any = (call.group, pair[1], call.tag) in self._from_any
-        if call.peer not in self._ranks or call.peer == unit.rank or is_from_any:
+        receiver = call.peer if is_send else unit.rank
+        end = call.group, receiver, call.tag
+        expected = {call.peer} if call.peer >= 0 and end not in self._from_any else {*call.members}
+        if receiver < 0 or end in self._from_some or not expected <= self._ranks.keys():
             self._end(unit)
             return
-        sends, receives = self._open_between(call, *pair)
+        sends, receives = self._open_between(unit.rank, call)
         (sends if is_send else receives).append((unit, call))
         if sends and receives:
-            (sender, sent), (receiver, received) = sends.popleft(), receives.popleft()
-            made = [Made(sender.rank, sent), Made(receiver.rank, received)]
-            if sent.dtype != received.dtype:
+            (sender, sent), (taker, received) = sends.popleft(), receives.popleft()
+            made = [Made(sender.rank, sent), Made(taker.rank, received)]
+            self._note_telling(made)
+            are_objects = ["object" in call.operation for call in (sent, received)]
+            if len(set(are_objects)) > 1:
+                self._differ("operation", made)
+            elif sent.dtype != received.dtype and not all(are_objects):
                 self._differ("dtype", made)
-            elif sent.bytes_in != received.bytes_out:
+            elif sent.bytes_in != received.bytes_out and not all(are_objects):
                 self._differ("bytes", made)
             self._end(sender)
-            self._end(receiver)
+            self._end(taker)
 
-    def _open_between(self, call: RankCall, sender: int, receiver: int) -> tuple[_OpenCalls, _OpenCalls]:
-        """Sends and receives of two ranks that have begun and not met."""
+    def _open_between(self, rank: int, call: RankCall) -> tuple[_OpenCalls, _OpenCalls]:
+        """Sends and receives of two ranks, or of all to one that receives from any, that have begun and not met."""
+        sender, receiver = (rank, call.peer) if call.kind == "send" else (call.peer, rank)
+        sender = -1 if (call.group, receiver, call.tag) in self._from_any else sender
         key = call.group, sender, receiver, call.own_pair, call.tag if call.on_host else None
         return self._peers.setdefault(key, (deque(), deque()))
 
@@ -433,19 +454,15 @@ class _Play:
         if len({call.kind for call in calls}) > 1:
             return self._differ("operation", made)
         kind = calls[0].kind
-        if kind in (*_BARRIERS, *OBJECT_CALLS):
-            return None
-        if len({call.dtype for call in calls if call.dtype}) > 1:
-            return self._differ("dtype", made)
-        if len({call.reduction for call in calls}) > 1:
-            return self._differ("reduction", made)
-        if len({call.root for call in calls}) > 1:
-            return self._differ("root", made)
-        if len({call.parts for call in calls}) > 1:
-            return self._differ("parts", made)
+        for what in ("dtype", "reduction", "root", "parts"):
+            terms = {getattr(call, what) for call in calls if what != "dtype" or (call.dtype and kind in _SIZED)}
+            if len(terms) > 1:
+                return self._differ(what, made)
         if kind == "all_to_all":
-            return self._compare_exchange(made)
-        return self._compare_bytes(made)
+            self._compare_exchange(made)
+        elif kind in _SIZED:
+            self._compare_bytes(made)
+        return self._note_telling(made)
 
     def _compare_bytes(self, made: list[Made]) -> None:
         calls = {each.rank: each.call for each in made}
@@ -455,8 +472,13 @@ class _Play:
             own = {rank: call.bytes_out if is_sent else call.bytes_in for rank, call in calls.items()}
             if any(_part(call, rank, is_sent=is_sent) != own[rank] for call in calls.values() for rank in calls):
                 self._differ("bytes", made)
-        elif kind in _EQUAL and len({_EQUAL[kind](call) for call in calls.values()}) > 1:
+        elif len({_EQUAL[kind](call) for call in calls.values()}) > 1:
             self._differ("bytes", made)
+
+    def _note_telling(self, made: list[Made]) -> None:
+        """Remember which ranks may know sizes from others."""
+        if made[0].call.dtype and min(made[0].call.bytes_in, made[0].call.bytes_out) <= _TELLING_BYTES:
+            self._told.update(each.rank for each in made)
 
     def _compare_exchange(self, made: list[Made]) -> None:
         is_uneven = any(each.call.is_uneven for each in made)
@@ -464,15 +486,12 @@ class _Play:
             return
         if is_uneven:
             made = [each for each in made if each.rank not in self._copied]
-        for sender in made:
-            for receiver in made:
-                sent = _part(sender.call, receiver.rank, is_sent=True)
-                if sent != _part(receiver.call, sender.rank, is_sent=False):
-                    if is_uneven:
-                        self._unproved.append(Disagreement("bytes", [sender, receiver]))
-                    else:
-                        self._differ("bytes", [sender, receiver])
-                    return
+        told = [each for each in made if is_uneven and each.rank in self._told and _may_be_told(each)]
+        sure = [pair for each in made for pair in ([(each, each)] if each in told else itertools.product(made, [each]))]
+        if (differ := next(itertools.filterfalse(_fit, sure), None)) is not None:
+            self._differ("bytes", list(differ))
+        elif (unsure := next(itertools.filterfalse(_fit, itertools.product(made, told)), None)) is not None:
+            self._unproved.append(Disagreement("bytes", list(unsure)))
 
     # ---- what is left
 
@@ -493,12 +512,12 @@ class _Play:
     def _waiting_in(self, unit: _Unit) -> Waiting:
         """The first call of a unit that is not over, and the ranks that it waits for."""
         for call in unit.calls:
-            if call.peer >= 0:
-                pair = (unit.rank, call.peer) if call.kind == "send" else (call.peer, unit.rank)
-                if any(call is one for _, one in itertools.chain(*self._open_between(call, *pair))):
-                    return Waiting(Made(unit.rank, call), (call.peer,))
+            if call.is_pair:
+                if any(call is one for _, one in itertools.chain(*self._open_between(unit.rank, call))):
+                    peers = (call.peer,) if call.peer >= 0 else call.members
+                    return Waiting(Made(unit.rank, call), tuple(rank for rank in peers if rank != unit.rank))
                 continue
-            meeting = self._meetings[call.group]
+            meeting = self._meetings[call.group, call.on_host]
             slots = [*meeting.slots.values(), meeting.joined]
             inside = [slot for slot in slots if unit.rank in slot and slot[unit.rank][1] is call]
             if inside:
@@ -506,6 +525,24 @@ class _Play:
                 missing = [rank for rank in call.members if rank in self._ranks and rank not in present]
                 return Waiting(Made(unit.rank, call), tuple(missing))
         raise AssertionError("a unit that is over waits")
+
+
+def _fit(pair: tuple[Made, Made]) -> bool:
+    """Whether a sender's part for a receiver is as large as the receiver's part from it."""
+    sender, receiver = pair
+    sent = _part(sender.call, receiver.rank, is_sent=True)
+    return sent == _part(receiver.call, sender.rank, is_sent=False)
+
+
+def _may_be_told(made: Made) -> bool:
+    """Whether others may have sent it its sizes, or those of the way back: all sent it what it would send itself.
+
+    In a run, the other ranks are like this one.
+    """
+    call = made.call
+    sizes = [{_part(call, rank, is_sent=is_sent) for rank in call.members} for is_sent in (True, False)]
+    own = [_part(call, made.rank, is_sent=is_sent) for is_sent in (False, True)]
+    return sizes[0] == {own[0]} or sizes[1] == {own[1]}
 
 
 def _part(call: RankCall, rank: int, *, is_sent: bool) -> int:
@@ -517,7 +554,7 @@ def _part(call: RankCall, rank: int, *, is_sent: bool) -> int:
 def _units(program: RankCalls) -> Iterator[_Unit]:
     unit: _Unit | None = None
     for call in program.calls:
-        if not (call.is_traced or call.kind in _PLAYED) or (call.kind == "recv" and call.peer < 0):
+        if not (call.is_traced or call.kind in _PLAYED):
             continue
         before = unit.calls[-1] if unit else None
         is_coalesced = call.batch and not call.on_host

@@ -23,8 +23,8 @@ from fakedist.rundir.rows import CallRow, ScopeRow
 from fakedist.rundir.table_rows import TABLES
 
 _OF_HOSTS = ("gloo", "mpi")
-#: Calls whose host reads the size of every rank's object.
-_SIZES_FIRST = ("all_gather_object", "gather_object")
+#: Calls whose host reads the sizes of objects that it gets.
+_SIZES_FIRST = ("all_gather_object", "gather_object", "recv_object_list")
 
 
 class _Wait(NamedTuple):
@@ -47,7 +47,7 @@ def call_table(recording: Recording) -> pd.DataFrame:
 
 def term_table(recording: Recording) -> pd.DataFrame:
     """The table ``call_terms``: one row per call, in order."""
-    begun: set[tuple[int, int]] = set()
+    begun: set[tuple[int, int, bool]] = set()
     waits = {wait.call: wait for wait in reversed(recording.call_waits)}
     backends = {group.number: group.backend for group in recording.groups}
     rows = []
@@ -55,11 +55,11 @@ def term_table(recording: Recording) -> pd.DataFrame:
         *agreed, on_host, lines, parts, join = terms
         on_host |= _is_of_hosts(backends.get(call.group, "nccl"), has_tensors=call.dtype != "")
         own_pair = call.peer >= 0 and not terms.batch and not on_host and call.group not in recording.bound
-        communicator = call.group, call.peer if own_pair else -1
+        communicator = call.group, call.peer if own_pair else -1, on_host
         is_made = communicator not in begun and call.group not in recording.bound and not on_host
         begun.add(communicator)
-        is_blocking = call.peer < 0 and ("barrier" in call.operation or (on_host and not call.asynchronous))
-        is_blocking |= call.operation in _SIZES_FIRST
+        is_blocking = "barrier" in call.operation or call.operation in _SIZES_FIRST
+        is_blocking |= on_host and not call.asynchronous and (call.peer < 0 or "object" in call.operation)
         host_waits = call.operation != "symm_mem_barrier" and (is_blocking or is_made)
         wait = waits.get(call.sequence, _NEVER)
         text = "\n".join(recording.call_lines[lines]) if lines >= 0 else ""

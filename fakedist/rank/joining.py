@@ -229,6 +229,7 @@ class _Started:
         if (groups := sys.modules.get(_GROUPS)) is not None:
             made = present(groups, "_new_process_group_helper")
             self._before.enter_context(patched(groups, "_new_process_group_helper", self._new_group(groups, made)))
+            self._before.enter_context(self._own.refusing())
 
     def _refuse_rank(self) -> None:
         if self._own.sets_rank():

@@ -245,6 +245,7 @@ class Rank:
     def _torch_is_imported(self, module: ModuleType) -> None:
         """Set up torch's surroundings, once. A forked process is not the rank."""
         if os.getpid() != self._pid:
+            self._before_torch.enter_context(self._own_ranks.refusing())
             return
         if self.has_failed:  # a bare `except:` swallowed the first SetupFailed
             raise SetupFailed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
@@ -179,6 +179,28 @@ def _made(own: pd.DataFrame, others: pd.DataFrame) -> Iterator[tuple[str, Sequen
     yield from ((description, ranks_of(ranks)) for description, ranks in rest[at:])
 
 
+def groups_in_turn(runs: Mapping[int, Run]) -> dict[int, str]:
+    """The first process groups that ranks make that are not the same, by rank; empty if all are.
+
+    torch names groups by their turn, so ranks of one group meet only if it has the same for all of them, and
+    ``new_group`` waits for every rank. Groups that are named by their ranks are left out.
+    """
+    tables = {rank: (run.table("groups"), run.table("other_groups")) for rank, run in runs.items()}
+    if not all(own["name"].iloc[1:].str.isdecimal().all() for own, _ in tables.values()):
+        return {}
+    made = {rank: list(_made(*both)) for rank, both in tables.items()}
+    for turn in range(max(map(len, made.values()))):
+        ours = {rank: groups[turn] if turn < len(groups) else ("", ()) for rank, groups in made.items()}
+        ended = {rank: group for rank, group in ours.items() if group[1] or runs[rank].summary.exit.ended_by_itself}
+        if len({tuple(members) for _, members in ended.values()}) > 1:
+            return {rank: _group_text(*group) for rank, group in ended.items()}
+    return {}
+
+
+def _group_text(description: str, members: Sequence[int]) -> str:
+    return f"the group of ranks {format_rank_list(members)}, at {description}" if members else "none"
+
+
 def _pipeline(run: Run, rank: int, groups: JobGroups) -> JobGroup | None:
     try:
         found = find_pipeline(run.table("groups"), run.table("calls"), rank)
@@ -345,7 +367,7 @@ def match_runs(paths: Sequence[Path]) -> JobMatch:
         world_size=job.world_size,
         placed=lambda made: _place_in(by_rank[copies.get(made.rank, made.rank)], made),
         copies=copies,
-        matched=match_calls(played),
+        matched=replace(match_calls(played), groups=groups_in_turn(by_rank)),
         num_steps=min(stopped) if stopped else None,
         failed={rank: str(ending.outcome) for rank, ending in endings.items() if not ending.ended_well},
         decided={rank: run.summary.invented_values for rank, run in by_rank.items() if run.summary.invented_values},

@@ -32,6 +32,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from fakedist.errors import WorldError
 from fakedist.patch import patched, present
+from fakedist.rundir.rows import NO_TERMS, CallTerms
 from fakedist.rundir.tape import ANY_RANK
 from fakedist.world.group import BareGroup
 from fakedist.world.tapes import Tapes, Where
@@ -50,8 +51,8 @@ _NUM_CALLS = {
 _RPC = "torch.distributed.rpc.backend_registry"
 #: Names of the bool type: Python's, and both of NumPy's.
 _BOOLS = ("bool", "bool_")
-#: Called with (operation, group, bytes sent, bytes received) for each call.
-Write = Callable[[str, BareGroup, int, int], None]
+#: Called with (operation, group, bytes sent and received, group rank of the peer, terms) for each call.
+Write = Callable[[str, BareGroup, tuple[int, int], int, CallTerms], None]
 
 
 class PeerTapes(Tapes):
@@ -97,14 +98,16 @@ def faked_objects(write: Write, tapes: Tapes) -> Iterator[None]:
     with ExitStack() as stack:
         for name in _NUM_CALLS:
             for owner in (c10d, dist):
-                answer = _for_our_groups(getattr(answers, name), present(owner, name))
+                answer = _for_our_groups(getattr(answers, name), present(owner, name), answers.refused)
                 stack.enter_context(patched(owner, name, answer))
         if _RPC in sys.modules:  # torch.distributed imports it, if torch was built with it
             stack.enter_context(_no_other_workers(sys.modules[_RPC]))
         yield
 
 
-def _for_our_groups(answer: Callable[..., object], original: Callable[..., object]) -> Callable[..., object]:
+def _for_our_groups(
+    answer: Callable[..., object], original: Callable[..., object], refused: Callable[[], None]
+) -> Callable[..., object]:
     """Use torch's own for its own groups, and for a bare backend, as ``rpc.init_rpc`` makes one."""
     kinds = (torch._C._distributed_c10d.Backend, dist.ProcessGroup)
 
@@ -113,7 +116,11 @@ def _for_our_groups(answer: Callable[..., object], original: Callable[..., objec
         groups = [value for value in (*args, *kwargs.values()) if isinstance(value, kinds)]
         group = next(iter(groups), c10d._world.default_pg)
         is_torchs = isinstance(group, kinds) and not isinstance(group, BareGroup)
-        return (original if is_torchs else answer)(*args, **kwargs)
+        try:
+            return (original if is_torchs else answer)(*args, **kwargs)
+        except WorldError:
+            refused()
+            raise
 
     return called
 
@@ -146,8 +153,13 @@ def standing_in(make: Callable[[], object], tape: Literal["passed over", "else"]
 
 class _Answers:
     def __init__(self, write: Write, tapes: Tapes) -> None:
-        self._write = write
+        self._write_call = write
         self._tapes = tapes
+        self._begun: tuple[str, BareGroup, int, CallTerms] | None = None
+
+    def refused(self) -> None:
+        """Write a call that another rank's tape does not answer: ``match`` says what it meets."""
+        self._write(0, 0)
 
     def all_gather_object(
         self,
@@ -164,7 +176,7 @@ class _Answers:
         pickled = _dump(obj, weights_only)
         self._tapes.send_objects(where, [pickled])
         objects = [self._of(where._replace(source=rank), pickled) for rank in pg.ranks]
-        self._write("all_gather_object", pg, len(pickled), max(map(len, objects)) * len(objects))
+        self._write(len(pickled), max(map(len, objects)) * len(objects))
         _fill(object_list, objects, weights_only)
 
     def gather_object(
@@ -182,14 +194,14 @@ class _Answers:
         if _is_outside(pg, "gather_object"):
             return
         c10d._validate_output_list_for_rank(pg.rank(), to, object_gather_list)
-        where = self._begin("gather_object", pg)._replace(to=pg.ranks[to])
+        where = self._begin("gather_object", pg, CallTerms(root=to))._replace(to=pg.ranks[to])
         pickled = _dump(obj, weights_only)
         if object_gather_list is None or pg.rank() != to:
             self._tapes.send_objects(where, [pickled])
-            self._write("gather_object", pg, len(pickled), 0)
+            self._write(len(pickled), 0)
             return
         objects = [self._of(where._replace(source=rank), pickled) for rank in pg.ranks]
-        self._write("gather_object", pg, len(pickled), max(map(len, objects)) * len(objects))
+        self._write(len(pickled), max(map(len, objects)) * len(objects))
         _fill(object_gather_list, objects, weights_only)
 
     def broadcast_object_list(
@@ -206,11 +218,12 @@ class _Answers:
         source = _group_rank(pg, src, group_src)
         if _is_outside(pg, "broadcast_object_list"):
             return
-        where = self._begin("broadcast_object_list", pg)._replace(source=pg.ranks[source])
+        terms = CallTerms(root=source, parts=(f"objects {len(object_list)}",))
+        where = self._begin("broadcast_object_list", pg, terms)._replace(source=pg.ranks[source])
         if pg.rank() == source:
-            self._give(where, pg, object_list, weights_only)
+            self._give(where, object_list, weights_only)
         else:
-            self._take(where, pg, object_list, weights_only)
+            self._take(where, object_list, weights_only)
 
     def scatter_object_list(
         self,
@@ -230,16 +243,16 @@ class _Answers:
         output, items = scatter_object_output_list, scatter_object_input_list
         if not isinstance(output, list) or not output:
             raise ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
-        where = self._begin("scatter_object_list", pg)._replace(source=pg.ranks[source])
+        where = self._begin("scatter_object_list", pg, CallTerms(root=source))._replace(source=pg.ranks[source])
         if pg.rank() == source:
             if items is None:
                 raise ValueError("source rank must provide non-None scatter_object_input_list")
-            pickled = self._give(where, pg, items, weights_only)
+            pickled = self._give(where, items, weights_only)
             output[0] = _load(pickled[pg.rank()], weights_only)
         else:
             received = self._received(where, pg.size())
             stand_in = _stand_in.get()
-            self._write("scatter_object_list", pg, 0, max(map(len, received or [b""])))
+            self._write(0, max(map(len, received or [b""])))
             if received is not None:
                 output[0] = _load(received[pg.rank()], weights_only)
             elif stand_in is not None:
@@ -264,7 +277,8 @@ class _Answers:
         _check_inside(pg)
         to = c10d._canonicalize_group_rank(pg, dst, group_dst)
         c10d._check_not_self_rank(pg, to, "destination")
-        self._give(self._begin("send_object_list", pg)._replace(to=pg.ranks[to]), pg, object_list, weights_only)
+        where = self._begin("send_object_list", pg, peer=to)._replace(to=pg.ranks[to])
+        self._give(where, object_list, weights_only)
 
     def recv_object_list(
         self,
@@ -279,21 +293,29 @@ class _Answers:
     ) -> int:
         pg = _group(group)
         _check_inside(pg)
-        source = ANY_RANK
+        source = peer = ANY_RANK
         if src is not None or group_src is not None:
             peer = c10d._canonicalize_group_rank(pg, src, group_src)
             c10d._check_not_self_rank(pg, peer, "source")
             source = pg.ranks[peer]
-        where = self._begin("send_object_list", pg)._replace(source=source, to=dist.get_rank())
+        where = self._begin("recv_object_list", pg, peer=peer)
+        where = where._replace(operation="send_object_list", source=source, to=dist.get_rank())
         if (sender := self._tapes.sender(where)) is not None:
             where = where._replace(source=sender)
-        self._take(where, pg, object_list, weights_only, "recv_object_list")
+        self._take(where, object_list, weights_only)
         return where.source if where.source != ANY_RANK else int(pg.ranks[0])
 
-    def _begin(self, operation: str, pg: BareGroup) -> Where:
+    def _begin(self, operation: str, pg: BareGroup, terms: CallTerms = NO_TERMS, peer: int = ANY_RANK) -> Where:
         calls = _NUM_CALLS[operation]
         pg._sequence += calls
+        self._begun = operation, pg, peer, terms
         return Where(operation, pg.channel, dist.get_rank(), sequence=pg._sequence if calls else 0)
+
+    def _write(self, sent_bytes: int, received_bytes: int) -> None:
+        if self._begun is not None:
+            operation, pg, peer, terms = self._begun
+            self._begun = None
+            self._write_call(operation, pg, (sent_bytes, received_bytes), peer, terms)
 
     def _of(self, where: Where, mine: bytes) -> bytes:
         if where.source == dist.get_rank():
@@ -301,23 +323,17 @@ class _Answers:
         objects = self._tapes.receive_objects(where, 1)
         return mine if objects is None else objects[0]
 
-    def _give(self, where: Where, pg: BareGroup, objects: Sequence[object], weights_only: bool) -> list[bytes]:
+    def _give(self, where: Where, objects: Sequence[object], weights_only: bool) -> list[bytes]:
         pickled = [_dump(one, weights_only) for one in objects]
         self._tapes.send_objects(where, pickled)
-        self._write(where.operation, pg, sum(map(len, pickled)), 0)
+        self._write(sum(map(len, pickled)), 0)
         return pickled
 
-    def _take(
-        self,
-        where: Where,
-        pg: BareGroup,
-        objects: list[object],
-        weights_only: bool,
-        name: str = "broadcast_object_list",
-    ) -> None:
+    def _take(self, where: Where, objects: list[object], weights_only: bool) -> None:
+        name = where.operation.replace("send", "recv")
         received = self._received(where, len(objects))
         stand_in = _stand_in.get()
-        self._write(name, pg, 0, sum(map(len, received or [])))
+        self._write(0, sum(map(len, received or [])))
         if received is not None:
             objects[:] = [_load(one, weights_only) for one in received]
         elif stand_in is not None:

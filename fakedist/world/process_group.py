@@ -484,7 +484,7 @@ class RankGroup(BareGroup):
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Done:
         """Recv; a source of -1 means any rank."""
-        if src == self._own_rank:
+        if src == self._own_rank and self.backend_of(tensors[0].device.type) != "nccl":  # in a batch, NCCL does it
             raise ValueError(
                 "Invalid source rank: source rank should not be the same as the rank of the current process."
             )
@@ -500,6 +500,8 @@ class RankGroup(BareGroup):
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Done:
         """Receive from any rank."""
+        if (backend := self.backend_of(tensors[0].device.type)) == "nccl":
+            raise RuntimeError(f"Backend {backend} does not support recvAnysource")
         return self.recv(tensors, -1, tag)
 
     # ---- barriers

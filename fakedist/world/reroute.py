@@ -31,6 +31,7 @@ from fakedist.options import Job
 from fakedist.patch import patched, present
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
+from fakedist.rundir.rows import CallTerms
 from fakedist.world.arrivals import Arrivals, Nothing, NotSent, OfRanks
 from fakedist.world.checks import reduce_op, root
 from fakedist.world.files import saved, sparse_saving, watched_files
@@ -647,12 +648,15 @@ class _World:
             **self._keeps_order,
         )
 
-    def write_object_call(self, operation: str, pg: BareGroup, sent_bytes: int, received_bytes: int) -> None:
-        """Record an object collective by its pickled bytes.
+    def write_object_call(
+        self, operation: str, pg: BareGroup, pickled_bytes: tuple[int, int], peer: int, terms: CallTerms
+    ) -> None:
+        """Record an object collective by its pickled bytes, sent and received.
 
         Allocates and frees torch's tensors: the pickled bytes, their number, and what arrives (``all_gather_object`` in
         torch/distributed/distributed_c10d.py).
         """
+        sent_bytes, received_bytes = pickled_bytes
         device = c10d._get_object_coll_device(pg) if torch.cuda.is_available() else "cpu"
         sent = [empty(sent_bytes, dtype=torch.uint8, device=device)]
         received: list[torch.Tensor] = []
@@ -662,7 +666,8 @@ class _World:
                 received.append(empty(pg.size(), dtype=torch.int64, device=device))
         if received_bytes:
             received.append(empty(received_bytes, dtype=torch.uint8, device=device))
-        self._ledger.write(operation, pg.number, sent[:1], received[-1:] if received_bytes else [])
+        arrived = received[-1:] if received_bytes else []
+        self._ledger.write(operation, pg.number, sent[:1], arrived, peer=peer, terms=terms)
 
 
 def _made_at() -> str:

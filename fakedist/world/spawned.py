@@ -9,7 +9,8 @@ a rank itself. A script may import torch only in its ranks, so nothing here need
 
 A process's rank, in the job or on its node, is its parameter ``rank``, else its first integer that can be one, else its
 position in the order of starting. If ``init_process_group`` then names another rank of this job, the process was not
-the chosen one. A process that was started and turns out to be a rank ends the job: it is one of many, on one GPU.
+the chosen one. A process that was started and turns out to be a rank ends the job before it looks for the others: it is
+one of many, on one GPU. Where the script then waits for what the others would send, a line states that.
 
 ``elastic_launch`` is torchrun as a function, whose place fakedist takes: it calls the function here.
 
@@ -26,6 +27,9 @@ import inspect
 import multiprocessing
 import os
 import sys
+import threading
+import time
+import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -53,6 +57,8 @@ _RANK_NAMES = ("rank", "global_rank", "world_rank", "local_rank")
 #: Variables that a process sets if it is a rank.
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK")
 _SPAWN, _LAUNCHER = "torch.multiprocessing.spawn", "torch.distributed.launcher.api"
+#: A script that does nothing for so long while ranks that it starts do not run may wait for them.
+_IDLE_S = 20
 _MAX_DEPTH = 8
 _MAX_SEEN = 500
 
@@ -120,6 +126,7 @@ class OwnRanks:
         self._has_run = False
         self._running_candidate = False
         self._over: _Over | None = None
+        self.is_over = threading.Event()
 
     def joins(self, rank: int, num_ranks: int) -> None:
         """Check the rank that the process joins as. AnotherRank if the script started it and did not choose it.
@@ -141,8 +148,8 @@ class OwnRanks:
     def refuse_rank(self) -> None:
         """End the job: this process, which the script started, is one of its ranks."""
         process, function = multiprocessing.current_process(), ""
-        if getattr(process, "_target", None) is not None:  # else a program's own process
-            target, _ = _called(cast("_Process", process))
+        target, _ = _called(cast("_Process", process))
+        if target is not _nothing:  # else a program's own process
             target = inspect.unwrap(getattr(target, "func", target))
             function = getattr(target, "__qualname__", type(target).__qualname__)
             if getattr(target, "__module__", None) in _POOLS:
@@ -168,6 +175,8 @@ class OwnRanks:
                 _start(process, original)
                 return
             index = self._index(process)
+            if not self._num_started:
+                threading.Thread(target=self._tell_of_waiting, daemon=True).start()
             self._num_started += 1
             if not self._has_run and index in (self._job.rank, self._job.device_index):
                 self._run_here(process)
@@ -178,8 +187,7 @@ class OwnRanks:
         return start
 
     def _is_rank(self, process: _Process) -> bool:
-        run: object = type(process).run
-        if self._is_a_rank_itself() or run is not BaseProcess.run:
+        if self._is_a_rank_itself():
             return False
         target, _ = _called(process)
         if self._are_ranks() and target is not process._target:
@@ -190,8 +198,31 @@ class OwnRanks:
         """Return whether torch starts as many processes together as the job or its node has ranks."""
         return self._num_together in (self._job.world_size, self._job.local_world_size)
 
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Refuse a rank where it begins to look for the others, which do not run. RecordingError if torch differs."""
+        groups = sys.modules["torch.distributed.distributed_c10d"]
+        original = present(groups, "init_process_group")
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def init_process_group(*args: object, **kwargs: object) -> object:
+            named = signature.bind(*args, **kwargs).arguments
+            num_ranks = max(named.get("world_size", -1), int(os.environ.get("WORLD_SIZE") or -1))
+            if num_ranks == self._job.world_size and not is_for_hosts(named.get("backend")):
+                self.joins(named.get("rank", -1), num_ranks)
+            return original(*args, **kwargs)
+
+        package = sys.modules["torch.distributed"]
+        with (
+            patched(groups, "init_process_group", init_process_group),
+            patched(package, "init_process_group", init_process_group),
+        ):
+            yield
+
     def _is_a_rank_itself(self) -> bool:
-        return os.getpid() != self._pid or _has_joined() or _holds_memory()
+        has_run = self._has_run and not self._running_candidate  # cycles may hold the memory of a rank that has ended
+        return os.getpid() != self._pid or _has_joined() or (not has_run and _holds_memory())
 
     @contextmanager
     def watching_torch(self) -> Iterator[None]:
@@ -245,10 +276,28 @@ class OwnRanks:
 
         return launch_agent
 
+    def _tell_of_waiting(self) -> None:
+        """Say once where the main thread waits, perhaps for other ranks: it does not move, and nothing computes."""
+        before: object = None
+        while not self.is_over.wait(_IDLE_S):
+            frame = sys._current_frames()[threading.main_thread().ident or 0]
+            now = id(frame), frame.f_lasti, round(time.process_time())
+            if now == before:
+                own = (os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(__file__)))
+                running = [each for each in traceback.extract_stack(frame) if not each.filename.startswith(own)]
+                where = f" at {running[-1].filename}:{running[-1].lineno} ({running[-1].name})" if running else ""
+                sys.stderr.write(
+                    f"fakedist: the script has waited for {_IDLE_S} s{where}, perhaps for ranks that it starts: only "
+                    f"rank {self._job.rank} runs. Ctrl-C ends it with a report; or have that rank give what it waits "
+                    "for, or run one rank in the script's own process, which has RANK set\n"
+                )
+                return
+            before = now
+
     def _index(self, process: _Process) -> int:
         target, arguments = _called(process)
         try:
-            named = inspect.signature(target).bind(*arguments, **process._kwargs).arguments
+            named = {**vars(process), **inspect.signature(target).bind(*arguments, **process._kwargs).arguments}
         except (TypeError, ValueError):
             named = {}
         values = [value for value in (*arguments, *process._kwargs.values()) if type(value) is int]
@@ -279,8 +328,11 @@ class OwnRanks:
 @contextmanager
 def own_ranks(own: OwnRanks) -> Iterator[None]:
     """Start no process that would be a rank; run the chosen one here. RecordingError if they cannot be intercepted."""
-    with patched(BaseProcess, "start", own.start(present(BaseProcess, "start"))):
-        yield
+    try:
+        with patched(BaseProcess, "start", own.start(present(BaseProcess, "start"))):
+            yield
+    finally:
+        own.is_over.set()
 
 
 @contextmanager
@@ -336,7 +388,9 @@ def _holds_memory() -> bool:
 
 def _called(process: _Process) -> tuple[Callable[..., object], tuple[object, ...]]:
     """The function that a process would call, and its arguments; for ``spawn``, the one passed to it."""
-    target, arguments = process._target or _nothing, tuple(process._args)
+    if type(process).run is not BaseProcess.run:
+        return type(process).run, (process,)
+    target, arguments = getattr(process, "_target", None) or _nothing, tuple(getattr(process, "_args", ()))
     # Look the module up here: torch.multiprocessing's own attribute of this name is a function.
     spawn = sys.modules.get(_SPAWN)
     if spawn is not None and target is present(spawn, "_wrap"):
@@ -411,7 +465,9 @@ def _sets_rank(code: types.CodeType) -> bool:
         if instruction.opname == "STORE_SUBSCR" and before in _RANK_VARIABLES:
             return True
         # The names of keyword arguments, or the keys of a dictionary.
-        names = instruction.argval if instruction.opname == "KW_NAMES" else before
+        names = (
+            code.co_consts[instruction.arg or 0] if instruction.opname == "KW_NAMES" else before
+        )  # 3.11 has no argval
         is_mapping = instruction.opname in ("KW_NAMES", "CALL_KW", "BUILD_CONST_KEY_MAP")
         if is_mapping and isinstance(names, tuple) and not {*names}.isdisjoint(_RANK_VARIABLES):
             return True

@@ -68,6 +68,13 @@ class Constant:
     value: object
 
 
+@dataclass(frozen=True)
+class Result:
+    """The result of the call at an index."""
+
+    index: int
+
+
 #: A container that is made empty.
 EMPTY = Constant(())
 
@@ -146,6 +153,8 @@ class CodePaths:
             return tuple(changed)
         if name in _KEEPS or name in _JUMPS:
             return stack
+        if name == "STORE_FAST_LOAD_FAST":  # of Python 3.13
+            return (*stack[:-1], Name((instruction.argval[1],), is_local=True))
         if name in ("BUILD_LIST", "BUILD_MAP", "BUILD_SET") and not arg:
             return (*stack, EMPTY)
         effect = dis.stack_effect(instruction.opcode, instruction.arg, jump=is_jump)
@@ -159,7 +168,8 @@ class CodePaths:
             return stack[:effect] if effect else stack
         if name == "FOR_ITER":
             return (*stack, None)
-        return _unknown(stack, effect)
+        after = _unknown(stack, effect)
+        return (*after[:-1], Result(index)) if name == "CALL" else after
 
     def _loaded(self, instruction: dis.Instruction, effect: int) -> Iterable[object]:
         name, value = instruction.opname, instruction.argval
@@ -240,10 +250,19 @@ class CodePaths:
         return any(leaving) and not leaving[ways.index(way)]
 
     def _leaves(self, loop: Loop, copies: frozenset[int], way: int) -> bool:
-        ends = self.instructions[loop.header].opname in _ENDING
+        ends = self.instructions[loop.header].opname in _ENDING and not self._is_endless(loop.header)
         barred = copies if ends else copies | {loop.header}
         healthy = {index for index in self.reached((way,), barred) if self.instructions[index].opname not in RAISES}
         return bool(healthy - loop.body) and (way not in barred)
+
+    def _is_endless(self, header: int) -> bool:
+        """Return whether a loop is over ``itertools.count()``, ``cycle`` or ``iter(function, other)``."""
+        made = next((index for index in range(header)[::-1] if self.instructions[index].opname == "CALL"), None)
+        if made is None or self.instructions[header].opname != "FOR_ITER" or header - made > 2:
+            return False
+        stack, num_arguments = self.stacks[made] or (), self.instructions[made].arg or 0
+        callees = [value.path[-1] for value in stack[-2 - num_arguments :][:2] if isinstance(value, Name)]
+        return bool({"count", "cycle"} & {*callees}) or ("iter" in callees and num_arguments > 1)
 
 
 def _filled(value: object, count: int) -> tuple[object, ...]:

@@ -20,16 +20,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType, FunctionType, GetSetDescriptorType, MethodDescriptorType, ModuleType
 
-from fakedist.gpu.values.code_paths import RAISES, RETURNS, CodePaths, Constant, Name, Stack, paths_of
+from fakedist.gpu.values.code_paths import RAISES, RETURNS, CodePaths, Constant, Name, Result, Stack, paths_of
 from fakedist.gpu.values.symbolic import (
+    GROWING,
+    RAISED,
     RESULTS,
     Current,
     Given,
     Listed,
+    Rows,
     appended,
     applied,
+    attribute_of,
+    holds,
+    iterated,
     known_value,
-    reduced,
+    mentions_given,
+    of_generator,
     result_of_call,
     result_of_instruction,
     top_of,
@@ -52,17 +59,27 @@ _MOST_KEPT = 4_096
 _MOST_ENTERED = 4
 #: How often the outlook of a read is found anew because variables have changed. Then they may have any value.
 _MOST_CHANGES = 32
+#: The name of an attribute begins with it whose object is known, whatever variables it is in.
+_OBJECT = "@"
 #: Variables of these are followed by value.
 _PLAIN = (bool, int, float, str)
 _CONTAINERS = (list, dict, set, tuple)
 _SIZES = frozenset({"shape", "ndim", "nbytes", "size", "numel", "dim"})
-_GROWS = frozenset({"append", "add", "extend", "insert", "update", "appendleft"})
+_ADDS = frozenset({"append", "add", "appendleft"})
+_CHANGES = frozenset({"extend", "insert", "update", "pop", "popleft", "popitem", "remove", "discard", "clear"})
 
-#: The truth values that these read are not what they give.
-_OTHERWISE = (min, max, sum, sorted, filter, map, len)
 _ENDS = frozenset((sys.exit, os._exit, os.abort))
-#: A truth value or a number that a script reads.
-Number = bool | int | float
+#: Functions of torch that raise if their first argument is false.
+_CHECKS = frozenset({"_assert", "_check", "_check_value", "_check_index", "_check_type"})
+#: Functions of positive numbers alone.
+_OF_POSITIVE = (math.log, math.log2, math.log10, math.sqrt)
+#: Functions that wait for the user to type.
+_WAITS = frozenset({"breakpoint", "set_trace"})
+#: A truth value or a number that a script reads, or how many rows it gets.
+Number = bool | int | float | Rows
+
+
+_NOTHING: Mapping[str, object] = {}
 
 
 class Health(enum.IntEnum):
@@ -109,6 +126,9 @@ class Healthy:
     def __init__(self, find_local: FindLocal) -> None:
         self._find_local = find_local
         self._kept: dict[tuple[object, ...], _Kept] = {}
+        #: What the last reads gave, by function and instruction.
+        self._answers: dict[tuple[int, int], Number] = {}
+        self._uses_answers = False
 
     def outlook(self, frame: FrameType, answer: Number) -> Outlook:
         """Return what a read should give in a frame that is at the reading instruction."""
@@ -117,11 +137,15 @@ class Healthy:
         key = (where, answer if is_truth else None)
         kept = self._kept.get(key)
         if kept is not None and self._is_as_before(frame, kept.used):
+            self._answers[_instruction(frame)] = kept.outlook.answer if is_truth else answer
             return kept.outlook if is_truth else replace(kept.outlook, answer=answer)
         times = 1 if kept is None else kept.times + 1
         used: dict[tuple[int, Name], object] | None = {} if times <= _MOST_CHANGES else None
         outlook = self._found(frame, answer, used)
-        if is_truth or not outlook.is_tested:
+        if len(self._answers) >= _MOST_KEPT:
+            self._answers.clear()
+        self._answers[_instruction(frame)] = outlook.answer
+        if (is_truth or not outlook.is_tested) and not self._uses_answers:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
             self._kept[key] = _Kept(outlook, used or {}, times)
@@ -134,19 +158,28 @@ class Healthy:
 
     def _found(self, frame: FrameType, answer: Number, used: dict[tuple[int, Name], object] | None) -> Outlook:
         """The outlook, and in ``used`` the variables that decided; with None, no variable has a known value."""
-        first = _Walk(frame, answer, self._find_local, used)
+        first = _Walk(frame, answer, self._find_local, used, self._answers)
         verdict = first.verdict()
+        self._uses_answers = bool(first.answers_used) or first.may_raise
         if not first.ways and not first.is_compared:
             return Outlook(answer, Health.FINE, is_tested=False)
         best, avoided, is_tested = answer, verdict, first.is_compared
-        for other in [not answer] if isinstance(answer, bool) else _others(frame, answer, first.numbers):
-            walk = _Walk(frame, other, self._find_local, used)
+        numbers = (*first.answers_used, *first.numbers)
+        for other in [not answer] if isinstance(answer, bool) else _others(frame, answer, numbers):
+            walk = _Walk(frame, other, self._find_local, used, self._answers)
             of_other = walk.verdict()
             is_tested |= walk.ways != first.ways
             avoided = max(avoided, of_other)
             if of_other < verdict:
                 best, verdict = other, of_other
         return Outlook(best, avoided if avoided > verdict else Health.FINE, is_tested=is_tested)
+
+
+def _instruction(frame: FrameType) -> tuple[int, int]:
+    """A running function and its instruction that reads."""
+    paths = paths_of(frame.f_code)
+    index = paths.running(frame)
+    return id(frame), index + int(index >= 0 and paths.instructions[index].opname == "PRECALL")
 
 
 def _whereabouts(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
@@ -167,6 +200,8 @@ def _callers(frame: FrameType | None) -> list[FrameType]:
 
 def _others(frame: FrameType, answer: Number, compared: Iterable[Number]) -> list[Number]:
     """Other numbers that a read could give: simple ones, and those next to what it is compared with, or in the code."""
+    if isinstance(answer, Rows):
+        return [Rows(0 if answer else 1)]
     numbers = list(compared)
     caller: FrameType | None = frame
     while caller is not None and len(numbers) < _MOST_NUMBERS:
@@ -217,7 +252,12 @@ class _Walk:
     """Follows the code after a read that gives ``answer``."""
 
     def __init__(
-        self, frame: FrameType, answer: Number, find_local: FindLocal, used: dict[tuple[int, Name], object] | None
+        self,
+        frame: FrameType,
+        answer: Number,
+        find_local: FindLocal,
+        used: dict[tuple[int, Name], object] | None,
+        answers: Mapping[tuple[int, int], Number],
     ) -> None:
         #: Where the value was tested, and the ways that followed.
         self.ways: list[tuple[CodeType, int, int]] = []
@@ -225,6 +265,12 @@ class _Walk:
         self.is_compared = False
         #: The numbers that it was compared with.
         self.numbers: list[Number] = []
+        #: What earlier reads gave that is used together with this one.
+        self.answers_used: list[int | float] = []
+        #: Whether its number decides whether something raises.
+        self.may_raise = False
+        self._answers = answers
+        self._end: Health | None = None
         self._used = used
         self._frames = _callers(frame)
         self._depths = {id(caller): depth for depth, caller in enumerate(self._frames)}
@@ -247,9 +293,18 @@ class _Walk:
     def _value_of(self, depth: int, name: Name) -> object:
         return _value_now(self._object(name, self._frames[depth]))
 
-    def _resumed(self, frame: FrameType | None, value: object) -> _Point | None:
-        """Go on in a function whose current instruction gets a value, as its result or as what it tests."""
-        if frame is None or value is None:
+    def _resumed(
+        self,
+        frame: FrameType | None,
+        value: object,
+        assigned: Mapping[str, object] = _NOTHING,
+    ) -> _Point | None:
+        """Go on in a function whose current instruction gets a value, as its result or as what it tests.
+
+        ``assigned`` are variables of the function that returns it.
+        """
+        shared = {} if frame is None else _shared(assigned, frame.f_code)
+        if frame is None or (value is None and not shared):
             return None
         paths = paths_of(frame.f_code)
         index = paths.running(frame)
@@ -258,24 +313,27 @@ class _Walk:
         stack = paths.stacks[index] if index >= 0 else None
         if stack is None:
             return None
+        here = _Point(frame, index, stack, shared)
+        stack = tuple(self._present(each, here) for each in stack[:-1]) + stack[-1:]
         name = paths.instructions[index].opname
         if name.startswith(("POP_JUMP", "JUMP_IF")) or name in ("TO_BOOL", "UNARY_NOT"):
-            return _Point(frame, index, (*stack[:-1], value), {})
+            return _Point(frame, index, (*stack[:-1], value), shared)
         if name == "CONTAINS_OP" and paths.instructions[index].arg and isinstance(value, Given):
             value = Given(not value.value)
         if name.startswith("CALL"):
-            value = self._through(self._called_object(self._callee(paths, index, stack), frame), value)
-        if paths.instructions[index + 1].opname == "POP_TOP":
+            value = of_generator(self._called_object(self._callee(paths, index, stack), frame), value)
+        if paths.instructions[index + 1].opname == "POP_TOP" and not shared:
             return None  # nothing uses it
         after = paths.step(index, stack, is_jump=False)
-        return _Point(frame, index + 1, (*after[:-1], value), {})
+        return _Point(frame, index + 1, (*after[:-1], value), shared)
 
-    @staticmethod
-    def _through(callee: object, value: object) -> object:
-        """The value that a function of Python gives that reads or is given a value on the way."""
-        if callee is all or callee is any:
-            return reduced(callee, Listed((value, None)))
-        return None if any(callee is other for other in _OTHERWISE) else value
+    def _present(self, value: object, point: _Point) -> object:
+        """A value that was put on the stack before the read: a variable, or what an earlier read gave."""
+        if isinstance(value, Result) and isinstance(point.frame, FrameType):
+            answer = self._answers.get((id(point.frame), value.index))
+            self.answers_used += [answer] if isinstance(answer, (int, float)) else []
+            return None if answer is None else Constant(answer)
+        return self._loaded(value, point) if isinstance(value, Name) and value.is_local else value
 
     def _way(self, point: _Point | None, decided: _Decision | None, left: int = _MOST_STEPS) -> Health | None:
         """How healthy a way is; None where another has been followed from here."""
@@ -300,13 +358,20 @@ class _Walk:
             if len(paths.after[point.index]) < 2:
                 if decided is not None and name.startswith(("STORE_", "POP_TOP")):
                     decided = replace(decided, is_same_statement=False)
+                self._end = None
                 point = self._next(point, paths)
                 if point is None:
-                    return _failed(decided)
+                    return _failed(decided) if self._end is None else self._end
+                continue
+            if name == "FOR_ITER" and isinstance(items := top_of(point.stack), Listed):
+                point = self._iterated(point, paths, items)
                 continue
             condition = self._settled(top_of(point.stack), point)
             is_current = isinstance(condition, Current)
             if is_current and any(paths.stays(point.index, way) for way in paths.after[point.index]):
+                way = _chosen(paths, point.index, condition)
+                if decided is not None and way is not None and self._goes_around(point, paths, way, condition):
+                    return Health.STAYS
                 condition = None  # a loop's counter has another value in another round
             if isinstance(condition, Current) and self._used is not None:
                 self._used.update({(depth, name): self._value_of(depth, name) for depth, name in condition.names})
@@ -321,6 +386,35 @@ class _Walk:
                 return Health.STAYS
             point = self._at(point, paths, way)
         return Health.FINE
+
+    def _goes_around(self, point: _Point, paths: CodePaths, way: int, condition: object) -> bool:
+        """Whether a way leads around a loop to the read, and nothing on it changes what keeps the loop going."""
+        depth = self._depths.get(id(point.frame))
+        names = [name for at, name in condition.names if at == depth] if isinstance(condition, Current) else []
+        loop = next((loop for loop in paths.loops if point.index in loop.body), None)
+        if depth is None or loop is None or not names or not paths.stays(point.index, way):
+            return False
+        read = paths.running(self._frames[depth])
+        between = paths.reached((way,), frozenset({read})) & loop.body
+        variables = {name.path[0] for name in names}
+        if variables & {place.partition(".")[0].partition("[")[0] for place in point.variables}:
+            return False
+        held = {name.path[0] for name in names if type(self._object(name, point.frame)) in _CONTAINERS}
+        touching = [instruction for index in between if (instruction := paths.instructions[index])]
+        return read in loop.body and not any(
+            {instruction.argval, *(instruction.argval if isinstance(instruction.argval, tuple) else ())}
+            & (variables if instruction.opname.startswith("STORE") else held)
+            for instruction in touching
+            if instruction.opname.startswith(("STORE_", "LOAD_")) and instruction.argval.__hash__
+        )
+
+    def _iterated(self, point: _Point, paths: CodePaths, items: Listed) -> _Point:
+        """The next round of a loop over a list, or the end of it."""
+        after, target = paths.after[point.index]
+        if not items.items:
+            return _Point(point.frame, target, paths.step(point.index, point.stack, is_jump=True), point.variables)
+        stack = (*point.stack[:-1], Listed(items.items[1:]), items.items[0])
+        return _Point(point.frame, after, stack, point.variables)
 
     def _fork(self, point: _Point, paths: CodePaths, decided: _Decision | None, left: int) -> Health | None:
         """Both ways of a branch that does not depend on the value.
@@ -359,8 +453,10 @@ class _Walk:
             value = _answered(value, is_decided=is_decided)
             caller = point.frame.caller
             after = paths_of(caller.frame.f_code).step(caller.index, caller.stack, is_jump=False)
-            return _Point(caller.frame, caller.index + 1, (*after[:-1], value), caller.variables)
-        return self._resumed(point.frame.f_back, _answered(value, is_decided=is_decided))
+            variables = {**caller.variables, **_shared(point.variables, caller.frame.f_code)}
+            return _Point(caller.frame, caller.index + 1, (*after[:-1], value), variables)
+        value = _answered(value, is_decided=is_decided)
+        return self._resumed(point.frame.f_back, value, point.variables)
 
     def _next(self, point: _Point, paths: CodePaths) -> _Point | None:
         """The point after an instruction that only one follows; None if it ends the process or raises."""
@@ -368,10 +464,14 @@ class _Walk:
         name = instruction.opname
         after = paths.step(point.index, stack, is_jump=paths.target(point.index) is not None)
         if name in ("STORE_ATTR", "STORE_SUBSCR"):
-            place, value = _place(name, instruction.argval, stack), stack[-2 if name == "STORE_ATTR" else -3]
+            place, value = self._place(name, instruction.argval, point), stack[-2 if name == "STORE_ATTR" else -3]
             variables = variables if place is None else _assigned(variables, place, value)
         elif name.startswith("STORE_"):
             after, variables = _stored(instruction.argval, name, stack, after, variables)
+        elif name == "GET_ITER":
+            after = (*stack[:-1], iterated(top_of(stack)))
+        elif name in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(owner := top_of(stack), Given):
+            after = (*stack[:-1], *(attribute_of(owner, instruction.argval),) * (len(after) - len(stack) + 1))
         elif name.startswith(_LOADS) and len(after) >= len(stack):
             kept = len(stack) - int(name in ("LOAD_ATTR", "LOAD_METHOD"))
             after = (*stack[:kept], *(self._loaded(value, point) for value in after[kept:]))
@@ -380,18 +480,10 @@ class _Walk:
         elif name == "UNPACK_SEQUENCE":
             after = (*stack[:-1], *unpacked(top_of(stack), instruction.arg or 0))
         elif name.startswith("CALL"):
-            callee = self._callee(paths, point.index, stack)
-            function = self._called_object(callee, point.frame)
-            if _never_returns(function):
-                return None
-            passed = stack[len(after) + 1 :] if name == "CALL" else ()
-            arguments = tuple(self._settled(value, point) for value in passed)
-            if (entered := self._entering(callee, function, arguments, point)) is not None:
-                return entered
-            if isinstance(callee, Name) and callee.path[-1] in _GROWS and len(callee.path) > 1:
-                variables = _assigned(variables, ".".join(callee.path[:-1]), Current(True, frozenset()))
-            result = result_of_call(function, arguments) or self._measured(callee, arguments, point)
-            after = (*after[:-1], result)
+            called = self._called(paths, point, after)
+            if not isinstance(called, tuple):
+                return called
+            after, variables = called
         elif name.startswith("IMPORT_"):
             after = (*after[:-1], _imported(name, instruction.argval, top_of(stack)))
         elif name == "BINARY_SUBSCR":
@@ -408,13 +500,75 @@ class _Walk:
                 *after[:-1],
                 result_of_instruction(instruction.opname, instruction.argrepr, instruction.arg, stack, after[-1]),
             )
+        self.may_raise |= name == "BINARY_OP" and "/" in instruction.argrepr and isinstance(stack[-1], Given)
+        if top_of(after) is RAISED:
+            self.ways.append((point.frame.f_code, point.index, -1))
+            self._end = Health.FAILS
+            return None
         return _Point(point.frame, paths.after[point.index][0], after, variables)
+
+    def _called(self, paths: CodePaths, point: _Point, after: Stack) -> tuple[Stack, dict[str, object]] | _Point | None:
+        """The stack and the variables after a call, or the first point in it; None if it does not return."""
+        stack, variables = point.stack, point.variables
+        callee = self._callee(paths, point.index, stack)
+        function = self._called_object(callee, point.frame)
+        passed, keywords = self._passed(paths, point)
+        if function is sys.exit and passed and isinstance(code := passed[0], Given) and not code.value:
+            self._end = Health.FINE  # sys.exit(main())
+        if _never_returns(function) or (isinstance(callee, Name) and callee.path[-1] in _WAITS):
+            return None
+        is_check = isinstance(callee, Name) and callee.path[-1] in _CHECKS and mentions_given(top_of(passed[:1]))
+        self.ways += [(point.frame.f_code, point.index, 0)] * is_check
+        if not is_check and (entered := self._entering(callee, function, passed, keywords, point)) is not None:
+            return entered
+        if isinstance(callee, Name) and callee.path[-1] in _ADDS | _CHANGES and len(callee.path) > 1:
+            owner = replace(callee, path=callee.path[:-1])
+            listed = self._added(owner, top_of(passed), point) if callee.path[-1] in _ADDS else None
+            variables = _assigned(variables, self._key(owner, point), listed)
+        result = result_of_call(function if isinstance(callee, (Name, Constant)) else callee, passed, keywords)
+        self.may_raise |= any(function is each for each in _OF_POSITIVE) and mentions_given(top_of(passed))
+        result = applied(holds, passed[:1]) if is_check else result or self._measured(callee, passed, point)
+        return (*after[:-1], result), variables
+
+    def _passed(self, paths: CodePaths, point: _Point) -> tuple[tuple[object, ...], dict[str, object]]:
+        """The arguments of a call, by position and by name; none if it unpacks something."""
+        instruction, stack = paths.instructions[point.index], point.stack
+        if instruction.opname not in ("CALL", "CALL_KW"):
+            return (), {}
+        if instruction.opname == "CALL_KW":  # of Python 3.13
+            names, stack = stack[-1].value, stack[:-1]  # type: ignore[attr-defined]
+        else:
+            before = next(each for each in paths.instructions[: point.index][::-1] if each.opname != "PRECALL")
+            names = paths.code.co_consts[before.arg or 0] if before.opname == "KW_NAMES" else ()
+        values = tuple(self._settled(value, point) for value in stack[len(stack) - (instruction.arg or 0) :])
+        by_position = len(values) - len(names)
+        return values[:by_position], dict(zip(names, values[by_position:], strict=True))
+
+    def _added(self, owner: Name, value: object, point: _Point) -> object:
+        """A list, of which little is known, with one more element."""
+        before = point.variables.get(self._key(owner, point))
+        return Listed((*(before.items if isinstance(before, Listed) else GROWING), value))
+
+    def _key(self, name: Name, point: _Point) -> str:
+        """How a walk calls a variable, or an attribute of an object."""
+        owner = self._object(replace(name, path=name.path[:-1]), point.frame) if len(name.path) > 1 else None
+        return ".".join(name.path) if owner is None else f"{_OBJECT}{id(owner)}.{name.path[-1]}"
+
+    def _place(self, name: str, attribute: object, point: _Point) -> str | None:
+        """The attribute or the item that an instruction is about; None if that is not known."""
+        stack = point.stack
+        owner = stack[-1] if name == "STORE_ATTR" else stack[-2] if len(stack) > 1 else None
+        if not isinstance(owner, Name):
+            return None
+        if name == "STORE_ATTR":
+            return self._key(replace(owner, path=(*owner.path, str(attribute))), point)
+        return f"{self._key(owner, point)}[{stack[-1].value!r}]" if isinstance(stack[-1], Constant) else None
 
     def _loaded(self, value: object, point: _Point) -> object:
         """A variable or an attribute: of the walk, else its present value if that is plain, else its name."""
         if not isinstance(value, Name):
             return value
-        place = ".".join(value.path)
+        place = self._key(value, point)
         return point.variables[place] if place in point.variables else self._current(value, point, _PLAIN)
 
     def _settled(self, value: object, point: _Point) -> object:
@@ -429,7 +583,7 @@ class _Walk:
         return Current(_value_now(found), frozenset() if depth is None else frozenset({(depth, name)}))
 
     def _item(self, instruction: dis.Instruction, point: _Point) -> object:
-        place = _place(instruction.opname, None, point.stack)
+        place = self._place(instruction.opname, None, point)
         if place in point.variables:
             return point.variables[place]
         container, index = point.stack[-2:]
@@ -452,33 +606,46 @@ class _Walk:
             return Constant(getattr(owner, name.path[-1]))
         return applied(getattr(owner, name.path[-1]), arguments) if isinstance(member, MethodDescriptorType) else None
 
-    def _entering(self, callee: object, function: object, arguments: Sequence[object], point: _Point) -> _Point | None:
+    def _entering(
+        self,
+        callee: object,
+        function: object,
+        passed: Sequence[object],
+        keywords: Mapping[str, object],
+        point: _Point,
+    ) -> _Point | None:
         """The first instruction of a function of Python that gets the value; None if it cannot be followed."""
         depth = point.frame.depth + 1 if isinstance(point.frame, _Entered) else 0
         if not isinstance(function, FunctionType) or depth >= _MOST_ENTERED or _is_paused(function.__code__):
             return None
-        if not any(isinstance(value, Given) for value in arguments):
+        if not any(map(mentions_given, (*passed, *keywords.values()))):
             return None
         code = function.__code__
         is_bound = isinstance(callee, Name) and len(callee.path) > 1
         if isinstance(callee, Name) and is_bound:
             owner = self._object(replace(callee, path=callee.path[:-1]), point.frame)
             is_bound = not isinstance(owner, (ModuleType, type))
-        defaults = function.__defaults__ or ()
         names = code.co_varnames[: code.co_argcount]
-        passed = [None if isinstance(value, Name) else value for value in arguments]  # a name of another function's
-        given = dict(zip(names[int(is_bound) :], passed, strict=False))
-        usual = zip(names[::-1], defaults[::-1], strict=False)
-        variables = {name: Constant(value) for name, value in usual if type(value) in _PLAIN}
+        usual = {
+            **dict(zip(names[::-1], (function.__defaults__ or ())[::-1], strict=False)),
+            **(function.__kwdefaults__ or {}),
+        }
+        positional = [None] * is_bound + [None if isinstance(value, Name) else value for value in passed]
+        variables = {name: Constant(value) for name, value in usual.items() if type(value) in _PLAIN}
+        variables |= {**dict(zip(names, positional, strict=False)), **keywords}
+        if code.co_flags & inspect.CO_VARARGS:
+            variables[code.co_varnames[code.co_argcount + code.co_kwonlyargcount]] = Listed(
+                tuple(positional[len(names) :])
+            )
         frame = _Entered(code, function.__globals__, point, depth)
         self._entered.append(frame)
-        return _Point(frame, 0, (), {**variables, **given})
+        return _Point(frame, 0, (), variables)
 
     def _callee(self, paths: CodePaths, index: int, stack: Stack) -> object:
         """The callee of a call as the source names it, or as it was imported; None if that is not known."""
         taken = paths.step(index, stack, is_jump=False)
         both = stack[max(len(taken) - 1, 0) :][:2]  # with a NULL, in front of it or behind it
-        return next((each for each in reversed(both) if isinstance(each, (Name, Constant))), None)
+        return next((each for each in reversed(both) if isinstance(each, (Name, Constant, Given))), None)
 
     def _called_object(self, callee: object, frame: FrameType | _Entered) -> object:
         if isinstance(callee, Constant):
@@ -525,19 +692,15 @@ def _imported(name: str, argval: object, module: object) -> object:
     return None if value is None else Constant(value)
 
 
+def _shared(variables: Mapping[str, object], code: CodeType) -> dict[str, object]:
+    """The variables that another function has, too, and attributes of objects."""
+    own = {*code.co_cellvars, *code.co_freevars}
+    return {name: value for name, value in variables.items() if name[0] == _OBJECT or name in own}
+
+
 def _is_paused(code: CodeType) -> bool:
     """Return whether a call of a function does not run it."""
     return bool(code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
-
-
-def _place(name: str, attribute: object, stack: Stack) -> str | None:
-    """The attribute or the item that an instruction is about, as the source names it; None if that is not known."""
-    owner = stack[-1] if name == "STORE_ATTR" else stack[-2] if len(stack) > 1 else None
-    if not isinstance(owner, Name):
-        return None
-    if name == "STORE_ATTR":
-        return ".".join((*owner.path, str(attribute)))
-    return f"{'.'.join(owner.path)}[{stack[-1].value!r}]" if isinstance(stack[-1], Constant) else None
 
 
 def _assigned(variables: Mapping[str, object], place: str, value: object) -> dict[str, object]:
@@ -556,7 +719,7 @@ def _chosen(paths: CodePaths, index: int, condition: object) -> int | None:
     name = paths.instructions[index].opname
     if len(paths.after[index]) != 2 or not name.startswith(("POP_JUMP", "JUMP_IF")):
         return None
-    if not isinstance(condition, (Given, Constant, Listed)):
+    if not isinstance(condition, (Given, Constant, Listed)) or isinstance(getattr(condition, "value", None), Rows):
         return None
     value = bool(condition.items) if isinstance(condition, Listed) else condition.value
     jumps = bool(value) == ("TRUE" in name)

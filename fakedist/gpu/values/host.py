@@ -32,6 +32,7 @@ from fakedist.gpu.values.inventions import Inventions, values_in
 from fakedist.gpu.values.means import Means, spread
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.recipes import Recipe
+from fakedist.gpu.values.symbolic import Rows
 from fakedist.gpu.values.tensors import (
     Arguments,
     Holding,
@@ -284,6 +285,8 @@ class HostReads:
         return means.of(tensor) in (0.0, 1.0) and not means.is_assumed(tensor)
 
     def _answer(self, operator: Operator, args: Arguments, kwargs: Keywords, tensors: list[torch.Tensor]) -> object:
+        if operator.name == "nonzero":
+            return self._positions(tensor_at(args, 0), operator.full_name, None)
         if operator.name in ("_local_scalar_dense", "item"):
             return operator.func(self._element(tensor_at(args, 0), operator.full_name))
         if operator.name == "multinomial" and not self._host.holds(probabilities := tensor_at(args, 0)):
@@ -341,14 +344,20 @@ class HostReads:
         if is_small(mask):
             if not mask.is_cuda:
                 return mask.nonzero()
-            taint = self._host.taint((mask,))
-            return self._host.to_device(self._host.settle(mask, operation).nonzero(), mask.device, taint)
-        count = self._count(mask, operation) if wanted is None else wanted
+            settled, taint = self._host.settle(mask, operation), self._host.taint((mask,))
+            if taint is not None and not self._rows(int(settled.count_nonzero())):
+                settled.zero_()
+            return self._host.to_device(settled.nonzero(), mask.device, taint)
+        count = self._rows(self._count(mask, operation)) if wanted is None else wanted
         rows = empty((count, mask.dim()), dtype=torch.int64, device=mask.device)
         if is_small(rows) and count:
             flat = arange(count) * (mask.numel() // count)
             self._host.write(rows, torch.stack(torch.unravel_index(flat, mask.shape), -1))
         return rows
+
+    def _rows(self, count: int) -> int:
+        """As many rows as a healthy job would get, where it would not get so many."""
+        return len(self._host.inventions.decide(Rows(count)))  # type: ignore[arg-type]
 
     def _count(self, mask: torch.Tensor, operation: str) -> int:
         if is_small(mask):
@@ -362,8 +371,6 @@ class HostReads:
 
     def _estimate(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         first, operation = tensor_at(args, 0), operator.full_name
-        if operator.name == "nonzero":
-            return self._positions(first, operation, None)
         if operator.name == "masked_select":
             mask = tensor_at(args, 1)
             repeats = _broadcast_numel(first.shape, mask.shape) // max(1, mask.numel())

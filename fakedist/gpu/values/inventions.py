@@ -21,6 +21,7 @@ from torch import randn, zeros
 from fakedist.errors import InventedValueError
 from fakedist.frames import calling_frame, is_the_scripts, local_value, script_frame, torch_files
 from fakedist.gpu.values.healthy import Health, Healthy, Number
+from fakedist.gpu.values.symbolic import Rows
 from fakedist.rundir.notes import Note, assertions_hold, branches_made_up
 from fakedist.rundir.rows import InventedRow
 
@@ -100,14 +101,14 @@ class Inventions:
         self._last = None
 
     def decide(self, answer: Number) -> Number:
-        """Return what the script gets when it reads a number or a truth value that depends on made-up values.
+        """Return what the script gets when it reads a number, a truth value or rows that depend on made-up values.
 
         It is what a healthy job would read there (:mod:`fakedist.gpu.values.healthy`).
         """
         line, frame = script_line(), calling_frame()
         outlook = None if frame is None else self._healthy.outlook(frame, answer)
-        if outlook is not None and isinstance(answer, float) and not outlook.is_tested:
-            if self._last is not None:
+        if outlook is not None and isinstance(answer, (float, Rows)) and not outlook.is_tested:
+            if self._last is not None and not isinstance(answer, Rows):
                 self._last.matter -= 1
             return answer
         if outlook is not None and outlook.avoids in (Health.FAILS, Health.MAY_FAIL):
@@ -130,14 +131,14 @@ class Inventions:
 
     def _waited_for(self, line: _Line, answer: Number) -> Number:
         """Return an answer, or the other one where a line waits for it."""
-        if answer is not True and answer is not False:
+        if not isinstance(answer, (bool, Rows)):
             return answer
-        before, times = self._runs.get(line, (answer, 0))
-        times = times + 1 if before is answer else 1
+        before, times = self._runs.get(line, (bool(answer), 0))
+        times = times + 1 if before is bool(answer) else 1
         if times > LOOP_LIMIT and line[0]:
             self._cut.add(line)
-            answer, times = not answer, 1
-        self._runs[line] = (answer, times)
+            answer, times = Rows(int(not answer)) if isinstance(answer, Rows) else not answer, 1
+        self._runs[line] = (bool(answer), times)
         return answer
 
     def decisions(self) -> Iterator[Note]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from fakedist.analysis.call_order import ELEMENTS, Disagreement
@@ -38,6 +38,7 @@ def _match_object(match: JobMatch) -> dict[str, object]:
         "waiting": [
             {**_place_object(match.placed(wait.made)), "for_ranks": list(wait.missing)} for wait in matched.waiting
         ],
+        "groups": {str(rank): text for rank, text in matched.groups.items()},
         "not_proved": [_difference_object(match, one) for one in matched.unproved],
         "failed": {str(rank): outcome for rank, outcome in match.failed.items()},
         "unknown_waits": match.num_unknown_waits,
@@ -55,6 +56,8 @@ def verdict(match: JobMatch) -> str:
         return f"calls of {ranks} do not match: they differ in {matched.difference.what}"
     if matched.waiting:
         return f"the job hangs: {_ranks(sorted(wait.made.rank for wait in matched.waiting))} would wait forever"
+    if matched.groups:
+        return f"the job hangs: {_ranks(sorted(matched.groups))} do not make the same process groups in the same order"
     if match.in_flight:
         hanging = _ranks([made.rank for made in match.in_flight])
         return f"the calls of {len(match.ranks)} ranks match, and {hanging} hang"
@@ -85,6 +88,8 @@ def sections(match: JobMatch) -> list[tuple[str, list[str]]]:
     found = []
     if (difference := matched.difference) is not None:
         found.append(("These calls meet", _different(match, difference)))
+    if matched.groups:
+        found.append(("Their next groups", _by_ranks(matched.groups)))
     if matched.waiting:
         rows = [
             f"rank {wait.made.rank}: {_call_text(match.placed(wait.made))}; waits for {_ranks(wait.missing)}"
@@ -126,10 +131,13 @@ def _remarks(match: JobMatch) -> list[str]:
 
 def _different(match: JobMatch, difference: Disagreement) -> list[str]:
     """The calls, one text for those of several ranks that are alike."""
-    alike: dict[str, list[int]] = {}
-    for made in difference.calls:
-        alike.setdefault(_call_text(match.placed(made)), []).append(made.rank)
-    return [f"{_ranks(ranks)}: {text}" for text, ranks in alike.items()]
+    return _by_ranks({made.rank: _call_text(match.placed(made)) for made in difference.calls})
+
+
+def _by_ranks(texts: Mapping[int, str]) -> list[str]:
+    """The texts of ranks, one for several that are alike."""
+    ranks_of = {text: [rank for rank, other in texts.items() if other == text] for text in texts.values()}
+    return [f"{_ranks(ranks)}: {text}" for text, ranks in ranks_of.items()]
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -156,6 +164,8 @@ def _call_text(place: Place) -> str:
 
 def _parts_text(parts: Sequence[tuple[str, int]]) -> str:
     """The first parts of a call, of each its bytes; with dtypes if they differ."""
+    if parts[0][0] == "objects":
+        return f"{parts[0][1]} objects"
     is_mixed = len({dtype for dtype, _ in parts}) > 1
     texts = [f"{dtype} {format_bytes(size)}" if is_mixed else format_bytes(size) for dtype, size in parts]
     more = [f"{len(texts) - _MOST_PARTS} more"] if len(texts) > _MOST_PARTS else []

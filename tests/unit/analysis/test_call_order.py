@@ -112,8 +112,12 @@ def test_nothing_is_required_of_the_last_step_of_a_rank_that_was_stopped() -> No
     assert not played(reduces, reduces[:2]).is_matched
 
 
-def test_objects_may_be_of_any_size() -> None:
-    assert played([call("all_gather_object", size=3)], [call("all_gather_object", size=5)]).is_matched
+@pytest.mark.parametrize(("changed", "what"), [({"root": 1}, "root"), ({"parts": "objects 3"}, "parts"), ({}, "")])
+def test_objects_may_be_of_any_size_and_not_from_any_rank(changed: dict[str, Any], what: str) -> None:
+    objects = call("broadcast_object_list", root=0, parts="objects 2")
+    other = objects._replace(bytes_out=99, dtype="", **changed)
+    difference = played([objects], [other]).difference
+    assert what == ("" if difference is None else difference.what)
 
 
 def test_a_batch_of_several_peers_goes_around_a_ring() -> None:
@@ -130,11 +134,33 @@ def test_a_batch_of_several_peers_goes_around_a_ring() -> None:
 def test_a_receive_from_any_rank_takes_what_is_sent_to_it() -> None:
     hosts = {"on_host": True, "tag": 3}
     assert played([sends(1, **hosts)], [receives(-1, **hosts)]).is_matched
-    assert not played([sends(1, **hosts)], [receives(-1, **hosts, group=("others", 0))]).is_matched
+    for wrong in (
+        [],
+        [receives(-1, **hosts)] * 2,
+        [receives(-1, **hosts, size=9)],
+        [receives(-1, **{**hosts, "tag": 4})],
+    ):
+        assert not played([sends(1, **hosts)], wrong).is_matched
+    assert played([sends(1, **hosts)] * 2, [receives(-1, **hosts), receives(0, **hosts)]).is_matched
 
 
-def test_copies_to_a_peers_memory_and_sent_objects_need_no_call_of_its_own() -> None:
-    assert played([call("put", peer=1), call("send_object_list"), call("userbuffers_send", peer=1)], []).is_matched
+def test_copies_to_a_peers_memory_need_no_call_of_its_own_and_sent_objects_do() -> None:
+    sent = call("send_object_list", peer=1)
+    assert played([call("put", peer=1), sent._replace(peer=-1), call("userbuffers_send", peer=1)], []).is_matched
+    assert not played([sent], []).is_matched
+    assert played([sent], [call("recv_object_list", peer=0, size=3, dtype="")]).is_matched
+    assert not played([sent], [receives(0)]).is_matched
+
+
+def test_a_rank_that_sends_to_itself_receives_in_the_same_batch() -> None:
+    assert played([sends(0, batch=1), receives(0, batch=1)]).is_matched
+    assert not played([sends(0, batch=1)]).is_matched
+
+
+def test_a_group_of_two_backends_has_the_calls_of_each_in_order() -> None:
+    gpus, hosts = call("all_reduce"), call("all_reduce", on_host=True, waits=True)
+    assert played([gpus, hosts], [hosts, gpus]).is_matched
+    assert not played([gpus], [hosts]).is_matched
 
 
 def test_a_send_that_its_stream_waits_for_holds_up_that_stream_alone() -> None:

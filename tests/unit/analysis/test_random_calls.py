@@ -277,7 +277,7 @@ def _items(rank: int, deeds: Iterator[tuple[Deed, bool]]) -> Iterator[Item]:
         if deed.waits_for is not None:
             yield Item([], deed)
             continue
-        where: tuple[object, ...] = (deed.group,)
+        where: tuple[object, ...] = (deed.group, deed.on_host)
         if deed.peer >= 0:
             ends = (rank, deed.peer) if deed.operation == "send" else (deed.peer, rank)
             where = (deed.group, *ends, deed.own_pair, deed.on_host, deed.tag)
@@ -307,7 +307,7 @@ def _communicator(item: Item) -> object:
     deed = item.parts[0].deed
     if deed.peer >= 0 and deed.on_host:
         return deed.group, deed.operation, deed.peer, deed.tag
-    return deed.group, deed.peer if deed.own_pair else None
+    return deed.group, deed.on_host, deed.peer if deed.own_pair else None
 
 
 def _may_begin(before: Sequence[Item], item: Item) -> bool:
