@@ -11,15 +11,17 @@ import json
 import subprocess
 import sys
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 
+from fakedist.analysis.evidence import Fits
+from fakedist.analysis.recording import Array
 from fakedist.errors import JobError
-from fakedist.extras.plan.units import Cost, PipelineModel, Unit
+from fakedist.extras.plan.units import Cost, PipelineModel
 
 Action = tuple[str, int, int]  # its kind, stage and micro-batch
 Layout = Sequence[Sequence[int]]  # the units of each stage
@@ -59,22 +61,21 @@ class Planned:
 
     Attributes:
         layout: The units of each stage.
-        step_us: The job's step. With ``step_high_us``, its least.
-        step_high_us: Its most, if how backwards divide was not recorded.
+        is_balanced: It is not the recorded or even one.
+        is_known: If not, it divides backwards, which the recording does not: step and peaks are the least they can be.
+        step_us: The job's step.
         busy_us: By rank, the time in which it computes.
-        peak_bytes: By rank, the most allocated. With ``peak_high_bytes``, the least.
-        peak_high_bytes: The most.
+        peak_bytes: By rank, the most allocated.
         actions: What each rank does: columns ``rank``, ``kind``, ``stage``, ``micro_batch``, ``start_us``, ``end_us``.
     """
 
     order: Order
     layout: Layout
     is_balanced: bool
+    is_known: bool
     step_us: float
-    step_high_us: float
     busy_us: Sequence[float]
     peak_bytes: Sequence[float]
-    peak_high_bytes: Sequence[float]
     actions: pd.DataFrame
 
     @property
@@ -83,9 +84,9 @@ class Planned:
         return 1.0 - float(np.mean(self.busy_us)) / self.step_us
 
     @property
-    def is_known(self) -> bool:
-        """Not bounded."""
-        return self.step_us == self.step_high_us
+    def us_per_micro_batch(self) -> float:
+        """The step for each micro-batch, by which schedules of different numbers are compared."""
+        return self.step_us / self.order.num_micro_batches
 
 
 def read_orders(wanted: Sequence[tuple[str, int, int]]) -> list[Order | str]:
@@ -101,7 +102,9 @@ def read_orders(wanted: Sequence[tuple[str, int, int]]) -> list[Order | str]:
         last = (ran.stderr.strip().splitlines() or ["it was killed"])[-1]
         raise JobError(f"torch.distributed.pipelining gives no orders of schedules: {last}", "pip install torch")
     return [
-        one if isinstance(one, str) else Order(name, number, one[0], [_with_transfers(rank, len(one[0])) for rank in one[1]])
+        one
+        if isinstance(one, str)
+        else Order(name, number, one[0], [_with_transfers(rank, len(one[0])) for rank in one[1]])
         for one, (name, _, number) in zip(json.loads(ran.stdout), wanted, strict=True)
     ]
 
@@ -115,7 +118,9 @@ def _with_transfers(actions: Sequence[Sequence[str | int]], num_stages: int) -> 
     sent: list[Action] = []
     is_alternating = any(before[0] == "B" and after[0] == "F" for before, after in pairwise(own))
     for at, (kind, stage, _) in enumerate(own):
-        batch = sum(before[:2] == (kind, stage) for before in own[:at])  # torch 2.15's 1F1B counts the last rank's from 1
+        batch = sum(
+            before[:2] == (kind, stage) for before in own[:at]
+        )  # torch 2.15's 1F1B counts the last rank's from 1
         way, from_end = ("F", stage == 0) if kind == "F" else ("B", stage == num_stages - 1)
         to_end = stage == (num_stages - 1 if kind == "F" else 0)
         made += [] if from_end else [(f"RECV_{way}", stage, batch)]
@@ -255,11 +260,10 @@ def _peak(order: Order, rank: int, layout: Layout, model: PipelineModel, costs: 
 # ---- plans
 
 
-def costs_of(model: PipelineModel, *, is_high: bool) -> list[dict[str, Cost]]:
+def costs_of(model: PipelineModel) -> list[dict[str, Cost]]:
     """The costs of each unit by kind: those that were not recorded follow from the others.
 
-    Of a recording without split backwards: at the least, the products of weights' gradients can wait and nothing more
-    is kept; at the most, nothing can wait, and everything is kept until then (``is_high``).
+    A unit whose backward was recorded whole divides as the others do. If all were, nothing waits and nothing is kept.
     """
     split = [unit for unit in model.units if "I" in unit.costs]
     share = sum(unit.costs["I"].us for unit in split) / max(sum(unit.backward_us for unit in split), 1e-9)
@@ -269,68 +273,60 @@ def costs_of(model: PipelineModel, *, is_high: bool) -> list[dict[str, Cost]]:
         if "B" not in costs:
             inputs, weights = costs["I"], costs["W"]
             peak = max(inputs.peak_bytes, inputs.net_bytes + weights.peak_bytes)
-            costs["B"] = Cost(
-                inputs.us + weights.us, inputs.host_us + weights.host_us, inputs.net_bytes + weights.net_bytes, peak, peak
-            )
-        whole = costs["B"]
+            both_us = inputs.us + weights.us, inputs.host_us + weights.host_us
+            costs["B"] = Cost(*both_us, inputs.net_bytes + weights.net_bytes, peak, peak)
         if "I" not in costs:
-            kept = share if split else 1.0 if is_high else 1.0 - unit.weight_us / max(whole.us, 1e-9)
-            later = 0.0 if not is_high else whole.net_bytes
-            inputs_us = whole.us * kept
-            costs["I"] = replace(whole, us=inputs_us, net_bytes=whole.net_bytes - later)
-            costs["W"] = Cost(whole.us - inputs_us, 0.0, later)
+            whole = costs["B"]
+            inputs_us = whole.us * share if split else whole.us
+            costs["I"], costs["W"] = replace(whole, us=inputs_us), Cost(whole.us - inputs_us)
         made.append(costs)
     return made
 
 
 def plan(model: PipelineModel, order: Order, layout: Layout, *, is_balanced: bool = False) -> Planned:
-    """Run a schedule with a layout."""
-    sides = []
-    for is_high in (False, True):
-        costs = costs_of(model, is_high=is_high)
-        by_stage = {
-            (kind, stage): _sum([costs[unit][kind] for unit in units])
-            for stage, units in enumerate(layout)
-            for kind in _KINDS
-        }
-        if order.is_split:  # torch computes all gradients of the first stage at once, once the others' are on their way
-            by_stage["W", 0], by_stage["I", 0] = by_stage["B", 0], Cost(0.0)
-        clock = _Clock(order, by_stage, model)
-        clock.run()
-        peaks = [_peak(order, rank, layout, model, _first_whole(costs, layout, order)) for rank in range(len(clock.gpu))]
-        sides.append((clock, _ends(clock, layout), peaks))
-        if model.is_split or not order.is_split:
-            break
-    clock, ends, peaks = sides[0]
+    """Run a schedule with a layout.
+
+    Raises:
+        JobError: Its transfers wait for each other.
+    """
+    costs = costs_of(model)
+    for unit in layout[0] if order.is_split else ():  # torch computes all gradients of the first stage at once, later
+        costs[unit] = {**costs[unit], "I": Cost(0.0), "W": costs[unit]["B"]}
+    by_stage = {
+        (kind, stage): _sum([costs[unit][kind] for unit in units])
+        for stage, units in enumerate(layout)
+        for kind in _KINDS
+    }
+    clock = _Clock(order, by_stage, model)
+    clock.run()
     rows = [
         (order.rank_of[stage], kind, stage, batch, start, end)
         for (kind, stage, batch), (start, end) in clock.done.items()
-        if not (kind == "B" and ("I", stage, batch) in clock.done) and end > start
+        if end > start and not (kind == "B" and ("I", stage, batch) in clock.done)
     ]
-    steps = [max(side[1]) for side in sides]
     actions = pd.DataFrame(rows, columns=["rank", "kind", "stage", "micro_batch", "start_us", "end_us"])
-    lasts = actions[actions["kind"].isin(_KINDS)].assign(us=lambda frame: frame["end_us"] - frame["start_us"])
-    busy = lasts.groupby("rank")["us"].sum().reindex(range(len(ends)), fill_value=0.0)
-    tails = [end - gpu for end, gpu in zip(ends, clock.gpu, strict=True)]
+    own = actions[actions["kind"].isin(_KINDS)]
+    works = (own["end_us"] - own["start_us"]).groupby(own["rank"]).sum()
+    ends = _ends(clock, layout)
+    busy_us = [float(works[rank]) + end - clock.gpu[rank] for rank, end in enumerate(ends)]
+    is_known = model.is_split or not order.is_split
     return Planned(
         order=order,
         layout=layout,
         is_balanced=is_balanced,
-        step_us=steps[0],
-        step_high_us=max(steps),
-        busy_us=(busy + tails).tolist(),
-        peak_bytes=peaks,
-        peak_high_bytes=[max(low, high) for low, high in zip(peaks, sides[-1][2], strict=True)],
+        is_known=is_known,
+        step_us=max(ends) if is_known else _least_us(order, by_stage, busy_us),
+        busy_us=busy_us,
+        peak_bytes=[_peak(order, rank, layout, model, costs) for rank in range(len(ends))],
         actions=actions,
     )
 
 
-def _first_whole(costs: list[dict[str, Cost]], layout: Layout, order: Order) -> list[dict[str, Cost]]:
-    """The costs with backwards of the first stage that come at once, where those of others come in two parts."""
-    made = list(costs)
-    for unit in layout[0] if order.is_split else ():
-        made[unit] = {**costs[unit], "I": Cost(0.0), "W": costs[unit]["B"]}
-    return made
+def _least_us(order: Order, costs: Mapping[tuple[str, int], Cost], busy_us: Sequence[float]) -> float:
+    """No step is shorter: each rank computes, once a micro-batch has come through the stages before its first."""
+    firsts = [order.rank_of.index(rank) for rank in range(len(busy_us))]
+    before = [sum(costs["F", stage].us for stage in range(first)) for first in firsts]
+    return max(us + own for us, own in zip(busy_us, before, strict=True))
 
 
 def _ends(clock: _Clock, layout: Layout) -> list[float]:
@@ -370,23 +366,79 @@ def even_layout(model: PipelineModel, num_stages: int) -> Layout | None:
 def balanced_layout(model: PipelineModel, num_stages: int) -> Layout | None:
     """The layout whose busiest stage takes least, and of those, the one whose stages are most alike.
 
-    A stage begins with a layer: what comes before the layers or after them, or within, stays with its neighbour.
-    None with fewer layers than stages.
+    A stage begins with a layer: what comes before the layers or after them stays with its neighbour. Stages that do not
+    fit the GPU with as many micro-batches as 1F1B holds are left out. None with fewer layers than stages, or if none is
+    left.
     """
     layers = [at for at, unit in enumerate(model.units) if unit.is_layer]
     if len(layers) < num_stages:
         return None
     cuts = [0, *layers[1:], len(model.units)]
-    us = np.concatenate([[0.0], np.cumsum([unit.costs["F"].us + unit.backward_us for unit in model.units])])[cuts]
+    us = _sums([unit.costs["F"].us + unit.backward_us for unit in model.units])[cuts]
+    kept = _sums([unit.kept_bytes + unit.gradient_bytes for unit in model.units])[cuts]
+    saved = _sums([unit.costs["F"].net_bytes for unit in model.units])[cuts]
     # By stages and cuts: the busiest stage, the sum of the squares of all, and where the last stage begins.
-    best = {(1, end): (us[end], us[end] ** 2, 0) for end in range(1, len(cuts))}
-    for stage in range(2, num_stages + 1):
+    best: dict[tuple[int, int], tuple[float, float, int]] = {(0, 0): (0.0, 0.0, 0)}
+    for stage in range(1, num_stages + 1):
+        held = min(num_stages - stage + 1, model.num_micro_batches)
         for end in range(stage, len(cuts)):
-            last = [(begin, us[end] - us[begin]) for begin in range(stage - 1, end)]
-            best[stage, end] = min(
-                (max(best[stage - 1, begin][0], own), best[stage - 1, begin][1] + own**2, begin) for begin, own in last
-            )
+            for begin in range(stage - 1, end):
+                own = float(us[end] - us[begin])
+                needs = kept[end] - kept[begin] + held * (saved[end] - saved[begin])
+                if (stage - 1, begin) in best and model.room.fits(int(needs), int(needs)) != "does not fit":
+                    most, squares, _ = best[stage - 1, begin]
+                    made = (max(most, own), squares + own**2, begin)
+                    best[stage, end] = min(best.get((stage, end), made), made)
     ends = [len(cuts) - 1]
+    if (num_stages, ends[0]) not in best:
+        return None
     for stage in range(num_stages, 0, -1):
         ends.append(best[stage, ends[-1]][2])
     return [range(cuts[begin], cuts[end]) for end, begin in pairwise(ends)][::-1]
+
+
+def _sums(values: Sequence[float]) -> Array:
+    return np.append(0.0, np.cumsum(values))
+
+
+def megatron_layout(model: PipelineModel, layout: Layout) -> str:
+    """The layout as ``--pipeline-model-parallel-layout`` takes it: "Et*5|t*6|t*5L"."""
+    layers = [at for at, unit in enumerate(model.units) if unit.is_layer]
+    words = []
+    for units in layout:
+        number = sum(model.units[unit].is_layer for unit in units)
+        before, after = (units[0] < layers[0]), (units[-1] > layers[-1])
+        words.append("E" * before + (f"t*{number}" if number > 1 else "t" * number) + "L" * after)
+    return "|".join(words)
+
+
+def split_points(model: PipelineModel, layout: Layout) -> list[str]:
+    """The modules that stages after the first begin with, as torchtitan and torch.distributed.pipelining split."""
+    return [model.units[units[0]].name.rpartition(").")[2] for units in layout[1:]]
+
+
+def plan_pipeline(model: PipelineModel, micro_batches: Sequence[int]) -> tuple[list[Planned], list[str]]:
+    """Every schedule, number of micro-batches and layout, and the reasons why others cannot be.
+
+    Known ones come first, of those what fits, then the shortest for each micro-batch.
+    """
+    ranks = len(model.tail_us)
+    wanted = [(name, ranks, number) for number in micro_batches for name in SCHEDULES]
+    made, refused = [], dict[str, None]()
+    for (name, _, number), order in zip(wanted, read_orders(wanted), strict=True):
+        if isinstance(order, str):
+            refused[f"{name}, {number} micro-batches: {order}"] = None
+            continue
+        even, balanced = (find(model, len(order.rank_of)) for find in (even_layout, balanced_layout))
+        if even is None:
+            refused[f"{name}: {len(order.rank_of)} stages have no layer each"] = None
+            continue
+        layouts = [(even, False)] + ([(balanced, True)] if balanced and list(balanced) != list(even) else [])
+        made += [plan(model, order, layout, is_balanced=is_balanced) for layout, is_balanced in layouts]
+    too_large = {id(one): fits_of(model, max(one.peak_bytes)) == "does not fit" for one in made}
+    return sorted(made, key=lambda one: (not one.is_known, too_large[id(one)], one.us_per_micro_batch)), list(refused)
+
+
+def fits_of(model: PipelineModel, peak_bytes: float) -> Fits:
+    """Whether a rank fits that allocates so much, and caches at most as much as a recorded one did."""
+    return model.room.fits(int(peak_bytes), int(peak_bytes) + model.cached_bytes)

@@ -40,7 +40,7 @@ def _order(name: str, ranks: int, chunks: int, micro_batches: int) -> list[Any] 
     has_several = issubclass(schedule, schedules.PipelineScheduleMulti)
     try:
         made = schedule(stages if has_several else stages[0], micro_batches, loss_fn=lambda *_: None)
-        order = getattr(made, "pipeline_order_with_comms", None) or made._get_pipeline_order()  # noqa: SLF001
+        order = getattr(made, "pipeline_order_with_comms", None) or made._get_pipeline_order()
     except ValueError as error:
         return str(error)
     return [rank_of, [list(_flat(order[rank])) for rank in range(ranks)]]
@@ -55,4 +55,4 @@ def _flat(actions: Iterable[Any]) -> Iterator[tuple[str, int, int]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps([_order(*wanted) for wanted in json.load(sys.stdin)]))
+    json.dump([_order(*wanted) for wanted in json.load(sys.stdin)], sys.stdout)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from fakedist.analysis.evidence import Room
 from fakedist.analysis.recording import Array
 from fakedist.cost_model.estimated import Models, communication_for
 from fakedist.cost_model.hosts import scaled
@@ -23,6 +24,7 @@ from fakedist.cost_model.step import StepLaunches, StepPrices
 from fakedist.errors import JobError
 from fakedist.options.pricing import Pricing
 from fakedist.results.job_time import check_every_stage, check_one_job, price_together
+from fakedist.results.replayed import room_of_run
 from fakedist.results.run import Run
 
 _NUMBERED = re.compile(r"(?:^|\.)(\d+)$")
@@ -57,7 +59,6 @@ class Unit:
         is_layer: It is one of the repeated layers.
         costs: By kind of pass: F, B (both gradients), I (the gradients of inputs), W (those of weights). Kinds that the
             recording lacks are left out.
-        weight_us: Of B, the products that make gradients of weights.
         kept_bytes: Allocated throughout a step: parameters and optimizer states.
         gradient_bytes: From its first backward of a step until the optimizer has run.
     """
@@ -65,7 +66,6 @@ class Unit:
     name: str
     is_layer: bool
     costs: Mapping[str, Cost]
-    weight_us: float
     kept_bytes: int
     gradient_bytes: int
 
@@ -91,8 +91,8 @@ class PipelineModel:
         tail_share: Allocated then, above parameters, gradients and optimizer states, as a share of those kept.
         other_bytes: Allocated when a step begins, by no unit: on a rank, and on that of the last stage.
         rank_bytes: Parameters and optimizer states of its units, by which the tails of other layouts are taken.
-        peaks_bytes: The most that each rank had allocated.
-        capacity_bytes: Of the GPU.
+        room: The memory that a rank may reserve.
+        cached_bytes: The most that a recorded rank reserved and had not allocated.
     """
 
     units: Sequence[Unit]
@@ -107,8 +107,8 @@ class PipelineModel:
     tail_share: float
     other_bytes: tuple[float, float]
     rank_bytes: Sequence[float]
-    peaks_bytes: Sequence[int]
-    capacity_bytes: int
+    room: Room
+    cached_bytes: int
 
     @property
     def is_split(self) -> bool:
@@ -147,8 +147,8 @@ def read_pipeline(runs: Sequence[Run], pricing: Pricing) -> PipelineModel:
         tail_share=max(rank.tail_bytes / max(kept, 1.0) for rank, kept in zip(read, kept_bytes, strict=True)),
         other_bytes=(max([*others[: owner[-1]], *others[owner[-1] + 1 :]]), others[owner[-1]]),
         rank_bytes=kept_bytes,
-        peaks_bytes=[rank.run.peak_allocated_bytes for rank in read],
-        capacity_bytes=read[0].run.capacity_bytes,
+        room=room_of_run(read[0].run),
+        cached_bytes=max(rank.run.peak_reserved_bytes - rank.run.peak_allocated_bytes for rank in read),
     )
 
 
@@ -268,11 +268,10 @@ class _Rank:
         for begin, cut in zip(ends, cuts, strict=False):
             known = next((at for at in cut if unit[at]), cut[0])
             kind = "F" if is_forward[known] else _kind(makes[cut], made[-1][1] if made else "B")
-            weights_us = float(self.added_us[cut][makes[cut] > 0].sum())
             times = (float(self.added_us[begin : cut[-1] + 1].sum()), float(self.host_us[begin : cut[-1] + 1].sum()))
-            made.append((int(unit[known]), kind, int(op[cut].min()), int(op[cut].max()), *times, weights_us))
+            made.append((int(unit[known]), kind, int(op[cut].min()), int(op[cut].max()), *times))
         self.tail_us = (float(self.added_us[ends[-1] :].sum()), float(self.host_us[ends[-1] :].sum()))
-        return pd.DataFrame(made, columns=["unit", "kind", "first", "last", "us", "host_us", "weights_us"])
+        return pd.DataFrame(made, columns=["unit", "kind", "first", "last", "us", "host_us"])
 
     def _weigh(self) -> None:
         """The memory of each pass, and what stays."""
@@ -327,7 +326,6 @@ class _Rank:
             name=self.names[row],
             is_layer=bool(self.numbers[row] >= 0),
             costs=_balanced(costs),
-            weight_us=float(own["weights_us"].sum()) / self.number,
             kept_bytes=int(self.kept_bytes[row]),
             gradient_bytes=int(self.gradient_bytes[row]),
         )

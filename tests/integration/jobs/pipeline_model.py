@@ -92,9 +92,7 @@ def main(name: str, micro_batches: int, num_layers: int, layout: str = "") -> No
     for _ in range(3):
         last = num_stages - 1 in mine
         losses: list[Tensor] | None = [] if last else None
-        made.step(
-            *((batch,) if 0 in mine else ()), target=batch if last else None, losses=losses, return_outputs=False
-        )
+        made.step(*((batch,) if 0 in mine else ()), target=batch if last else None, losses=losses, return_outputs=False)
         optimizer.step()
         optimizer.zero_grad()
     dist.destroy_process_group()
