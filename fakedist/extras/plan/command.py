@@ -179,7 +179,7 @@ def _plan_pipeline(paths: Sequence[Path], micro_batches: str | None, values: Map
     with reading(*paths):
         runs = [open_run(path).keeping_tables() for path in paths]
         model = read_pipeline(runs, Pricing(**pricing))
-        plans, refused = plan_pipeline(model, numbers or [model.num_micro_batches])
+        plans, refused = plan_pipeline(model, numbers or [model.ranks[0].num_micro_batches])
         if not plans:
             raise JobError(f"no schedule can be: {refused[0]}", "--micro-batches with more of them")
         output.write(pipeline_report(time_job(runs, **pricing), model, plans, refused))

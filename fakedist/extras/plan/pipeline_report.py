@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import pandas as pd
-
-from fakedist.extras.plan.schedules import Planned, fits_of, megatron_layout, split_points
+from fakedist.extras.plan.schedules import Planned, megatron_layout
 from fakedist.extras.plan.units import PipelineModel
 from fakedist.report.content.report_blocks import (
     Block,
@@ -33,16 +31,17 @@ from fakedist.results.verdict import relative_time, span_us
 from fakedist.rundir.plain import to_plain
 from fakedist.units import format_us
 
-_LANES = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}
-_WORDS = {"F": "forward", "B": "backward", "I": "gradients of inputs", "W": "gradients of weights"}
+_LANES = {"F": "forward", "B": "backward", "I": "backward", "W": "weights", "tail": "optimizer"}
+_WORDS = {"F": "forward", "B": "backward", "I": "gradients of inputs", "W": "gradients of weights", "tail": "optimizer"}
+_TRANSFERS = {"SEND_F": "send", "SEND_B": "send of gradients", "RECV_F": "receive", "RECV_B": "receive of gradients"}
 _LEAST = (
     "at least: the recorded backwards make the gradients of inputs and weights together, and these schedules divide "
     "them. Record the script once with a schedule that does, such as ScheduleZBVZeroBubble or "
     "ScheduleInterleavedZeroBubble: fakedist profile --rank stages -o RUNS ..., then fakedist plan RUNS --pipeline"
 )
 _READING = (
-    "even: the recorded layout, or as many layers for each stage; ZB-H1: ScheduleInterleavedZeroBubble with one stage on "
-    "each rank"
+    "even: the recorded layout, or as many layers for each stage; ZB-H1: ScheduleInterleavedZeroBubble with one stage "
+    "on each rank"
 )
 _CHART = "Each rank computes above and sends and receives below. Drag to zoom in, double-click for all of it."
 
@@ -73,7 +72,7 @@ def _name(plan: Planned) -> str:
 
 def _verdict(job: JobTime, model: PipelineModel, best: Planned) -> str:
     whole = job.summary.step_us
-    change = relative_time(best.us_per_micro_batch, whole / model.num_micro_batches)
+    change = relative_time(best.step_us / best.order.num_micro_batches, whole / model.ranks[0].num_micro_batches)
     text = f"{_name(best)} takes least: {format_us(best.step_us)} for {best.order.num_micro_batches} micro-batches"
     return f"{text}, {change} for each, with a bubble of {best.bubble:.0%}"
 
@@ -86,7 +85,7 @@ def _about(job: JobTime, model: PipelineModel) -> Facts:
         Fact(
             "step",
             span_us(step.step_us, step.step_low_us, step.step_high_us),
-            f"estimated, as recorded: {model.num_micro_batches} micro-batches on {len(step.stages)} ranks, "
+            f"estimated, as recorded: {model.ranks[0].num_micro_batches} micro-batches on {len(step.stages)} ranks, "
             f"a bubble of {bubble:.0%}",
         ),
     ]
@@ -104,11 +103,15 @@ def _sheet(model: PipelineModel, plans: Sequence[Planned]) -> Sheet:
         text_column("layout", ["balanced" if one.is_balanced else "even" for one in plans]),
         *([text_column("", known)] if any(known) else []),
         us_column("step", [one.step_us for one in plans]),
-        *([us_column("for each micro-batch", [one.us_per_micro_batch for one in plans])] if has_several else []),
+        *(
+            [us_column("for each micro-batch", [one.step_us / one.order.num_micro_batches for one in plans])]
+            if has_several
+            else []
+        ),
         share_column("bubble", [one.bubble if one.is_known else None for one in plans]),
         bytes_column("peak allocated", peaks),
         count_column("on rank", most, rank=1),
-        text_column("", [fits_of(model, peak) for peak in peaks]),
+        text_column("", [one.fits for one in plans]),
     ]
     return Sheet(
         "Schedules: steps estimated, memory replayed, the least time for each micro-batch first",
@@ -133,12 +136,16 @@ def _stages(model: PipelineModel, plan: Planned) -> Sheet:
 
 
 def _modules(model: PipelineModel, units: Sequence[int]) -> str:
-    names = [model.units[unit].name.rpartition(").")[2] for unit in (units[0], units[-1])]
-    return names[0] if len(units) == 1 else f"{names[0]} to {names[1]}"
+    return " to ".join(dict.fromkeys(_module(model, unit) for unit in (units[0], units[-1])))
+
+
+def _module(model: PipelineModel, unit: int) -> str:
+    """A unit's name, without the number of the model that has it."""
+    return model.units[unit].name.rpartition(").")[2]
 
 
 def _layout_texts(model: PipelineModel, plan: Planned) -> list[str]:
-    points = ", ".join(split_points(model, plan.layout))
+    points = ", ".join(_module(model, units[0]) for units in plan.layout[1:])
     return [f"--pipeline-model-parallel-layout '{megatron_layout(model, plan.layout)}'", f"split before: {points}"]
 
 
@@ -146,8 +153,8 @@ def _drawing(plan: Planned) -> Drawing:
     rows = plan.actions
     is_own = rows["kind"].isin(list(_LANES))
     labels = [f"rank {rank}{kind}" for rank in range(len(plan.busy_us)) for kind in ("", " sends")]
-    words = rows["kind"].map(_WORDS).fillna(rows["kind"].str[:4].str.lower().map({"send": "send", "recv": "receive"}))
-    text = words + " of micro-batch " + rows["micro_batch"].astype(str) + ", stage " + rows["stage"].astype(str)
+    of = ", stage " + rows["stage"].astype(str) + ", micro-batch " + rows["micro_batch"].astype(str)
+    text = rows["kind"].map(_WORDS | _TRANSFERS) + of.where(rows["stage"] >= 0, "")
     label = "rank " + rows["rank"].astype(str) + is_own.map({True: "", False: " sends"})
     lanes = rows.assign(label=label, lane=rows["kind"].map(_LANES).fillna("communication"), text=text)
     title = f"The step by {_name(plan)}, {format_us(plan.step_us)} (estimated)"
@@ -159,9 +166,10 @@ def _object(job: JobTime, model: PipelineModel, plans: Sequence[Planned], refuse
     return to_plain(
         {
             "runs": [str(run.path) for run in job.runs],
-            "recorded": {"step_us": job.summary.step_us, "num_micro_batches": model.num_micro_batches},
+            "recorded": {"step_us": job.summary.step_us, "num_micro_batches": model.ranks[0].num_micro_batches},
             "units": [
-                {"name": unit.name, **{kind: vars(cost) for kind, cost in unit.costs.items()}} for unit in model.units
+                {"name": unit.name, **{kind: cost._asdict() for kind, cost in unit.costs.items()}}
+                for unit in model.units
             ],
             "plans": [_plan_object(model, one) for one in plans],
             "refused": list(refused),
@@ -170,7 +178,6 @@ def _object(job: JobTime, model: PipelineModel, plans: Sequence[Planned], refuse
 
 
 def _plan_object(model: PipelineModel, plan: Planned) -> dict[str, object]:
-    actions: pd.DataFrame = plan.actions
     return {
         "schedule": plan.order.name,
         "num_micro_batches": plan.order.num_micro_batches,
@@ -182,5 +189,5 @@ def _plan_object(model: PipelineModel, plan: Planned) -> dict[str, object]:
         "peak_allocated_bytes": list(plan.peak_bytes),
         "layout": [[model.units[unit].name for unit in units] for units in plan.layout],
         "megatron_layout": megatron_layout(model, plan.layout),
-        "actions": actions.to_dict("records"),
+        "actions": plan.actions.to_dict("records"),
     }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,15 +42,12 @@ def _order(name: str, ranks: int, chunks: int, micro_batches: int) -> list[Any] 
         order = getattr(made, "pipeline_order_with_comms", None) or made._get_pipeline_order()
     except ValueError as error:
         return str(error)
-    return [rank_of, [list(_flat(order[rank])) for rank in range(ranks)]]
-
-
-def _flat(actions: Iterable[Any]) -> Iterator[tuple[str, int, int]]:
-    for action in actions:
-        if action is not None and action.sub_actions:
-            yield from _flat(action.sub_actions)
-        elif action is not None and action.microbatch_index is not None:
-            yield action.computation_type.value, action.stage_index, action.microbatch_index
+    flat = [[part for action in order[rank] if action for part in action.sub_actions or (action,)] for rank in order]
+    rows = [[[one.computation_type.value, *one[::2]] for one in own if one.microbatch_index is not None] for own in flat]
+    for own in rows if not has_several else ():  # torch 2.15's 1F1B numbers the last rank's forwards from 1
+        for at, one in enumerate(own):
+            one[2] = sum(before[0] == one[0] for before in own[:at])
+    return [rank_of, rows]
 
 
 if __name__ == "__main__":
