@@ -170,9 +170,11 @@ def _tails(model: PipelineModel, order: Order, layout: Layout, played: Played) -
     tails = []
     for place, rank in enumerate(model.ranks):
         gpu_us, host_us = rank.tail_us
-        grown = sum(model.units[unit].kept_bytes for unit in _own(order, place, layout)) / (
-            rank.kept_bytes[1:].sum() or 1
+        kept, recorded = (
+            sum(model.units[unit].kept_bytes for unit in _own(order, place, layout)),
+            rank.kept_bytes[1:].sum(),
         )
+        grown = kept / recorded if recorded else 1.0
         start = played.gpu_us[place]
         tails.append((start, max(start + gpu_us * grown, played.host_us[place] + host_us)))
     return tails
@@ -193,9 +195,10 @@ def _peak(model: PipelineModel, order: Order, rank: int, layout: Layout, costs: 
     kept, gradients = (
         sum(getattr(model.units[unit], name) for unit in own) for name in ("kept_bytes", "gradient_bytes")
     )
-    last = model.stages[-1][-1]
-    others = [one.other_bytes for one in model.ranks if (last in own) == (one is model.ranks[model.last_rank])]
-    level = peak = kept + max(others)
+    last = len(model.units) - 1
+    alike = [one for at, one in enumerate(model.ranks) if (last in own) == (at == model.last_rank)]
+    other = model.ranks[rank] if (last in own) == (rank == model.last_rank) else alike[0]
+    level = peak = kept + other.other_bytes
     after = level + gradients + kept * max(one.tail_bytes / (one.kept_bytes[1:].sum() or 1.0) for one in model.ranks)
     receives, with_gradients = set(order.actions[rank]), set[int]()
     for kind, stage, batch in order.actions[rank]:
@@ -265,7 +268,7 @@ def megatron_layout(model: PipelineModel, layout: Layout) -> str:
     """The layout as ``--pipeline-model-parallel-layout`` takes it: "Et*5|t*6|t*5L"."""
     words = []
     for at, units in enumerate(layout):
-        layers = [unit for unit in units if model.units[unit].is_layer]
+        number = sum(model.units[unit].is_layer for unit in units)
         before, after = at == 0 and not model.units[0].is_layer, at == len(layout) - 1
-        words.append(f"{'E' * before}t*{len(layers)}{'L' * after}" if layers else "")
+        words.append("E" * before + (f"t*{number}" if number > 1 else "t" * number) + "L" * after)
     return "|".join(words)

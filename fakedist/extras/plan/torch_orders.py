@@ -13,8 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 
-def _order(name: str, ranks: int, chunks: int, micro_batches: int) -> list[Any] | str:
-    from torch.distributed.pipelining import schedules
+def order_of(name: str, ranks: int, chunks: int, micro_batches: int) -> Any:
+    """The rank of each stage and the actions of each rank, or why the schedule cannot be."""
+    from torch.distributed.pipelining import schedules  # the reading half imports this module without torch
 
     schedule: Any = schedules.get_schedule_class(name)
     number = ranks * chunks
@@ -43,7 +44,7 @@ def _order(name: str, ranks: int, chunks: int, micro_batches: int) -> list[Any] 
     except ValueError as error:
         return str(error)
     flat = [[part for action in order[rank] if action for part in action.sub_actions or (action,)] for rank in order]
-    rows = [[[one.computation_type.value, *one[::2]] for one in own if one.microbatch_index is not None] for own in flat]
+    rows = [[[kind.value, stage, batch] for stage, kind, batch, _ in own if batch is not None] for own in flat]
     for own in rows if not has_several else ():  # torch 2.15's 1F1B numbers the last rank's forwards from 1
         for at, one in enumerate(own):
             one[2] = sum(before[0] == one[0] for before in own[:at])
@@ -51,4 +52,4 @@ def _order(name: str, ranks: int, chunks: int, micro_batches: int) -> list[Any] 
 
 
 if __name__ == "__main__":
-    json.dump([_order(*wanted) for wanted in json.load(sys.stdin)], sys.stdout)
+    json.dump([order_of(*wanted) for wanted in json.load(sys.stdin)], sys.stdout)

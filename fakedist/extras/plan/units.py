@@ -9,6 +9,7 @@ its last say what it leaves allocated, and how much more it needs meanwhile.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,7 +21,6 @@ from fakedist.analysis.recording import Array
 from fakedist.cost_model.estimated import Models, communication_for
 from fakedist.cost_model.hosts import scaled
 from fakedist.cost_model.job.schedules import Wire
-from fakedist.cost_model.job.stages import from_first_transfer
 from fakedist.cost_model.step import StepLaunches, StepPrices
 from fakedist.errors import JobError
 from fakedist.options.pricing import Pricing
@@ -50,8 +50,8 @@ class Unit:
     Attributes:
         name: As the rank that has it calls it.
         is_layer: It is one of the repeated layers.
-        costs: By kind of pass: F, B (both gradients), I (the gradients of inputs), W (those of weights). Kinds that were
-            not recorded follow from the others.
+        costs: By kind of pass: F, B (both gradients), I (the gradients of inputs), W (those of weights). Kinds that
+            were not recorded follow from the others.
         is_split: I and W were recorded.
         kept_bytes: Allocated throughout a step: parameters and optimizer states.
         gradient_bytes: From its first backward of a step until the optimizer has run.
@@ -147,8 +147,8 @@ class RecordedRank:
         self.run = run
         self.names = run.table("layers")["name"].astype(str).tolist()
         units, self.numbers = unit_rows(self.names, run.table("layers")["parent"].tolist())
-        self._unit_of = np.array(units)
-        launches = from_first_transfer(tables["launches"], tables["calls"])
+        launches = tables["launches"].assign(op=_numbered(tables["launches"]["op"]))
+        self._unit_of = _joined(np.array(units), self.numbers, launches)
         self._time(launches, tables, models)
         self._passes = self._cut(launches, tables["work"])
         forwards = self._passes[self._passes["kind"] == "F"]
@@ -160,7 +160,7 @@ class RecordedRank:
         if not number or not is_whole.all():
             name = self.names[counts.index[~is_whole][0]] if number else "nothing"
             raise JobError(
-                f"rank {run.summary.rank}: {name} runs once forward and backward for each micro-batch? It does not",
+                f"rank {run.summary.rank}: {name} does not run once forward and backward for each micro-batch",
                 "record a step of equal micro-batches, without CUDA graphs",
             )
         own = forwards.loc[forwards["unit"] == self.rows[0], "host_us"]
@@ -197,25 +197,27 @@ class RecordedRank:
         unit = self._unit_of[launches["layer"].to_numpy("i8")]
         is_product = ((work["family"].astype(str) == "gemm") & (work["batch"] <= 1)).to_numpy(bool)
         makes = np.where(is_product, np.where(work["layout"].astype(str) == "NT", 1, -1), 0)[of_work] * self._has_work
-        token = list(zip(launches["layer"].tolist(), of_work.tolist(), strict=True))
+        names = (work["name"].astype(str) + work["operation"].astype(str)).to_numpy(str)[of_work]
+        token = list(zip(launches["layer"].tolist(), names.tolist(), strict=True))
         rows = np.flatnonzero(self._has_work & (phase != "optimizer").to_numpy(bool))
         last = max(rows[is_inside[rows] & ~self._is_pair[rows]], default=-1)
         cuts: list[list[int]] = [[]]
         for row in rows[rows <= last].tolist():
             known = next((at for at in cuts[-1] if unit[at]), None)
             is_other = known is not None and is_inside[row] and is_forward[row] != is_forward[known]
-            is_next = known is not None and unit[row] and (unit[row] != unit[known] or token[row] == token[known])
-            if known is not None and (self._is_pair[row] or is_other or (is_inside[row] and is_next)):
+            is_other |= known is not None and is_inside[row] and unit[row] not in (0, unit[known])
+            if known is not None and (self._is_pair[row] or is_other):
                 cuts.append([])
             cuts[-1] += [] if self._is_pair[row] else [row]
-        passes = [part for cut in cuts if cut for part in _parts(cut, makes, unit)]
+        cuts = [part for cut in cuts for part in _repeats(cut, token, unit)]
+        passes = [part for cut in cuts for part in _parts(cut, makes, unit)]
         ends = [0, *(rows[-1] + 1 for rows in passes)]
         us, host_us = (np.append(0.0, np.cumsum(times))[[*ends, len(launches)]] for times in (self._us, self._host_us))
         kinds: list[str] = []
         for cut in passes:
             known = next((at for at in cut if unit[at]), cut[0])
             kinds.append("F" if is_forward[known] else _kind(makes[cut], kinds[-1] if kinds else "F"))
-        op = launches["op"].to_numpy("i8")
+        op = launches["op"].to_numpy("f8")
         self.tail_us = (float(us[-1] - us[-2]), float(host_us[-1] - host_us[-2]))
         return pd.DataFrame(
             {
@@ -232,7 +234,7 @@ class RecordedRank:
         """The memory of each pass, and what stays."""
         blocks, step = self.run.table("blocks"), int(self.run.table("launches")["step"].iloc[0])
         is_own = (blocks["step"] == step).to_numpy(bool)
-        op, made = (blocks[name].to_numpy("i8")[is_own] for name in ("op", "alloc_event"))
+        op, made = _numbered(blocks["op"])[is_own], blocks["alloc_event"].to_numpy("i8")[is_own]
         if not len(op) or op[-1] < self._passes["last"].max():
             raise JobError(f"rank {self.run.summary.rank} has no memory of its timed step", "record it to its end")
         levels = np.append(0.0, self.run.table("events")["allocated_bytes"].to_numpy("f8"))  # before each event
@@ -240,6 +242,7 @@ class RecordedRank:
         starts, ends = (
             over[np.searchsorted(op, self._passes[n], s)] for n, s in (("first", "left"), ("last", "right"))
         )
+        starts = np.maximum(starts, np.append(0, ends[:-1]))
         peaks = [levels[begin : end + 1].max() - levels[begin] for begin, end in zip(starts, ends, strict=True)]
         self._passes = self._passes.assign(net_bytes=levels[ends] - levels[starts], peak_bytes=peaks)
         later = blocks.loc[blocks["step"] > step, "alloc_event"]
@@ -295,6 +298,31 @@ def unit_rows(names: Sequence[str], parents: Sequence[int]) -> tuple[list[int], 
     for row, parent in enumerate(parents):
         unit[row] = unit[parent] or (row if parent and (numbers[row] >= 0 or not holds[row]) else 0)
     return unit, numbers
+
+
+def _joined(unit: Array, numbers: Sequence[int], launches: pd.DataFrame) -> Array:
+    """The units with one for all modules before the layers, and one for all that follow a layer."""
+    is_forward = (launches["phase"].astype(str) == "forward") & ~launches["recompute"].astype(bool)
+    seen = pd.unique(unit[launches.loc[is_forward, "layer"].to_numpy("i8")]).tolist()
+    layers = [at for at, row in enumerate(seen) if numbers[row] >= 0]
+    others = [(at, row) for at, row in enumerate(seen) if row and numbers[row] < 0]
+    for own in ([row for at, row in others if layers and (at > layers[0]) == is_after] for is_after in (False, True)):
+        unit = np.where(np.isin(unit, own), max(own, default=0), unit)
+    return unit
+
+
+def _numbered(op: pd.Series) -> Array:
+    """The numbers of operations; of what none of torch's operations made, that of the last one and a half."""
+    number = op.to_numpy("f8")
+    return np.where(number < 0, np.maximum.accumulate(number) + 0.5, number)
+
+
+def _repeats(rows: list[int], token: Sequence[object], unit: Array) -> list[list[int]]:
+    """The rows of a unit's passes that follow one another: what each does once shows where the next begins."""
+    counts = Counter(token[row] for row in rows if unit[row])
+    once = next((at for at, row in enumerate(rows) if unit[row] and counts[token[row]] == min(counts.values())), 0)
+    begins = [at - once for at, row in enumerate(rows) if token[row] == token[rows[once]]]
+    return [rows[begin:end] for begin, end in zip(begins, [*begins[1:], len(rows)], strict=True)]
 
 
 def _kind(makes: Array, before: str) -> str:

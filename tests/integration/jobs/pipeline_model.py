@@ -1,4 +1,7 @@
-"""A transformer by a schedule of torch.distributed.pipelining: SCHEDULE MICRO_BATCHES LAYERS [LAYERS_OF_STAGE,...]."""
+"""A transformer by a schedule of torch.distributed.pipelining, on two pipelines.
+
+SCHEDULE MICRO_BATCHES LAYERS [VOCABULARY [LAYERS_OF_STAGE,...]]
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 
-WIDTH, TOKENS, VOCABULARY = 2048, 2048, 32_000
+WIDTH, TOKENS = 2048, 2048
 
 
 class Layer(nn.Module):
@@ -34,12 +37,12 @@ class Layer(nn.Module):
 class Model(nn.Module):
     """Some layers of the model, the embedding before the first and the head after the last."""
 
-    def __init__(self, numbers: range, is_first: bool, is_last: bool) -> None:
+    def __init__(self, numbers: range, vocabulary: int, is_first: bool, is_last: bool) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH) if is_first else None
+        self.embedding = nn.Embedding(vocabulary, WIDTH) if is_first else None
         self.layers = nn.ModuleDict({str(number): Layer() for number in numbers})
         self.norm = nn.RMSNorm(WIDTH) if is_last else None
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False) if is_last else None
+        self.head = nn.Linear(WIDTH, vocabulary, bias=False) if is_last else None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.embedding is not None:
@@ -53,7 +56,7 @@ def loss_of(logits: Tensor, target: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1).float(), target.flatten())
 
 
-def main(name: str, micro_batches: int, num_layers: int, layout: str = "") -> None:
+def main(name: str, micro_batches: int, num_layers: int, vocabulary: int = 32_000, layout: str = "") -> None:
     dist.init_process_group("nccl")
     torch.cuda.set_device(0)
     group = init_device_mesh("cuda", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "pp")).get_group("pp")
@@ -70,8 +73,8 @@ def main(name: str, micro_batches: int, num_layers: int, layout: str = "") -> No
     for stage in mine:
         is_first, is_last = stage == 0, stage == num_stages - 1
         begin = sum(sizes[:stage])
-        module = Model(range(begin, begin + sizes[stage]), is_first, is_last).to("cuda", torch.bfloat16)
-        out = example.new_empty(1, TOKENS, VOCABULARY if is_last else WIDTH).requires_grad_()
+        module = Model(range(begin, begin + sizes[stage]), vocabulary, is_first, is_last).to("cuda", torch.bfloat16)
+        out = example.new_empty(1, TOKENS, vocabulary if is_last else WIDTH).requires_grad_()
         inputs = (tokens if is_first else example.clone().requires_grad_(),)
         modules.append(module)
         stages.append(
@@ -98,4 +101,4 @@ def main(name: str, micro_batches: int, num_layers: int, layout: str = "") -> No
     dist.destroy_process_group()
 
 
-main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
+main(sys.argv[1], *map(int, sys.argv[2:5]), *sys.argv[5:])
