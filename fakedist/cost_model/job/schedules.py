@@ -2,7 +2,7 @@
 
 A rank's GPU and host do its actions one after the other; none begins before the host has come to it, nor before its
 input is there. A send begins once the rank has reached it, and a receive ends a transfer's time after its sender has.
-Transfers on one stream follow one another.
+Transfers on one stream follow one another; those with nothing in between begin together.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class _Ways:
         self.posted: dict[tuple[int, int], deque[tuple[Action, float]]] = defaultdict(deque)
         self._sent: dict[Action, float] = {}
         self._free: dict[tuple[int, int], float] = defaultdict(float)
+        self._begun: dict[tuple[int, int], tuple[float, float]] = defaultdict(lambda: (-1.0, 0.0))
 
     def act(self, rank: int, action: Action) -> bool:
         """Do an action, unless it is not known yet when what it waits for ends."""
@@ -123,9 +124,10 @@ class _Ways:
     def transfer(self, stream: tuple[int, int]) -> None:
         """Do the transfers that were reached, as far as their other sides are known."""
         while self.posted[stream]:
-            action, start = self.posted[stream][0]
+            action, posted = self.posted[stream][0]
             kind, stage, batch = action
-            start = max(start, self._free[stream])
+            begun = self._begun[stream]
+            start = begun[1] if begun[0] == posted else max(posted, self._free[stream])
             if kind.startswith("SEND"):
                 self._sent[action] = start
             else:
@@ -133,8 +135,9 @@ class _Ways:
                 if sent is None:
                     return
                 start = max(start, sent)
-            self._free[stream] = start + self._wire.transfer_us
-            self.times[action] = (start, self._free[stream])
+            self._begun[stream] = (posted, begun[1] if begun[0] == posted else start)
+            self.times[action] = (start, start + self._wire.transfer_us)
+            self._free[stream] = max(self._free[stream], self.times[action][1])
             self.posted[stream].popleft()
 
 

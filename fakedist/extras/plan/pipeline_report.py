@@ -93,8 +93,8 @@ def _about(job: JobTime, model: PipelineModel) -> Facts:
 
 
 def _sheet(model: PipelineModel, plans: Sequence[Planned]) -> Sheet:
-    most = [max(range(len(one.peak_bytes)), key=one.peak_bytes.__getitem__) for one in plans]
-    peaks = [one.peak_bytes[rank] for one, rank in zip(plans, most, strict=True)]
+    most = [max(range(len(one.peak_bytes)), key=[peak or 0.0 for peak in one.peak_bytes].__getitem__) for one in plans]
+    peaks = [None if None in one.peak_bytes else one.peak_bytes[rank] for one, rank in zip(plans, most, strict=True)]
     has_several = len({one.order.num_micro_batches for one in plans}) > 1
     known = ["" if one.is_known else "at least" for one in plans]
     columns = [

@@ -55,7 +55,7 @@ class Planned:
         is_known: If not, it divides backwards, which the recording does not: step and peaks are the least they can be.
         bubble: The share of the step in which ranks wait, on average.
         busy_us: By rank, the time in which it computes.
-        peak_bytes: By rank, the most allocated.
+        peak_bytes: By rank, the most allocated; None if its layers share buffers, and are others than recorded.
         fits: Whether the rank fits that allocates most.
         actions: What each rank does: columns ``rank``, ``kind``, ``stage``, ``micro_batch``, ``start_us``, ``end_us``.
     """
@@ -67,7 +67,7 @@ class Planned:
     step_us: float
     bubble: float
     busy_us: Sequence[float]
-    peak_bytes: Sequence[float]
+    peak_bytes: Sequence[float | None]
     fits: Fits
     actions: pd.DataFrame
 
@@ -150,6 +150,7 @@ def plan(model: PipelineModel, order: Order, layout: Layout, *, is_balanced: boo
         before = np.append(0.0, np.cumsum([by_stage["F", stage][0] for stage in range(len(layout))]))
         step_us = max(before[order.rank_of.index(rank)] + busy_us[rank] for rank in busy_us.index)
     peaks = [_peak(model, order, rank, layout, costs) for rank in range(len(model.ranks))]
+    most = int(max(peak or 0 for peak in peaks))
     cached = max(rank.run.peak_reserved_bytes - rank.run.peak_allocated_bytes for rank in model.ranks)
     return Planned(
         order=order,
@@ -160,7 +161,7 @@ def plan(model: PipelineModel, order: Order, layout: Layout, *, is_balanced: boo
         bubble=1.0 - float(busy_us.mean()) / step_us,
         busy_us=busy_us.tolist(),
         peak_bytes=peaks,
-        fits=room_of_run(model.ranks[0].run).fits(int(max(peaks)), int(max(peaks)) + cached),
+        fits=room_of_run(model.ranks[0].run).fits(most, most + cached) if None not in peaks else "",
         actions=actions,
     )
 
@@ -185,13 +186,17 @@ def _own(order: Order, rank: int, layout: Layout) -> list[int]:
     return [unit for stage, of in enumerate(order.rank_of) if of == rank for unit in layout[stage]]
 
 
-def _peak(model: PipelineModel, order: Order, rank: int, layout: Layout, costs: Sequence[dict[str, Cost]]) -> float:
-    """The most that a rank allocates, in the order of its actions.
+def _peak(
+    model: PipelineModel, order: Order, rank: int, layout: Layout, costs: Sequence[dict[str, Cost]]
+) -> float | None:
+    """The most that a rank allocates, in the order of its actions; None if it is not known.
 
     What a stage receives stays until its backward is done with it. With torch, what it sends back stays until it waits
     for that, and the losses of a last stage keep its inputs, unless torch computes their gradients apart.
     """
     own, is_torch, bytes_ = _own(order, rank, layout), model.ranks[0].is_torch, model.received_bytes
+    if not model.ranks[rank].is_attributed and [model.units[unit].place for unit in own] != [rank] * len(own):
+        return None
     kept, gradients = (
         sum(getattr(model.units[unit], name) for unit in own) for name in ("kept_bytes", "gradient_bytes")
     )

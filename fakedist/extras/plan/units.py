@@ -49,6 +49,7 @@ class Unit:
 
     Attributes:
         name: As the rank that has it calls it.
+        place: Of the rank that recorded it, in the pipeline.
         is_layer: It is one of the repeated layers.
         costs: By kind of pass: F, B (both gradients), I (the gradients of inputs), W (those of weights). Kinds that
             were not recorded follow from the others.
@@ -58,6 +59,7 @@ class Unit:
     """
 
     name: str
+    place: int
     is_layer: bool
     costs: Mapping[str, Cost]
     is_split: bool
@@ -102,11 +104,11 @@ def read_pipeline(runs: Sequence[Run], pricing: Pricing) -> PipelineModel:
     share = split_us / whole_us if whole_us else 1.0
     transfers_us = np.concatenate([rank.transfers_us for rank in ranks])
     return PipelineModel(
-        units=[ranks[place].unit(row, share) for place, row in units],
+        units=[ranks[place].unit(place, row, share) for place, row in units],
         stages=[range(*ends) for ends in zip(begins, [*begins[1:], len(units)], strict=True)],
         ranks=ranks,
         last_rank=units[-1][0],
-        wire=Wire(float(transfers_us.mean()), max(rank.num_streams for rank in ranks) > 1),
+        wire=Wire(float(np.median(transfers_us)), max(rank.num_streams for rank in ranks) > 1),
         received_bytes=max(rank.received_bytes for rank in ranks),
     )
 
@@ -141,6 +143,7 @@ class RecordedRank:
         other_bytes: Allocated when a step begins, by no unit.
         tail_bytes: Allocated after the last backward, above ``kept_bytes`` and gradients.
         is_torch: torch.distributed.pipelining ran it.
+        is_attributed: Each of its layers has bytes of its own, and does not share a buffer with others.
     """
 
     def __init__(self, run: Run, tables: Mapping[str, pd.DataFrame], models: Models) -> None:
@@ -255,6 +258,7 @@ class RecordedRank:
         self.kept_bytes, self._gradients = (
             np.bincount(unit, size * own, len(self.names)) for own in (is_kept, is_gradient)
         )
+        self.is_attributed = all(self.kept_bytes[row] for row in self.rows if self.numbers[row] >= 0)
         self.other_bytes = float(levels[starts[0]] - self.kept_bytes[1:].sum())
         most = levels[ends[-1] : int(min(later, default=len(levels))) + 1].max()
         self.tail_bytes = float(most - levels[starts[0]] - self._gradients.sum())
@@ -270,7 +274,7 @@ class RecordedRank:
         costs = self._costs(row)
         return (costs["I"].us, costs["I"].us + costs["W"].us) if "I" in costs else (0.0, 0.0)
 
-    def unit(self, row: int, share: float) -> Unit:
+    def unit(self, place: int, row: int, share: float) -> Unit:
         """The unit of a row of ``layers``. A backward that was recorded whole is for this share one of inputs."""
         costs = self._costs(row)
         is_split, saved = "I" in costs, costs["F"].net_bytes
@@ -283,7 +287,7 @@ class RecordedRank:
         if not is_split:
             costs |= {"I": whole._replace(us=whole.us * share), "W": Cost(whole.us * (1 - share))}
         name, number = self.names[row], self.numbers[row]
-        return Unit(name, number >= 0, costs, is_split, self.kept_bytes[row], self._gradients[row])
+        return Unit(name, place, number >= 0, costs, is_split, self.kept_bytes[row], self._gradients[row])
 
 
 def unit_rows(names: Sequence[str], parents: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -24,7 +24,7 @@ def unit(name: str, us: float, saved: float = 0.0, *, is_split: bool = True) -> 
         "I": Cost(us),
         "W": Cost(us, 0.0, -saved),
     }
-    return Unit(name, name.isdecimal(), costs, is_split, 100.0 * MIB, 50.0 * MIB)
+    return Unit(name, 0, name.isdecimal(), costs, is_split, 100.0 * MIB, 50.0 * MIB)
 
 
 def model(
@@ -34,7 +34,7 @@ def model(
     monkeypatch.setattr(schedules, "room_of_run", lambda _: room or Room())
     run = SimpleNamespace(peak_reserved_bytes=0, peak_allocated_bytes=0)
     facts: dict[str, Any] = {"lead_us": 0.0, "tail_us": (0.0, 0.0), "other_bytes": 0.0, "tail_bytes": 0.0}
-    rank = SimpleNamespace(run=run, kept_bytes=np.zeros(2), is_torch=True, **facts)
+    rank = SimpleNamespace(run=run, kept_bytes=np.zeros(2), is_torch=True, is_attributed=True, **facts)
     recorded: Any = [rank] * ranks
     stages = [range(len(units) // 2), range(len(units) // 2, len(units))]
     return PipelineModel(units, stages, recorded, ranks - 1, Wire(0.0, is_stream_by_peer=True), 0.0)

@@ -42,15 +42,20 @@ def test_a_host_that_takes_longer_than_the_gpu_sets_the_pace() -> None:
     assert step_us(Shape("GPipe", 2, 1, 4), host_us=1000.0) >= 8 * 1000.0
 
 
-@pytest.mark.parametrize(("is_stream_by_peer", "end_us"), [(True, 5.0), (False, 510.0)])
-def test_transfers_on_one_stream_follow_one_another(is_stream_by_peer: bool, end_us: float) -> None:
-    """Rank 1 waits for a receive from rank 2, then sends to rank 0."""
+@pytest.mark.parametrize(
+    ("is_stream_by_peer", "works_us", "end_us"), [(1, 10.0, 15.0), (0, 10.0, 510.0), (0, 0.0, 505.0)]
+)
+def test_transfers_on_one_stream_follow_one_another_unless_they_begin_together(
+    is_stream_by_peer: int, works_us: float, end_us: float
+) -> None:
+    """Rank 1 posts a receive from rank 2, works, then sends to rank 0."""
     orders: list[list[Action]] = [
         [("RECV_B", 0, 0)],
-        [("RECV_B", 1, 1), ("SEND_B", 1, 0)],
+        [("RECV_B", 1, 1), ("W", 1, 0), ("SEND_B", 1, 0)],
         [("B", 2, 1), ("SEND_B", 2, 1)],
     ]
-    played = play(orders, [0, 1, 2], {("B", 2): (500.0, 0.0)}, [0.0] * 3, Wire(5.0, is_stream_by_peer))
+    costs = {("B", 2): (500.0, 0.0), ("W", 1): (works_us, 0.0)}
+    played = play(orders, [0, 1, 2], costs, [0.0] * 3, Wire(5.0, bool(is_stream_by_peer)))
     assert played.times["RECV_B", 0, 0][1] == end_us
 
 
