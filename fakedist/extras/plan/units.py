@@ -8,8 +8,6 @@ its last say what it leaves allocated, and how much more it needs meanwhile.
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,6 +18,7 @@ import pandas as pd
 from fakedist.analysis.recording import Array
 from fakedist.cost_model.estimated import Models, communication_for
 from fakedist.cost_model.hosts import scaled
+from fakedist.cost_model.job.micro_batches import backward_kind, backward_parts, repeated_passes, unit_rows
 from fakedist.cost_model.job.schedules import Wire
 from fakedist.cost_model.step import StepLaunches, StepPrices
 from fakedist.errors import JobError
@@ -27,7 +26,6 @@ from fakedist.options.pricing import Pricing
 from fakedist.results.job_time import check_every_stage, check_one_job, price_together
 from fakedist.results.run import Run
 
-_NUMBER = re.compile(r"(?:^|\.)(\d+)$")
 _TORCH = "/torch/distributed/pipelining/"
 
 
@@ -212,14 +210,14 @@ class RecordedRank:
             if known is not None and (self._is_pair[row] or is_other):
                 cuts.append([])
             cuts[-1] += [] if self._is_pair[row] else [row]
-        cuts = [part for cut in cuts for part in _repeats(cut, token, unit)]
-        passes = [part for cut in cuts for part in _parts(cut, makes, unit)]
+        cuts = [part for cut in cuts for part in repeated_passes(cut, token, unit)]
+        passes = [part for cut in cuts for part in backward_parts(cut, makes, unit)]
         ends = [0, *(rows[-1] + 1 for rows in passes)]
         us, host_us = (np.append(0.0, np.cumsum(times))[[*ends, len(launches)]] for times in (self._us, self._host_us))
         kinds: list[str] = []
         for cut in passes:
             known = next((at for at in cut if unit[at]), cut[0])
-            kinds.append("F" if is_forward[known] else _kind(makes[cut], kinds[-1] if kinds else "F"))
+            kinds.append("F" if is_forward[known] else backward_kind(makes[cut], kinds[-1] if kinds else "F"))
         op = launches["op"].to_numpy("f8")
         self.tail_us = (float(us[-1] - us[-2]), float(host_us[-1] - host_us[-2]))
         return pd.DataFrame(
@@ -290,20 +288,6 @@ class RecordedRank:
         return Unit(name, place, number >= 0, costs, is_split, self.kept_bytes[row], self._gradients[row])
 
 
-def unit_rows(names: Sequence[str], parents: Sequence[int]) -> tuple[list[int], list[int]]:
-    """By row of ``layers``, the row of the unit that it is in (0 for none), and the number in its name (-1 for none).
-
-    The outermost module whose name ends in a number is a unit; so is one that has none within it and is in none.
-    """
-    numbers = [int(found[1]) if (found := _NUMBER.search(name)) else -1 for name in names]
-    unit, holds = [0] * len(names), [False] * len(names)
-    for row in range(len(names) - 1, 0, -1):
-        holds[parents[row]] |= holds[row] or numbers[row] >= 0
-    for row, parent in enumerate(parents):
-        unit[row] = unit[parent] or (row if parent and (numbers[row] >= 0 or not holds[row]) else 0)
-    return unit, numbers
-
-
 def _joined(unit: Array, numbers: Sequence[int], launches: pd.DataFrame) -> Array:
     """The units with one for all modules before the layers, and one for all that follow a layer."""
     is_forward = (launches["phase"].astype(str) == "forward") & ~launches["recompute"].astype(bool)
@@ -319,32 +303,3 @@ def _numbered(op: pd.Series) -> Array:
     """The numbers of operations; of what none of torch's operations made, that of the last one and a half."""
     number = op.to_numpy("f8")
     return np.where(number < 0, np.maximum.accumulate(number) + 0.5, number)
-
-
-def _repeats(rows: list[int], token: Sequence[object], unit: Array) -> list[list[int]]:
-    """The rows of a unit's passes that follow one another: what each does once shows where the next begins."""
-    counts = Counter(token[row] for row in rows if unit[row])
-    once = next((at for at, row in enumerate(rows) if unit[row] and counts[token[row]] == min(counts.values())), 0)
-    begins = [at - once for at, row in enumerate(rows) if token[row] == token[rows[once]]]
-    return [rows[begin:end] for begin, end in zip(begins, [*begins[1:], len(rows)], strict=True)]
-
-
-def _kind(makes: Array, before: str) -> str:
-    """B, I or W, by what products make (1 gradients of weights, -1 others); a backward without any is as the last."""
-    has_weights, has_others = bool((makes > 0).any()), bool((makes < 0).any())
-    if not has_weights and not has_others:
-        return before if before != "F" else "B"
-    return "B" if has_weights and has_others else "W" if has_weights else "I"
-
-
-def _parts(rows: list[int], makes: Array, unit: Array) -> list[list[int]]:
-    """The rows of a pass; those of two if all gradients of weights come before all others, or after them.
-
-    One backward of several products makes both gradients of one after the other.
-    """
-    weights, others = ([at for at, row in enumerate(rows) if makes[row] == sign] for sign in (1, -1))
-    if min(len(weights), len(others)) < 2 or (weights[-1] > others[0] and others[-1] > weights[0]):
-        return [rows]
-    last = min(weights[-1], others[-1])
-    cut = next((at for at in range(last + 1, len(rows)) if unit[rows[at]]), len(rows))
-    return [rows[:cut], rows[cut:]]

@@ -11,7 +11,7 @@ from fakedist.cost_model.job.schedules import Wire, with_transfers
 from fakedist.extras.plan import schedules
 from fakedist.extras.plan.schedules import Order, balanced_layout, even_layout, megatron_layout, plan
 from fakedist.extras.plan.torch_orders import order_of
-from fakedist.extras.plan.units import Cost, PipelineModel, Unit, _kind, _parts, unit_rows
+from fakedist.extras.plan.units import Cost, PipelineModel, Unit
 
 MIB = 2**20
 
@@ -90,19 +90,3 @@ def test_a_schedule_that_divides_backwards_is_bounded_where_none_was_recorded(mo
     assert (planned.is_known, known.is_known) == (False, True)
     assert planned.step_us <= known.step_us
     assert plan(made, order("1F1B", 2, 1, 8), made.stages).is_known
-
-
-def test_units_are_layers_and_modules_around_them() -> None:
-    names = ["", "(Model)", "embedding", "layers", "layers.4", "layers.4.up", "layers.4.experts.0", "head", "head.norm"]
-    assert unit_rows(names, [0, 0, 1, 1, 3, 4, 4, 1, 7]) == (
-        [0, 0, 2, 0, 4, 4, 4, 7, 7],
-        [-1, -1, -1, -1, 4, -1, 0, -1, -1],
-    )
-
-
-def test_backwards_are_whole_or_in_two_parts_by_what_their_products_make() -> None:
-    unit_of = np.ones(8, "i8")
-    whole, parts = np.array([1, -1, 1, -1, 0]), np.array([1, 1, 0, -1, -1])
-    assert _parts([0, 1, 2, 3, 4], whole, unit_of) == [[0, 1, 2, 3, 4]]
-    assert _parts([0, 1, 2, 3, 4], parts, unit_of) == [[0, 1], [2, 3, 4]]
-    assert [_kind(np.array(makes), "I") for makes in ([1, -1], [1, 1], [-1], [0])] == ["B", "W", "I", "I"]
