@@ -14,6 +14,7 @@ import pandas as pd
 
 from fakedist.analysis.topology import Pipeline, find_pipeline
 from fakedist.cost_model.breakdown import PEAK_DTYPE
+from fakedist.cost_model.estimated import Models
 from fakedist.cost_model.hosts import HostModel
 from fakedist.cost_model.job.job_times import JobRank, JobTimes, job_times, tokens_text
 from fakedist.errors import FakedistError, JobError, RunDirectoryError
@@ -123,17 +124,8 @@ def time_job(
     first, ranks = check_one_job(opened)
     job = first.manifest.job
     assert job is not None
-    pricing = Pricing(gpu, **options)
-    models = models_of(pricing, first.manifest, first.summary)
-    clocked = next((run for run in ranks.values() if _host_of(run).clock is not None), first)
-    models = replace(models, host=host_of(pricing, models.gpu, first.manifest, clocked.summary))
-    times = job_times(
-        _tables(ranks, models.host.time.machine_us, pricing.router_load),
-        frozenset(ranks),
-        job.world_size,
-        models,
-        micro_batches=micro_batches,
-    )
+    models, tables = price_together(ranks, Pricing(gpu, **options))
+    times = job_times(tables, frozenset(ranks), job.world_size, models, micro_batches=micro_batches)
     pipeline = _pipeline(first, job.rank)
     stages = [_stage(ranks[one.rank], one, pipeline) for one in times.ranks]
     notes, throughput = _throughput(times, job.world_size, models.gpu, pipeline, tokens_per_step)
@@ -155,6 +147,17 @@ def time_job(
     )
     lanes = pd.concat([one.lanes.assign(rank=one.rank) for one in times.ranks], ignore_index=True)
     return JobTime(summary, [ranks[one.rank] for one in times.ranks], lanes[["rank", "lane", "start_us", "end_us"]])
+
+
+def price_together(
+    ranks: Mapping[int, Run], pricing: Pricing
+) -> tuple[Models, Iterator[tuple[int, dict[str, pd.DataFrame]]]]:
+    """The models that the runs of one job are priced with, and the tables of each rank, read one by one."""
+    first = next(iter(ranks.values()))
+    models = models_of(pricing, first.manifest, first.summary)
+    clocked = next((run for run in ranks.values() if _host_of(run).clock is not None), first)
+    models = replace(models, host=host_of(pricing, models.gpu, first.manifest, clocked.summary))
+    return models, _tables(ranks, models.host.time.machine_us, pricing.router_load)
 
 
 @dataclass(frozen=True)

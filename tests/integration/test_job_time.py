@@ -96,10 +96,11 @@ def test_a_stage_that_is_priced_again_alone_waits_for_nobody(profiled: tuple[Pat
 def pipelines(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Path]]:
     """Both ranks of torch.distributed.pipelining's interleaved 1F1B, two stages each, by number of micro-batches."""
     folder = tmp_path_factory.mktemp("pipelines")
-    script = ROOT / "tests" / "integration" / "jobs" / "pipeline_schedules.py"
-    job = ("--world-size", "2", "--rank", "stages", "--device", "virtual", "--gpu", "h100-80g")
+    script = ROOT / "tests" / "integration" / "jobs" / "pipeline_model.py"
+    job = ("--world-size", "4", "--rank", "stages", "--device", "virtual", "--gpu", "h100-80g")
     for number in (8, 12):
-        finished = run_fakedist("profile", *job, "-o", str(number), script, "Interleaved1F1B", str(number), cwd=folder)
+        arguments = ("Interleaved1F1B", str(number), "4", "64")
+        finished = run_fakedist("profile", *job, "-o", str(number), script, *arguments, cwd=folder)
         assert finished.code == 0, finished.stderr
     return {number: [folder / str(number) / f"rank{rank}" for rank in (0, 1)] for number in (8, 12)}
 

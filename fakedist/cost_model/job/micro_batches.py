@@ -1,4 +1,4 @@
-"""Micro-batches: finds the steady ones of a step, and repeats them for those that were not recorded.
+"""Micro-batches: finds the steady ones of a step, repeats them for those that were not recorded, cuts one into passes.
 
 A step with gradient accumulation, or of a pipeline, launches the same for each micro-batch. In a steady schedule a
 stretch of launches repeats: of one micro-batch in 1F1B, of as many as stages in interleaved 1F1B, one each for forwards
@@ -8,6 +8,8 @@ and backwards if all forwards run first.
 from __future__ import annotations
 
 import itertools
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -361,6 +363,52 @@ def _first_of(tokens: Numbers, repeats: Sequence[Repeat]) -> Numbers:
     for repeat in reversed(repeats):
         firsts[tokens[repeat.last]] = repeat.start
     return firsts
+
+
+_NUMBER = re.compile(r"(?:^|\.)(\d+)$")
+
+
+def unit_rows(names: Sequence[str], parents: Sequence[int]) -> tuple[list[int], list[int]]:
+    """By row of ``layers``, the row of the unit that it is in (0 for none), and the number in its name (-1 for none).
+
+    The outermost module whose name ends in a number is a unit; so is one that has none within it and is in none.
+    """
+    numbers = [int(found[1]) if (found := _NUMBER.search(name)) else -1 for name in names]
+    unit, holds = [0] * len(names), [False] * len(names)
+    for row in range(len(names) - 1, 0, -1):
+        holds[parents[row]] |= holds[row] or numbers[row] >= 0
+    for row, parent in enumerate(parents):
+        unit[row] = unit[parent] or (row if parent and (numbers[row] >= 0 or not holds[row]) else 0)
+    return unit, numbers
+
+
+def repeated_passes(rows: list[int], token: Sequence[object], unit: Numbers) -> list[list[int]]:
+    """The rows of a unit's passes that follow one another: what each does once shows where the next begins."""
+    counts = Counter(token[row] for row in rows if unit[row])
+    once = next((at for at, row in enumerate(rows) if unit[row] and counts[token[row]] == min(counts.values())), 0)
+    begins = [at - once for at, row in enumerate(rows) if token[row] == token[rows[once]]]
+    return [rows[begin:end] for begin, end in zip(begins, [*begins[1:], len(rows)], strict=True)]
+
+
+def backward_kind(makes: Numbers, before: str) -> str:
+    """B, I or W, by what products make (1 gradients of weights, -1 others); a backward without any is as the last."""
+    has_weights, has_others = bool((makes > 0).any()), bool((makes < 0).any())
+    if not has_weights and not has_others:
+        return before if before != "F" else "B"
+    return "B" if has_weights and has_others else "W" if has_weights else "I"
+
+
+def backward_parts(rows: list[int], makes: Numbers, unit: Numbers) -> list[list[int]]:
+    """The rows of a pass; those of two if all gradients of weights come before all others, or after them.
+
+    One backward of several products makes both gradients of one after the other.
+    """
+    weights, others = ([at for at, row in enumerate(rows) if makes[row] == sign] for sign in (1, -1))
+    if min(len(weights), len(others)) < 2 or (weights[-1] > others[0] and others[-1] > weights[0]):
+        return [rows]
+    last = min(weights[-1], others[-1])
+    cut = next((at for at in range(last + 1, len(rows)) if unit[rows[at]]), len(rows))
+    return [rows[:cut], rows[cut:]]
 
 
 assert {_RECORDS, _STREAM_WAITS, _HOST_WAITS} <= set(LAUNCH_KINDS)

@@ -11,6 +11,7 @@ import click
 
 from fakedist.cli.job_options import ScriptCommand, executor_options, given, job_options, jobs_of
 from fakedist.cli.output import (
+    HTML,
     JSON,
     MARKDOWN,
     TEXT,
@@ -42,7 +43,9 @@ _PROJECT, _TABLE = Path("pyproject.toml"), "tool.fakedist.plan.apply"
 class _PlanCommand(ScriptCommand):
     """Options may also follow a run, which has no arguments of its own."""
 
-    headings: ClassVar[Mapping[str, str]] = dict.fromkeys(("num_gpus", "size", "flags", "replays"), "Plan")
+    headings: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("num_gpus", "pipeline", "micro_batches", "size", "flags", "replays"), "Plan"
+    )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As for a script; a run ends no options."""
@@ -62,6 +65,10 @@ def _runs(text: str) -> list[Path]:
 @click.option(
     "--gpus", "num_gpus", type=click.IntRange(min=1), metavar="N", help="With a RUN: GPUs of the job on the machine."
 )
+@click.option("--pipeline", is_flag=True, help="With a RUN of each pipeline stage: other schedules and layouts.")
+@click.option(
+    "--micro-batches", metavar="N,...", help="With --pipeline: numbers of micro-batches.  [default: as recorded]"
+)
 @click.option("--fit", "size", metavar="SIZE", help="Find the changes that fit a GPU of this memory: 80GiB.")
 @click.option(
     "--apply",
@@ -73,13 +80,15 @@ def _runs(text: str) -> list[Path]:
 @click.option("--replay-only", "replays", is_flag=True, help="With --fit: record no plan.")
 @executor_options
 @file_option
-@format_options(TEXT, JSON, MARKDOWN)
+@format_options(TEXT, JSON, MARKDOWN, HTML)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="RUN... | SCRIPT [ARGS]...", required=True)
 def plan(
     arguments: tuple[str, ...],
     *,
     module: str | None,
     num_gpus: int | None,
+    pipeline: bool,
+    micro_batches: str | None,
     size: str | None,
     flags: tuple[str, ...],
     replays: bool,
@@ -91,19 +100,28 @@ def plan(
     as_json: bool,
     **values: Any,
 ) -> int:
-    """Plan a change of a job: another machine, or less memory.
+    """Plan a change of a job: another machine, less memory, or another schedule of its pipeline.
 
     \b
     fakedist plan RUN --gpu b200 --gpus 128
     fakedist plan --fit 80GiB --world-size 64 train.py --its --own --flags
+    fakedist plan RUNS --pipeline --micro-batches 8,16
 
     The first prices and replays a run on the virtual GPU, or one of a rank of each pipeline stage, for another machine.
     With --fit, the script is recorded, or a RUN is taken: the changes that fit the memory at the least time are
-    replayed, and the best three recorded as far as the script's flags for them are known (docs/plan.md).
+    replayed, and the best three recorded as far as the script's flags for them are known. With --pipeline, schedules of
+    torch.distributed.pipelining are played with what the recorded stages take (docs/plan.md).
     """  # noqa: D301 - click looks for the character \b
     output = chosen_output(form, as_json, file)
     wrong = [f"-m {module}"] if module is not None else [text for text in arguments if not _runs(text)]
     runs = [] if wrong else [run for text in arguments for run in _runs(text)]
+    if pipeline or micro_batches:
+        if not pipeline or size is not None or num_gpus is not None or wrong:
+            raise click.UsageError(
+                "--pipeline is for a RUN of each stage, without --fit and --gpus; --micro-batches needs it"
+            )
+        _plan_pipeline(runs, micro_batches, values, output)
+        return 0
     if size is None:
         if flags or replays:
             raise click.UsageError("--apply and --replay-only need --fit")
@@ -132,14 +150,39 @@ def _plan_machine(paths: Sequence[Path], num_gpus: int | None, values: Mapping[s
     from fakedist.extras.plan.other_machine import plan_machine
     from fakedist.results.opening import open_run
 
-    _check_recorded(values, priced=True)
-    named = {option.name: _NAMES.get(option.name, option.name) for option in PRICING_OPTIONS}
-    pricing = given(PRICING_OPTIONS, {name: values.get(own) for name, own in named.items()})
+    pricing = _pricing(values)
     if not pricing and num_gpus is None:
         raise click.UsageError("name the machine: --gpu MODEL, --gpus N or --fabric NAME")
     with reading(*paths):
         runs = [open_run(path).keeping_tables() for path in paths]
         output.write(machine_report(runs, plan_machine(runs, Pricing(**pricing), num_gpus)))
+
+
+def _pricing(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a price that were given, with recorded runs."""
+    _check_recorded(values, priced=True)
+    named = {option.name: _NAMES.get(option.name, option.name) for option in PRICING_OPTIONS}
+    return given(PRICING_OPTIONS, {name: values.get(own) for name, own in named.items()})
+
+
+def _plan_pipeline(paths: Sequence[Path], micro_batches: str | None, values: Mapping[str, Any], output: Output) -> None:
+    from fakedist.extras.plan.pipeline_report import pipeline_report
+    from fakedist.extras.plan.schedules import plan_pipeline
+    from fakedist.extras.plan.units import read_pipeline
+    from fakedist.results.job_time import time_job
+    from fakedist.results.opening import open_run
+
+    pricing = _pricing(values)
+    numbers = [int(text) for text in (micro_batches or "").split(",") if text.strip().isdecimal() and int(text)]
+    if micro_batches and len(numbers) < len(micro_batches.split(",")):
+        raise click.UsageError(f"--micro-batches takes numbers: 8,16, not {micro_batches}")
+    with reading(*paths):
+        runs = [open_run(path).keeping_tables() for path in paths]
+        model = read_pipeline(runs, Pricing(**pricing))
+        plans, refused = plan_pipeline(model, numbers or [model.ranks[0].num_micro_batches])
+        if not plans:
+            raise JobError(f"no schedule can be: {refused[0]}", "--micro-batches with more of them")
+        output.write(pipeline_report(time_job(runs, **pricing), model, plans, refused))
 
 
 def _recorded(jobs: Sequence[Job]) -> tuple[Path, int]:

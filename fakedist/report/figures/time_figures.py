@@ -5,6 +5,7 @@ Those of a run raise ValueError if no step was timed, and RunDirectoryError if a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -429,9 +430,13 @@ def bar_labels(run: Run, rows: pd.DataFrame) -> tuple[Array, list[str]]:
     return codes, [str(label) for label in labels]
 
 
-_COLOURS = KIND_COLOURS | {"communication": FAMILY_COLOURS["communication"], "bubble": SOFT}
+_COLOURS = KIND_COLOURS | {
+    "communication": FAMILY_COLOURS["communication"],
+    "bubble": SOFT,
+    "weights": FAMILY_COLOURS["norm"],
+}
 #: Drawn first, so that what computes covers it.
-_ORDER = ("bubble", "communication", "other", "optimizer", "recompute", "backward", "forward", "generation")
+_ORDER = ("bubble", "communication", "other", "optimizer", "recompute", "weights", "backward", "forward", "generation")
 
 
 Figure: TypeAlias = go.Figure
@@ -439,26 +444,34 @@ Figure: TypeAlias = go.Figure
 
 def stage_lanes(step: JobStep, lanes: pd.DataFrame) -> Figure:
     """The job's step by rank: forward, backward, optimizer, communication and bubble over time (``JobTime.lanes``)."""
-    figure = new_figure()
     labels = {stage.rank: stage_label(stage) for stage in step.stages}
+    rows = lanes.assign(label=lanes["rank"].map(labels), text=lanes["lane"])
+    return activity_lanes(rows, list(labels.values()), f"The job's step by rank, {format_us(step.step_us)} (estimated)")
+
+
+def activity_lanes(rows: pd.DataFrame, labels: Sequence[str], title: str) -> Figure:
+    """Stretches of time: columns ``label`` (one of ``labels``, from the top), ``lane``, ``start_us``, ``end_us``.
+
+    ``text`` says what a stretch is when it is pointed at. Lanes have the names and colours of a job's step.
+    """
+    figure = new_figure()
     for lane in _ORDER:
-        rows = lanes[lanes["lane"] == lane]
-        if not len(rows):
+        own = rows[rows["lane"] == lane]
+        if not len(own):
             continue
-        lasts = rows["end_us"] - rows["start_us"]
+        lasts = own["end_us"] - own["start_us"]
         figure.add_bar(
-            y=[labels[rank] for rank in rows["rank"]],
+            y=list(own["label"]),
             x=lasts / 1e3,
-            base=rows["start_us"] / 1e3,
+            base=own["start_us"] / 1e3,
             orientation="h",
             name=lane,
             marker={"color": _COLOURS[lane], "line": {"width": 0}},
-            customdata=[format_us(last_us) for last_us in lasts],
-            hovertemplate="%{customdata} from %{base:.3f} ms<extra>%{y}: " + lane + "</extra>",
+            customdata=[[text, format_us(us)] for text, us in zip(own["text"], lasts, strict=True)],
+            hovertemplate="%{customdata[1]} from %{base:.3f} ms<extra>%{y}: %{customdata[0]}</extra>",
         )
     figure.update_layout(barmode="overlay", bargap=0.25)
-    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=list(labels.values()))
-    title = f"The job's step by rank, {format_us(step.step_us)} (estimated)"
+    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=list(labels))
     framed(figure, title, x="ms", height=200 + 34 * max(len(labels), 2))
     legend = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "reversed"}
     return figure.update_layout(legend=legend, margin={"t": 90})

@@ -1,8 +1,7 @@
 """Recorded steps of pipelines, made from the order in which a schedule of torch.distributed.pipelining acts."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -47,37 +46,10 @@ class Shape:
 
     def acts(self, rank: int) -> list[Act]:
         """A rank's actions, in order, as torch's schedule has it."""
-        stages: list[Any] = [
-            SimpleNamespace(
-                stage_index=stage,
-                num_stages=self.num_stages,
-                group_size=self.num_ranks,
-                group_rank=rank,
-                is_first=stage == 0,
-                is_last=stage == self.num_stages - 1,
-                has_backward=True,
-                submod=None,
-                stage_index_to_group_rank={each: self.rank_of(each) for each in range(self.num_stages)},
-            )
-            for stage in range(self.num_stages)
-            if self.rank_of(stage) == rank
-        ]
-        from torch.distributed import pipelining  # takes three seconds
+        from fakedist.extras.plan.torch_orders import order_of  # imports torch, which takes three seconds
 
-        made = getattr(pipelining, f"Schedule{self.schedule}")(
-            stages if self.num_chunks > 1 else stages[0], self.micro_batches, loss_fn=lambda *_: None
-        )
-        return list(_flat(made.pipeline_order[rank]))
-
-
-def _flat(actions: Sequence[Any]) -> Iterator[Act]:
-    for action in actions:
-        if action is None:
-            continue
-        if action.sub_actions:
-            yield from _flat(action.sub_actions)
-        elif action.computation_type.value in ("F", "B", "I", "W"):
-            yield Act(action.computation_type.value, action.stage_index, action.microbatch_index)
+        made = order_of(self.schedule, self.num_ranks, self.num_chunks, self.micro_batches)
+        return [Act(*action) for action in made[1][rank] if action[0] in ("F", "B", "I", "W")]
 
 
 class Recording:

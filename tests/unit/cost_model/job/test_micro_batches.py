@@ -6,7 +6,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.job.micro_batches import Recorded, count_micro_batches, with_micro_batches
+from fakedist.cost_model.job.micro_batches import (
+    Recorded,
+    backward_kind,
+    backward_parts,
+    count_micro_batches,
+    repeated_passes,
+    unit_rows,
+    with_micro_batches,
+)
 from fakedist.cost_model.job.stages import num_stages_of
 from fakedist.errors import JobError
 from tests.unit.cost_model.pipelines_by_hand import Recording, Shape
@@ -133,3 +141,25 @@ def test_sizes_that_the_routing_made_up_do_not_hide_what_repeats() -> None:
     varied = Recorded(0, step.launches.assign(work=numbers), work.reset_index(drop=True), step.calls, 1, 6)
     found = with_micro_batches(varied, 10)
     assert plain(varied, found)["work"].tolist() == plain(step, with_micro_batches(step, 10))["work"].tolist()
+
+
+def test_units_are_layers_and_modules_around_them() -> None:
+    names = ["", "(Model)", "embedding", "layers", "layers.4", "layers.4.up", "layers.4.experts.0", "head", "head.norm"]
+    assert unit_rows(names, [0, 0, 1, 1, 3, 4, 4, 1, 7]) == (
+        [0, 0, 2, 0, 4, 4, 4, 7, 7],
+        [-1, -1, -1, -1, 4, -1, 0, -1, -1],
+    )
+
+
+def test_backwards_are_whole_or_in_two_parts_by_what_their_products_make() -> None:
+    unit_of = np.ones(8, "i8")
+    whole, parts = np.array([1, -1, 1, -1, 0]), np.array([1, 1, 0, -1, -1])
+    assert backward_parts([0, 1, 2, 3, 4], whole, unit_of) == [[0, 1, 2, 3, 4]]
+    assert backward_parts([0, 1, 2, 3, 4], parts, unit_of) == [[0, 1], [2, 3, 4]]
+    assert [backward_kind(np.array(makes), "I") for makes in ([1, -1], [1, 1], [-1], [0])] == ["B", "W", "I", "I"]
+
+
+def test_passes_of_a_layer_that_follow_one_another_are_told_apart_by_what_each_does_once() -> None:
+    token, unit = list("abacabac"), np.array([0, 1, 1, 1] * 2)
+    assert repeated_passes([0, 1, 2, 3, 4, 5, 6, 7], token, unit) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert repeated_passes([0, 1, 2, 3], token, unit) == [[0, 1, 2, 3]]
