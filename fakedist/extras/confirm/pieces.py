@@ -94,9 +94,9 @@ class _Ran:
 
 
 def record(
-    jobs: Sequence[GpuJob], way: Way, command: str, told: Callable[[str], None] = lambda line: None
+    jobs: Sequence[GpuJob], way: Way, command: str, on_line: Callable[[str], None] = lambda line: None
 ) -> AllocatorRecording:
-    """Run the jobs and collect their records; ``told`` gets a line for each as it ends.
+    """Run the jobs and collect their records; ``on_line`` gets a line for each as it ends.
 
     Raises:
         NothingRanError: None of the jobs could even see its device.
@@ -111,7 +111,7 @@ def record(
                 ran = _run(job, way, Path(directory))
         ran.record.seconds = round(time.monotonic() - started, 1)
         events = f"{len(ran.record.events):7d} events"
-        told(f"{way.device} {job.name:<24} {ran.record.seconds:6.1f} s {ran.record.error or events}")
+        on_line(f"{way.device} {job.name:<24} {ran.record.seconds:6.1f} s {ran.record.error or events}")
         return ran
 
     with ThreadPoolExecutor(way.at_once) as pool:
@@ -255,7 +255,7 @@ class Session:
         at_once: Processes at the same time.
         rehearsal: Whether the virtual GPU stands in for a real one.
         command: What was typed.
-        told: Gets each line of the summary as it comes.
+        on_line: Gets each line of the summary as it comes.
         ends_at: ``time.monotonic()`` by which the piece that runs is over.
         lines: The summary, as it grows.
     """
@@ -266,7 +266,7 @@ class Session:
     at_once: int
     rehearsal: bool
     command: str
-    told: Callable[[str], None]
+    on_line: Callable[[str], None]
     ends_at: float = float("inf")
     lines: list[str] = field(default_factory=list)
 
@@ -309,7 +309,7 @@ class Session:
     def say(self, *lines: str) -> None:
         """Add lines to the summary."""
         for line in lines:
-            self.told(line)
+            self.on_line(line)
         self.lines += lines
 
     def write(self, name: str, rows: Sequence[Row], failed: Sequence[str] = ()) -> None:

@@ -21,7 +21,7 @@ from fakedist.analysis.evidence import Fits
 from fakedist.cost_model.job.schedules import COMPUTES, Action, Played, play, with_transfers
 from fakedist.errors import JobError
 from fakedist.extras.plan.units import Cost, PipelineModel
-from fakedist.results.replayed import room_of_run
+from fakedist.results.run import room_of_run
 
 Layout = Sequence[Sequence[int]]  # the units of each stage
 #: The schedules that are planned: torch's, and the stages of each rank.

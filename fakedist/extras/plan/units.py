@@ -23,7 +23,8 @@ from fakedist.cost_model.job.schedules import Wire
 from fakedist.cost_model.step import StepLaunches, StepPrices
 from fakedist.errors import JobError
 from fakedist.options.pricing import Pricing
-from fakedist.results.job_time import check_every_stage, check_one_job, price_together
+from fakedist.results.job_ranks import check_one_job
+from fakedist.results.job_time import check_every_stage, price_together
 from fakedist.results.run import Run
 
 _TORCH = "/torch/distributed/pipelining/"
