@@ -2,7 +2,7 @@
 
     python start.py MODULE [JOB] RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
 
-The module has a function ``measure``. It imports torch, so it is imported once the device is there. Standard library
+The module has a function ``measure``. It imports torch, so it is imported once the device exists. Standard library
 only, but for the virtual GPU, which is fakedist's.
 """
 
@@ -23,7 +23,7 @@ from fakedist.extras.confirm.jobs import JOBS, GpuJob
 
 @dataclass
 class Measuring:
-    """What is measured, and where.
+    """The job to measure and the device to measure on.
 
     Attributes:
         job: The job of the accuracy set; None where the module needs none.
