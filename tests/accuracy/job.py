@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from fakedist.extras.confirm.jobs.models import Transformer, language_loss
+from fakedist.extras.confirm.jobs.training import Transformer, language_loss
 
 STEPS, BATCH, LENGTH, VOCAB, DIM = 3, 2, 256, 2_000, 256
 _BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

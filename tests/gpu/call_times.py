@@ -1,6 +1,6 @@
 """How long the host takes in torch's operations whose calls of CUDA return at once: on a real GPU and a virtual one.
 
-    python tests/gpu/call_times.py RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
+A module for fakedist/extras/confirm/scripts/start.py.
 
 CUDA's own calls take next to nothing on the virtual GPU, so the differences are what they take on a real one. Bursts
 are shorter than the launch queue; between them the device is waited for. What the operations use has no known values:
@@ -11,26 +11,20 @@ from __future__ import annotations
 
 import gc
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+import torch
+import torch.distributed as dist
+from torch import nn
 
-from fakedist.extras.confirm.allocator_history import replace_with  # noqa: E402
-from fakedist.extras.confirm.scripts.device import device, parse  # noqa: E402
+from fakedist.extras.confirm.scripts.start import Measuring
 
 BURST, NUM_BURSTS = 200, 40
 
 
 def _operations(pool: Any, with_nccl: bool) -> dict[str, Callable[[], object]]:
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-
     cleared = torch.empty(8, 64, device="cuda")
     with torch.cuda.use_mem_pool(pool):
         x, y = (torch.empty(8, 64, device="cuda") for _ in range(2))
@@ -64,8 +58,6 @@ def _operations(pool: Any, with_nccl: bool) -> dict[str, Callable[[], object]]:
 
 def _us(operation: Callable[[], object]) -> tuple[float, float]:
     """Least and median of the bursts, microseconds for each call."""
-    import torch
-
     times = []
     for _ in range(NUM_BURSTS):
         torch.cuda.synchronize()
@@ -76,21 +68,12 @@ def _us(operation: Callable[[], object]) -> tuple[float, float]:
     return min(times), statistics.median(times)
 
 
-def main() -> None:
-    args = parse(__doc__, ("result", {"type": Path}))
-    with device(args):
-        import torch
-
-        rows, pool = [], torch.cuda.MemPool()
-        gc.disable()
-        for name, operation in _operations(pool, args.device == "present").items():
-            with torch.cuda.use_mem_pool(pool):
-                operation()
-                least, median = _us(operation)
-            rows.append({"operation": name, "least_us": round(least, 3), "median_us": round(median, 3)})
-            replace_with(args.result, rows)
-        time.sleep(0.3)
-
-
-if __name__ == "__main__":
-    main()
+def measure(measuring: Measuring) -> None:
+    rows, pool = [], torch.cuda.MemPool()
+    gc.disable()
+    for name, operation in _operations(pool, measuring.gpu is None).items():
+        with torch.cuda.use_mem_pool(pool):
+            operation()
+            least, median = _us(operation)
+        rows.append({"operation": name, "least_us": round(least, 3), "median_us": round(median, 3)})
+        measuring.write(rows)

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.errors import FakedistError
-from fakedist.extras.confirm.allocator_history import AllocatorRecording, JobRecord, load
-from fakedist.extras.confirm.history_differences import compare_job
+from fakedist.extras.confirm.allocator_history import AllocatorRecording, JobRecord, compare_job, load
 from fakedist.extras.confirm.jobs import JOBS
 from fakedist.extras.confirm.recorded_jobs import DEFAULT_GPU, Way, like, record
 from fakedist.gpu.driver.build import torch_build

@@ -57,7 +57,6 @@ SAME_THING = {
     "doctor": "`fakedist doctor`: its checks, and its command",
     **dict.fromkeys(("match", "run_list"), "a subject: its report, and its command"),
     "run": "a run: the public object, and its report",
-    "memory": "a run's memory: its report, and the jobs that measure one",
     "time": "a step's time: its report, and its command",
     "host_memory": "the host's memory: its records, and its report",
     "comparison": "runs: the engine that compares them, and its report",

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -14,20 +11,30 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from fakedist.extras.confirm.allocator_history import AllocatorRecording, JobRecord
-from fakedist.extras.confirm.history_differences import HistoryDifference, compare, summary
-from fakedist.extras.confirm.jobs import GpuJob
+from fakedist.extras.confirm.allocator_history import (
+    AllocatorRecording,
+    HistoryDifference,
+    JobRecord,
+    compare,
+    summary,
+)
+from fakedist.extras.confirm.jobs import MOST_GIB, GpuJob
 from fakedist.extras.confirm.recorded_jobs import (
+    ONE_JOB,
     SCRIPTS,
+    START,
+    TIME_IS_OVER,
     NothingRanError,
     Session,
     Way,
+    ended_with,
     job_environment,
     profile_command,
     record,
 )
-from fakedist.extras.confirm.scripts.growing import NUM_TRIALS
 
+#: Trials of a job that grows: one without a limit, then by the allocator's and by the device's.
+NUM_TRIALS = 1 + 2 * MOST_GIB
 #: Jobs that train, three steps or more.
 _TRAIN = ("transformer_", "amp_", "fp8", "compiled", "convnet", "lstm", "moe_", "ddp_", "fsdp2_")
 #: Copies that stand for communication take no time in the real job.
@@ -86,7 +93,7 @@ def run_times(jobs: Sequence[GpuJob], way: Way, *, measured: bool) -> dict[str, 
         if not job.name.startswith(_TRAIN):
             continue
         if time.monotonic() > way.ends_at:
-            found[job.name] = StepKernels(error="not run: the time was over")
+            found[job.name] = StepKernels(error=TIME_IS_OVER)
             continue
         with tempfile.TemporaryDirectory(prefix="gpu-times-") as directory:
             found[job.name] = _run(job, way, Path(directory), measured)
@@ -94,16 +101,13 @@ def run_times(jobs: Sequence[GpuJob], way: Way, *, measured: bool) -> dict[str, 
 
 
 def _run(job: GpuJob, way: Way, directory: Path, measured: bool) -> StepKernels:
-    steps = 1 if measured else 3
-    command = profile_command(job, way, directory, directory / "result.json", steps)
+    run, script = directory / "run", [str(START), ONE_JOB, job.name, str(directory / "result.json")]
+    command = profile_command(job, way, run, script, steps=1 if measured else 3)
     environment = job_environment(job, profiled=True)
     if measured and way.device == "virtual":
         environment["FAKEDIST_REHEARSE"] = "cupti"
-    try:
-        subprocess.run(command, cwd=directory, env=environment, capture_output=True, timeout=way.timeout_s)
-    except subprocess.TimeoutExpired:
-        return StepKernels(error=f"it did not end within {way.timeout_s:.0f} seconds")
-    return read_times(directory / "run")
+    ended = ended_with(command, way.timeout_s, folder=directory, environment=environment)
+    return StepKernels(error=f"it {ended.why}") if ended.timed_out else read_times(run)
 
 
 def read_times(run_directory: Path) -> StepKernels:
@@ -147,40 +151,25 @@ def compare_times(measured: Mapping[str, StepKernels], estimated: Mapping[str, S
     return found
 
 
-_PLAIN = GpuJob("", "", "")
-
-
 class ScriptFailedError(Exception):
     """It left no result; its last words."""
 
 
-def run_script(session: Session, way: Way, name: str, *arguments: str, job: GpuJob = _PLAIN) -> Any:
-    """Run ``scripts/<name>.py ... RESULT.json`` and read its result, also that of one that failed after writing it.
+def run_script(session: Session, way: Way, name: str, job: GpuJob | None = None) -> Any:
+    """Run scripts/start.py with a module, and read its result, also that of one that failed after writing it.
 
     Raises:
         ScriptFailedError: It wrote none.
     """
-    device = [] if way.device == "real" else ["--device", "virtual", "--gpu", way.gpu]
-    device += [] if way.device == "real" else ["--gpu-memory", str(way.memory_bytes)]
-    with tempfile.TemporaryDirectory(prefix=f"gpu-{name}-") as text:
+    with tempfile.TemporaryDirectory(prefix="gpu-script-") as text:
         result = Path(text) / "result.json"
-        command = [sys.executable, os.fspath(SCRIPTS / f"{name}.py"), *arguments, str(result), *device]
-        try:
-            done = subprocess.run(
-                command, cwd=text, env=job_environment(job, profiled=False), capture_output=True, text=True,
-                timeout=session.timeout_s(240.0),
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            said = "it did not end in time"
-        else:
-            said = ""
-            lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-            if done.returncode:
-                said = f"exit code {done.returncode}: {lines[-1] if lines else 'it said nothing'}"
+        command = [str(START), name, *([job.name] if job else []), str(result), *way.device_options]
+        environment = job_environment(job, profiled=False)
+        ended = ended_with(command, session.timeout_s(240.0), folder=Path(text), environment=environment)
         if not result.exists():
-            raise ScriptFailedError(said or "it left no result")
-        if said:
-            session.say(f"{name}.py did not come to its end: {said}")
+            raise ScriptFailedError(f"it {ended.why or 'left no result'}")
+        if ended.why:
+            session.say(f"{name} {ended.why}")
         return json.loads(result.read_text())
 
 
@@ -283,7 +272,7 @@ def run_out_of_memory(session: Session) -> bool:
 
     def trials_of(side: str) -> dict[tuple[str, int], Any]:
         try:
-            found = run_script(session, session.real if side == "real" else session.virtual, "growing")
+            found = run_script(session, session.real if side == "real" else session.virtual, f"{SCRIPTS}.growing")
         except ScriptFailedError as error:
             failed.append(f"the {side} GPU: {error}")
             return {}
@@ -307,7 +296,7 @@ def run_out_of_memory(session: Session) -> bool:
 def run_outside(session: Session) -> bool:
     """The memory outside the allocator; whether every library could be used."""
     try:
-        rows = run_script(session, session.real, "outside")
+        rows = run_script(session, session.real, f"{SCRIPTS}.outside")
     except ScriptFailedError as error:
         session.write("gpu-outside", [], [str(error)])
         return False
@@ -345,10 +334,10 @@ def _costs(session: Session, measured: dict[str, StepKernels]) -> tuple[list[dic
         if times is None or times.error or job.world_size:
             continue
         if session.is_over:
-            failed.append(f"{job.name}, bare: not run: the time was over")
+            failed.append(f"{job.name}, bare: {TIME_IS_OVER}")
             continue
         try:
-            bare = run_script(session, session.real, "third_step", job.name, job=job)
+            bare = run_script(session, session.real, f"{SCRIPTS}.third_step", job)
         except ScriptFailedError as error:
             failed.append(f"{job.name}, bare: {error}")
             continue

@@ -26,7 +26,10 @@ from fakedist.gpu.models.catalogue import GPUS, find_gpu
 
 #: The folder that holds the package, which the processes import from, and the folder of their scripts.
 ROOT = Path(__file__).parents[3]
-SCRIPTS = Path(__file__).parent / "scripts"
+START = Path(__file__).parent / "scripts" / "start.py"
+SCRIPTS = "fakedist.extras.confirm.scripts"
+ONE_JOB = f"{SCRIPTS}.one_job"
+TIME_IS_OVER = "not run: the time was over"
 DEFAULT_GPU = "h200"
 #: Variables that change what a job allocates: a recording must not follow the shell it was started from.
 _FOREIGN = (
@@ -58,6 +61,14 @@ class Way:
     timeout_s: float = 240.0
     ends_at: float = float("inf")
 
+    @property
+    def device_options(self) -> list[str]:
+        """Options of ``fakedist profile``, and of scripts/start.py."""
+        if self.device == "real":
+            return ["--device", "cuda"]
+        memory = [] if self.memory_bytes is None else ["--gpu-memory", f"{self.memory_bytes}B"]
+        return ["--device", "virtual", "--gpu", self.gpu, *memory]
+
 
 class NothingRanError(Exception):
     """No job of a set could be run at all, so it is not known on which device they would have run."""
@@ -82,7 +93,7 @@ def record(
 
     def run(job: GpuJob) -> _Ran:
         if time.monotonic() > way.ends_at:
-            return _Ran(JobRecord(job.name, error="not run: the time was over"))
+            return _Ran(JobRecord(job.name, error=TIME_IS_OVER))
         started = time.monotonic()
         for _ in range(job.num_runs):
             with tempfile.TemporaryDirectory(prefix="gpu-job-") as directory:
@@ -100,29 +111,21 @@ def record(
     head = Head(
         device=way.device,
         way="profiled" if way.profiled else "bare",
-        gpu=facts["gpu"],
-        capacity_bytes=facts["capacity_bytes"],
         driver=driver_version() if way.device == "real" else "",
-        torch=facts["torch"],
-        python=facts["python"],
         date=datetime.now(UTC).date().isoformat(),
         command=command,
+        **facts,
     )
     return AllocatorRecording(head, {each.record.name: each.record for each in ran})
 
 
 def _run(job: GpuJob, way: Way, directory: Path) -> _Ran:
     result = directory / "result.json"
-    command = (profile_command if way.profiled else _bare)(job, way, directory, result)
-    try:
-        environment = job_environment(job, way.profiled)
-        done = subprocess.run(
-            command, cwd=directory, env=environment, capture_output=True, text=True, timeout=way.timeout_s
-        )
-    except subprocess.TimeoutExpired:
-        return _Ran(JobRecord(job.name, error=f"it did not end within {way.timeout_s:.0f} seconds"))
-    if not result.exists():
-        return _Ran(JobRecord(job.name, error=_how_it_ended(done)))
+    script = [str(START), ONE_JOB, job.name, str(result)]
+    command = profile_command(job, way, directory / "run", script) if way.profiled else [*script, *way.device_options]
+    ended = ended_with(command, way.timeout_s, folder=directory, environment=job_environment(job, way.profiled))
+    if ended.timed_out or not result.exists():
+        return _Ran(JobRecord(job.name, error=f"no result: its process {ended.why or 'ended well'}"))
     facts = json.loads(result.read_text())
     found = job_from_json(facts.pop("job"))
     if way.profiled and not found.error:
@@ -130,41 +133,46 @@ def _run(job: GpuJob, way: Way, directory: Path) -> _Ran:
     return _Ran(found, facts)
 
 
-def _bare(job: GpuJob, way: Way, directory: Path, result: Path) -> list[str]:
-    command = [sys.executable, str(SCRIPTS / "one_job.py"), job.name, str(result)]
-    if way.device == "virtual":
-        command += ["--device", "virtual", "--gpu", way.gpu]
-        command += ["--gpu-memory", str(way.memory_bytes)] if way.memory_bytes is not None else []
-    return command
+@dataclass(frozen=True)
+class ProcessEnd:
+    """How a process ended: what it printed, and ``why`` that is not well, in words; empty if it is."""
+
+    output: str = ""
+    why: str = ""
+    timed_out: bool = False
 
 
-def profile_command(job: GpuJob, way: Way, directory: Path, result: Path, steps: int | None = None) -> list[str]:
-    """The job under ``fakedist profile``, its run directory in ``directory``.
+def ended_with(
+    arguments: Sequence[str], timeout_s: float, *, folder: Path = ROOT, environment: Mapping[str, str] | None = None
+) -> ProcessEnd:
+    """Run Python with these arguments until its end, for so many seconds at most."""
+    command = [sys.executable, *arguments]
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=max(timeout_s, 0.0)
+        )
+    except subprocess.TimeoutExpired:
+        return ProcessEnd(why=f"did not end within {timeout_s:.0f} seconds", timed_out=True)
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+    why = f"ended with {how}: {lines[-1] if lines else 'it said nothing'}" if done.returncode else ""
+    return ProcessEnd(done.stdout, why)
 
-    Without ``steps`` it ends by itself and no step is timed.
-    """
+
+def profile_command(
+    job: GpuJob, way: Way, run_directory: Path, script: Sequence[str], steps: int | None = None
+) -> list[str]:
+    """The script of a job under ``fakedist profile``. Without ``steps`` it ends by itself and no step is timed."""
     world = ["--world-size", str(max(1, job.world_size)), "--rank", "0"]
     world += ["--steps", "1000", "--no-kernels"] if steps is None else ["--steps", str(steps)]
-    device = ["--device", "cuda"] if way.device == "real" else ["--device", "virtual", "--gpu", way.gpu]
-    if way.device == "virtual" and way.memory_bytes is not None:
-        device += ["--gpu-memory", f"{way.memory_bytes}B"]
-    script = [str(SCRIPTS / "one_job.py"), job.name, str(result)]
-    return [sys.executable, "-m", "fakedist", "profile", *world, *device, "-o", str(directory / "run"), *script]
+    return ["-m", "fakedist", "profile", *world, *way.device_options, "-o", str(run_directory), *script]
 
 
-def job_environment(job: GpuJob, profiled: bool) -> dict[str, str]:
+def job_environment(job: GpuJob | None, profiled: bool) -> dict[str, str]:
     """The variables of a job's process: this process's, without those that change what it allocates."""
     environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
-    environment |= {"PYTHONPATH": str(ROOT), **dict(job.environment)}
-    if profiled:
-        environment[PROFILED] = "1"
-    return environment
-
-
-def _how_it_ended(done: subprocess.CompletedProcess[str]) -> str:
-    how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return f"its process ended with {how} and no result: {said[-1] if said else 'it said nothing'}"
+    environment |= {"PYTHONPATH": str(ROOT), **dict(job.environment if job else ())}
+    return environment | ({PROFILED: "1"} if profiled else {})
 
 
 def like(product: str, capacity_bytes: int) -> tuple[str, int]:
@@ -202,11 +210,10 @@ def real_machine() -> dict[str, Any]:
     Raises:
         SetupError: torch cannot use it.
     """
-    done = subprocess.run([sys.executable, "-c", _LOOK], capture_output=True, text=True, timeout=120)
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise SetupError(f"torch cannot use the GPU of this machine: {said}", "fakedist doctor")
-    return {**json.loads(done.stdout), "driver": driver_version(), **_versions()}
+    looked = ended_with(["-c", _LOOK], 120.0)
+    if looked.why:
+        raise SetupError(f"torch cannot use the GPU of this machine: looking for it {looked.why}", "fakedist doctor")
+    return {**json.loads(looked.output), "driver": driver_version(), **_versions()}
 
 
 def rehearsed_machine(gpu: str) -> dict[str, Any]:

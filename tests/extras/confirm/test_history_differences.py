@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fakedist.extras.confirm.history_differences import compare, compare_job, summary
+from fakedist.extras.confirm.allocator_history import compare, compare_job, summary
 from tests.extras.confirm.made_up import EVENTS, Event, job, recording
 
 MIB = 1 << 20

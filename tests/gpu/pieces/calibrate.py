@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-from fakedist.extras.confirm.recorded_jobs import ROOT, Session
+from fakedist.extras.confirm.recorded_jobs import Session, ended_with
 
 
 def run(session: Session) -> bool:
     """Measure them into the folder of results; whether that worked."""
     path = (session.others / "own.times.json").resolve()
-    command = [sys.executable, "-m", "tests.gpu.calibrate", "--out", str(path), "--short"]
-    command += ["--rehearse"] if session.rehearsal else []
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=session.timeout_s())
-    except subprocess.TimeoutExpired:
-        session.say("calibrate: it did not end in time")
-        return False
-    session.say(*(done.stdout + done.stderr).strip().splitlines()[-5:])
-    if done.returncode == 0 and not session.rehearsal:
+    rehearse = ["--rehearse"] if session.rehearsal else []
+    ended = ended_with(["-m", "tests.gpu.calibrate", "--out", str(path), "--short", *rehearse], session.timeout_s())
+    session.say(*ended.output.strip().splitlines()[-5:], *([f"calibrate {ended.why}"] if ended.why else []))
+    if not ended.why and not session.rehearsal:
         session.say(f"{path}: what `make calibrate` writes; fakedist profile --times uses it")
-    return done.returncode == 0
+    return not ended.why

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.analysis.recording import read_recording
-from fakedist.extras.confirm.allocator_history import EventsBuilder, JobRecord
-from fakedist.extras.confirm.history_differences import HistoryDifference, compare_job
+from fakedist.extras.confirm.allocator_history import EventsBuilder, HistoryDifference, JobRecord, compare_job
 from fakedist.extras.confirm.pieces import columns, peaks
-from fakedist.extras.confirm.recorded_jobs import ROOT, Session, Way
+from fakedist.extras.confirm.recorded_jobs import ROOT, TIME_IS_OVER, Session, Way, ended_with
 from fakedist.rundir.schema import ACTIONS
 
 
@@ -82,24 +79,14 @@ def _run(example: Example, way: Way, run_directory: Path, session: Session) -> J
     """One run's events and statistics."""
     record = JobRecord(example.command)
     if session.is_over:
-        record.error = "not run: the time was over"
+        record.error = TIME_IS_OVER
         return record
-    device = ["--device", "cuda"] if way.device == "real" else ["--device", "virtual", "--gpu", way.gpu]
-    device += ["--gpu-memory", f"{way.memory_bytes}B"] if way.device == "virtual" else []
     world = ["--world-size", str(example.world_size), "--rank", str(example.rank), "--no-kernels"]
     script, *arguments = example.arguments
-    command = [sys.executable, "-m", "fakedist", "profile", *world, *device, "-o", str(run_directory)]
-    try:
-        done = subprocess.run(
-            [*command, str(ROOT / "examples" / script), *arguments],
-            cwd=ROOT, capture_output=True, text=True, timeout=session.timeout_s(240.0),
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        record.error = "it did not end in time"
-        return record
-    if done.returncode:
-        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        record.error = f"exit code {done.returncode}: {said[-1] if said else 'it said nothing'}"
+    command = ["-m", "fakedist", "profile", *world, *way.device_options, "-o", str(run_directory)]
+    ended = ended_with([*command, str(ROOT / "examples" / script), *arguments], session.timeout_s(240.0))
+    if ended.why:
+        record.error = f"it {ended.why}"
         return record
     return recorded(example.command, run_directory)
 

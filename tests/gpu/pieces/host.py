@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fakedist.extras.confirm.jobs import GpuJob
 from fakedist.extras.confirm.pieces import ScriptFailedError, run_script
-from fakedist.extras.confirm.recorded_jobs import ROOT, Session, job_environment
+from fakedist.extras.confirm.recorded_jobs import ROOT, TIME_IS_OVER, Session, ended_with, job_environment
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ def run(session: Session) -> bool:
 def _in_time(
     session: Session, work: Callable[[Session, Job, Path], dict[str, Any] | str], job: Job, directory: Path
 ) -> dict[str, Any] | str:
-    return "not run: the time was over" if session.is_over else work(session, job, directory)
+    return TIME_IS_OVER if session.is_over else work(session, job, directory)
 
 
 def _measured(session: Session, job: Job, directory: Path) -> dict[str, Any] | str:
@@ -117,8 +114,8 @@ def _measured(session: Session, job: Job, directory: Path) -> dict[str, Any] | s
 def _estimated(session: Session, job: Job, directory: Path) -> dict[str, Any] | str:
     """The step estimated for this machine as the host, and for the usual host of its GPU."""
     way, run_directory = session.virtual, directory / f"run-{JOBS.index(job)}"
-    world = ["--world-size", "1", "--rank", "0", "--device", "virtual", "--host", "this", "--no-page"]
-    world += ["--gpu", way.gpu, "--gpu-memory", f"{way.memory_bytes}B", "-o", str(run_directory)]
+    world = ["--world-size", "1", "--rank", "0", *way.device_options, "--host", "this", "--no-page"]
+    world += ["-o", str(run_directory)]
     command = ["-m", "fakedist", "profile", *world, str(ROOT / job.script), *job.flags.split()]
     if said := _ended(session, command):
         return said
@@ -135,25 +132,19 @@ def _estimated(session: Session, job: Job, directory: Path) -> dict[str, Any] | 
 
 def _ended(session: Session, arguments: list[str], out: Path | None = None) -> str:
     """Run Python with these arguments; how it ended, empty for well."""
-    environment = job_environment(GpuJob("", "", ""), profiled=False)
-    try:
-        done = subprocess.run(
-            [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True,
-            timeout=session.timeout_s(_ALONE_S * _BUSY),
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return "it did not end in time"
+    ended = ended_with(
+        arguments, session.timeout_s(_ALONE_S * _BUSY), environment=job_environment(None, profiled=False)
+    )
     if out is not None:
-        out.write_text(done.stdout)
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return f"exit code {done.returncode}: {lines[-1] if lines else 'it said nothing'}" if done.returncode else ""
+        out.write_text(ended.output)
+    return ended.why
 
 
 def _calls(session: Session) -> bool:
     """One side after the other: they would slow each other down."""
     try:
         real, virtual = (
-            {row["operation"]: row for row in run_script(session, way, "call_times")}
+            {row["operation"]: row for row in run_script(session, way, "tests.gpu.call_times")}
             for way in (session.real, session.virtual)
         )
     except ScriptFailedError as error:

@@ -68,7 +68,7 @@ def test_kernels_are_told_bare_recorded_and_estimated(session: Session, monkeypa
         return {job.name: StepKernels({"gemm": us, "communication": 7.0}, {"a": us}, 3) for job in jobs}
 
     monkeypatch.setattr(pieces, "run_times", run_times)
-    monkeypatch.setattr(pieces, "run_script", lambda made, way, name, *arguments, job: {"kernels_us": 104.0})
+    monkeypatch.setattr(pieces, "run_script", lambda made, way, name, job: {"kernels_us": 104.0})
     assert pieces.run_kernel_times(session)
     totals = [row for row in written(session, "gpu-estimates")["rows"] if row["what"] == "total"]
     assert [(row["job"], row["measured_us"], row["estimated_us"]) for row in totals] == [

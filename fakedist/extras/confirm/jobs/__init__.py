@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 
-_DENSE, _PARALLEL, _KERNELS = (
-    "fakedist.extras.confirm.jobs.dense",
-    "fakedist.extras.confirm.jobs.parallel",
-    "fakedist.extras.confirm.jobs.library_kernels",
-)
-_MEMORY, _EXPERTS = "fakedist.extras.confirm.jobs.memory", "fakedist.extras.confirm.jobs.experts"
+_PARALLEL, _TRAINING, _PARTS = (f"{__name__}.{name}" for name in ("parallel", "training", "single_parts"))
 
 
 #: Set in the environment of a profiled job.
@@ -40,6 +36,11 @@ class GpuJob:
     environment: tuple[tuple[str, str], ...] = ()
     num_runs: int = 1
 
+    def run(self) -> None:
+        """Run it in this process, which imports torch."""
+        function = getattr(importlib.import_module(self.module), self.function)
+        function() if self.argument is None else function(self.argument)
+
 
 def _alloc_conf(text: str) -> tuple[tuple[str, str], ...]:
     return (("PYTORCH_CUDA_ALLOC_CONF", text),)
@@ -51,38 +52,40 @@ _COMPILE = (("TORCHINDUCTOR_COMPILE_THREADS", "1"),)
 JOBS: dict[str, GpuJob] = {
     job.name: job
     for job in (
-        GpuJob("allocations", _MEMORY, "allocations"),
-        GpuJob("allocations_max_split", _MEMORY, "allocations", environment=_alloc_conf("max_split_size_mb:32")),
-        GpuJob("allocations_roundup", _MEMORY, "allocations", environment=_alloc_conf("roundup_power2_divisions:4")),
-        GpuJob("out_of_memory", _MEMORY, "out_of_memory"),
-        GpuJob("streams", _MEMORY, "streams"),
-        GpuJob("expandable_segments", _DENSE, "transformer", "default", environment=_alloc_conf(
+        GpuJob("allocations", _PARTS, "allocations"),
+        GpuJob("allocations_max_split", _PARTS, "allocations", environment=_alloc_conf("max_split_size_mb:32")),
+        GpuJob("allocations_roundup", _PARTS, "allocations", environment=_alloc_conf(
+            "roundup_power2_divisions:4")),
+        GpuJob("out_of_memory", _PARTS, "out_of_memory"),
+        GpuJob("streams", _PARTS, "streams"),
+        GpuJob("expandable_segments", _TRAINING, "transformer", "default", environment=_alloc_conf(
             "expandable_segments:True")),
-        GpuJob("allocations_expandable", _MEMORY, "allocations", environment=_alloc_conf("expandable_segments:True")),
-        GpuJob("cuda_graphs", _MEMORY, "cuda_graphs"),
-        GpuJob("offload", _MEMORY, "offload"),
-        GpuJob("transformer_default", _DENSE, "transformer", "default"),
-        GpuJob("transformer_flash", _DENSE, "transformer", "flash"),
-        GpuJob("transformer_efficient", _DENSE, "transformer", "efficient"),
-        GpuJob("transformer_cudnn", _DENSE, "transformer", "cudnn"),
-        GpuJob("transformer_math", _DENSE, "transformer", "math"),
-        GpuJob("transformer_checkpoint", _DENSE, "transformer_checkpoint"),
-        GpuJob("transformer_fp32", _DENSE, "transformer_fp32"),
-        GpuJob("generation", _DENSE, "generation"),
-        GpuJob("amp_fp16", _DENSE, "amp_fp16"),
-        GpuJob("fp8", _DENSE, "fp8"),
-        GpuJob("compiled", _DENSE, "compiled", environment=_COMPILE, num_runs=2),
-        GpuJob("convnet", _KERNELS, "convnet", "contiguous"),
-        GpuJob("convnet_channels_last", _KERNELS, "convnet", "channels_last"),
-        GpuJob("lstm", _KERNELS, "lstm"),
-        GpuJob("matmuls", _KERNELS, "matmuls"),
-        GpuJob("sorts_and_scans", _KERNELS, "sorts_and_scans"),
-        GpuJob("sizes_by_values", _KERNELS, "sizes_by_values"),
-        GpuJob("subclass_shortcuts", _KERNELS, "subclass_shortcuts"),
-        GpuJob("reductions", _KERNELS, "reductions"),
-        GpuJob("optimizers", _KERNELS, "optimizers"),
-        GpuJob("moe_capacity", _EXPERTS, "capacity"),
-        GpuJob("moe_dropless", _EXPERTS, "dropless"),
+        GpuJob("allocations_expandable", _PARTS, "allocations", environment=_alloc_conf(
+            "expandable_segments:True")),
+        GpuJob("cuda_graphs", _PARTS, "cuda_graphs"),
+        GpuJob("offload", _PARTS, "offload"),
+        GpuJob("transformer_default", _TRAINING, "transformer", "default"),
+        GpuJob("transformer_flash", _TRAINING, "transformer", "flash"),
+        GpuJob("transformer_efficient", _TRAINING, "transformer", "efficient"),
+        GpuJob("transformer_cudnn", _TRAINING, "transformer", "cudnn"),
+        GpuJob("transformer_math", _TRAINING, "transformer", "math"),
+        GpuJob("transformer_checkpoint", _TRAINING, "transformer_checkpoint"),
+        GpuJob("transformer_fp32", _TRAINING, "transformer_fp32"),
+        GpuJob("generation", _TRAINING, "generation"),
+        GpuJob("amp_fp16", _TRAINING, "amp_fp16"),
+        GpuJob("fp8", _TRAINING, "fp8"),
+        GpuJob("compiled", _TRAINING, "compiled", environment=_COMPILE, num_runs=2),
+        GpuJob("convnet", _PARTS, "convnet", "contiguous"),
+        GpuJob("convnet_channels_last", _PARTS, "convnet", "channels_last"),
+        GpuJob("lstm", _PARTS, "lstm"),
+        GpuJob("matmuls", _PARTS, "matmuls"),
+        GpuJob("sorts_and_scans", _PARTS, "sorts_and_scans"),
+        GpuJob("sizes_by_values", _PARTS, "sizes_by_values"),
+        GpuJob("subclass_shortcuts", _PARTS, "subclass_shortcuts"),
+        GpuJob("reductions", _PARTS, "reductions"),
+        GpuJob("optimizers", _PARTS, "optimizers"),
+        GpuJob("moe_capacity", _TRAINING, "capacity"),
+        GpuJob("moe_dropless", _TRAINING, "dropless"),
         GpuJob("ddp_1", _PARALLEL, "ddp", world_size=1),
         GpuJob("ddp_8", _PARALLEL, "ddp", world_size=8),
         GpuJob("fsdp2_1", _PARALLEL, "fsdp2", world_size=1),
@@ -90,3 +93,5 @@ JOBS: dict[str, GpuJob] = {
         GpuJob("fsdp2_tp_8", _PARALLEL, "fsdp2_tp", world_size=8),
     )
 }  # fmt: skip
+#: GiB of the first trial of the job that grows (scripts/growing.py); without a limit it takes 16.
+MOST_GIB = 12

@@ -19,9 +19,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from fakedist.extras.confirm.jobs.dense import train
-from fakedist.extras.confirm.jobs.models import Transformer, random_tokens
-from fakedist.extras.confirm.jobs.reading import reading
+from fakedist.extras.confirm.jobs.training import Transformer, random_tokens, reading, train
 
 _BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 

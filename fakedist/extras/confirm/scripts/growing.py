@@ -1,7 +1,5 @@
 """A job that grows until it does not fit, with less and less memory: where it fails each time.
 
-    python -m fakedist.extras.confirm.scripts.growing RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
-
 The memory shrinks in steps of 1 GiB, in two ways. "allocator": torch.cuda.set_per_process_memory_fraction, a limit of
 the caching allocator's own. "device": cudaMalloc, past the allocator, takes all but so much of the device, so it is the
 device that refuses. Each trial trains from scratch: three steps of a transformer, each on longer sequences than the
@@ -12,20 +10,18 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from fakedist.extras.confirm.allocator_history import replace_with
-from fakedist.extras.confirm.scripts.device import device, parse
+import torch
+
+from fakedist.extras.confirm.jobs import MOST_GIB
+from fakedist.extras.confirm.jobs.training import Transformer, language_loss
+from fakedist.extras.confirm.scripts.start import Measuring
 
 GIB = 1 << 30
-#: Of the first trial with a limit; without one the job takes 16.
-MOST_GIB = 12
-NUM_TRIALS = 1 + 2 * MOST_GIB
 _LENGTHS = (256, 1024, 4096)
 
 
@@ -48,24 +44,19 @@ class Failure:
     peak_reserved_bytes: int = 0
 
 
-def main() -> None:
+def measure(measuring: Measuring) -> None:
     """Run the trials, one after another."""
-    args = parse(__doc__, ("result", {"type": Path}))
-    with device(args):
-        rows: list[dict[str, Any]] = [{"limit": "nothing", "gib": 0, "found": asdict(trial())}]
-        for limit, limited in (("allocator", by_allocator), ("device", by_device)):
-            for gib in range(MOST_GIB, 0, -1):
-                with limited(gib * GIB):
-                    rows.append({"limit": limit, "gib": gib, "found": asdict(trial())})
-                replace_with(args.result, rows)
-        time.sleep(0.3)  # an autograd thread that starts while the interpreter ends aborts the process
+    rows: list[dict[str, Any]] = [{"limit": "nothing", "gib": 0, "found": asdict(trial())}]
+    for limit, limited in (("allocator", by_allocator), ("device", by_device)):
+        for gib in range(MOST_GIB, 0, -1):
+            with limited(gib * GIB):
+                rows.append({"limit": limit, "gib": gib, "found": asdict(trial())})
+            measuring.write(rows)
 
 
 @contextmanager
 def by_allocator(num_bytes: int) -> Iterator[None]:
     """The allocator's own limit."""
-    import torch
-
     torch.cuda.set_per_process_memory_fraction(num_bytes / torch.cuda.mem_get_info()[1])
     yield
     torch.cuda.set_per_process_memory_fraction(1.0)
@@ -74,8 +65,6 @@ def by_allocator(num_bytes: int) -> Iterator[None]:
 @contextmanager
 def by_device(num_bytes: int) -> Iterator[None]:
     """All but so many bytes of the device are taken outside the allocator."""
-    import torch
-
     runtime = ctypes.CDLL(None)  # torch has loaded it for the whole process
     taken = ctypes.c_void_p()
     size = torch.cuda.mem_get_info()[0] - num_bytes
@@ -87,8 +76,6 @@ def by_device(num_bytes: int) -> Iterator[None]:
 
 def trial() -> Failure:
     """One training from nothing; where it failed. Everything is given back after it."""
-    import torch
-
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_stats().get("allocation.all.allocated", 0)
     asked: list[int] = []
@@ -104,16 +91,12 @@ def trial() -> Failure:
     found.peak_reserved_bytes = torch.cuda.max_memory_reserved()
     gc.collect()
     torch.cuda.synchronize()
-    torch._C._cuda_clearCublasWorkspaces()
+    bindings._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     return found
 
 
 def _train(found: Failure) -> None:
-    import torch
-
-    from fakedist.extras.confirm.jobs.models import Transformer, language_loss
-
     torch.manual_seed(0)
     model = Transformer(num_layers=8, dim=1024).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -128,7 +111,3 @@ def _train(found: Failure) -> None:
         optimizer.step()
         optimizer.zero_grad()
         torch.cuda.synchronize()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,55 +1,43 @@
-"""Run one job and write down what the allocator did: the process that a recording starts once for each job.
+"""Runs one job and writes down what the allocator did: what a recording starts once for each job.
 
-    python -m fakedist.extras.confirm.scripts.one_job JOB RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
-
-Without ``--device virtual`` the job runs on whatever CUDA device the process has. Under ``fakedist profile`` the
-history belongs to the profile, so that only the statistics are written. Standard library and torch only, but for the
-virtual GPU and a faked world, which are fakedist's.
+Under ``fakedist profile`` the history belongs to the profile, so that only the statistics are written. Standard library
+and torch only, but for the virtual GPU and a faked world, which are fakedist's.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
-import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fakedist.extras.confirm.allocator_history import Events, EventsBuilder, JobRecord
-from fakedist.extras.confirm.jobs import JOBS, PROFILED, GpuJob
-from fakedist.extras.confirm.scripts.device import device, parse
+from fakedist.extras.confirm.jobs import PROFILED, GpuJob
+from fakedist.extras.confirm.scripts.start import Measuring
 
-_TORCH, _JOBS = (
-    f"{os.sep}torch{os.sep}",
-    os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "jobs") + os.sep,
-)
+_TORCH, _JOBS = f"{os.sep}torch{os.sep}", f"{Path(__file__).parents[1] / 'jobs'}{os.sep}"
 
 
-def main() -> None:
+def measure(measuring: Measuring) -> None:
     """Run the job; its record is written whatever happens, short of a crash of the process."""
-    args = parse(__doc__, ("job", {"choices": JOBS}), ("result", {"type": Path}))
-    job = JOBS[args.job]
-    with device(args, max(1, job.world_size)) as gpu:
-        if gpu is None:
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # of a world of one rank: nothing to meet
-        import torch
-
-        record = JobRecord(job.name)
-        with _surroundings(job, gpu is not None):
-            facts = _record(job, record)
-        if gpu is not None:
-            record.notes += [f"refused: {name}, {calls} calls" for name, calls in gpu.refused()]
-        facts |= {"torch": str(torch.__version__), "python": sys.version.split()[0]}
-        args.result.write_text(json.dumps({"job": asdict(record), **facts}))
-        if gpu is not None:
-            time.sleep(0.3)  # an autograd thread that starts while the interpreter ends aborts the process
+    gpu, job = measuring.gpu, measuring.job
+    assert job is not None
+    if gpu is None:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # of a world of one rank: nothing to meet
+    record = JobRecord(job.name)
+    with _surroundings(job, gpu is not None):
+        facts = _record(job, record)
+    if gpu is not None:
+        record.notes += [f"refused: {name}, {calls} calls" for name, calls in gpu.refused()]
+    versions = {"torch": str(torch.__version__), "python": sys.version.split()[0]}
+    measuring.write({"job": asdict(record), **facts, **versions})
     if record.error:
         raise SystemExit(record.error)
 
@@ -80,7 +68,7 @@ def _surroundings(job: GpuJob, virtual: bool) -> Iterator[None]:
 
 def compute_what_is_read() -> Callable[[Any], bool]:
     """Let the value engine run where a job reads values, and nowhere else; says what it left without a value."""
-    from fakedist.extras.confirm.jobs.reading import computed_by
+    from fakedist.extras.confirm.jobs.training import computed_by
     from fakedist.gpu.values.engine import ValueEngine
     from fakedist.record.operations import Operations
     from fakedist.record.position import Position
@@ -94,11 +82,8 @@ def compute_what_is_read() -> Callable[[Any], bool]:
 
 def _record(job: GpuJob, record: JobRecord) -> dict[str, Any]:
     """Run the job into its record; what the device is."""
-    import torch
-
     torch.cuda.init()
     properties = torch.cuda.get_device_properties(0)
-    facts = {"gpu": properties.name, "capacity_bytes": properties.total_memory}
     profiled = bool(os.environ.get(PROFILED))
     if not profiled:
         torch.cuda.memory._record_memory_history(enabled="all", context="alloc", stacks="python")
@@ -106,7 +91,7 @@ def _record(job: GpuJob, record: JobRecord) -> dict[str, Any]:
     gc.collect()
     gc.disable()  # when it would run depends on how many objects Python has made, so also on who watches
     try:
-        _function(job)()
+        job.run()
         torch.cuda.synchronize()
     except Exception as error:
         record.error = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
@@ -114,13 +99,7 @@ def _record(job: GpuJob, record: JobRecord) -> dict[str, Any]:
     record.statistics = {name: value for name, value in torch.cuda.memory_stats().items() if isinstance(value, int)}
     if not profiled:
         record.events = _events(torch._C._cuda_memorySnapshot(None)["device_traces"][0])
-    return facts
-
-
-def _function(job: GpuJob) -> Callable[[], None]:
-    function: Callable[..., None] = getattr(importlib.import_module(job.module), job.function)
-    argument = job.argument
-    return function if argument is None else lambda: function(argument)
+    return {"gpu": properties.name, "capacity_bytes": properties.total_memory}
 
 
 def _events(trace: list[dict[str, Any]]) -> Events:
@@ -155,7 +134,3 @@ def _script_line(error: BaseException) -> str:
             line = f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}"
         trace = trace.tb_next
     return f"it ended at {line}" if line else "it ended outside of the job"
-
-
-if __name__ == "__main__":
-    main()

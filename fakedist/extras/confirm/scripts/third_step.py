@@ -1,24 +1,21 @@
 """One job of the accuracy set without fakedist: how long the kernels of its third step take, by torch.profiler.
 
-    python -m fakedist.extras.confirm.scripts.third_step JOB RESULT.json [--device virtual --gpu h200
-        --gpu-memory BYTES]
-
 The times of the same step by ``fakedist profile`` are next to it in docs/accuracy/results.md. On the virtual GPU, which
 stands in in a rehearsal, kernels take the simulated time that its CUPTI tells.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
-import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from fakedist.extras.confirm.jobs import JOBS
-from fakedist.extras.confirm.scripts.device import device, parse
+import torch
+from torch._C._autograd import DeviceType
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
 from fakedist.extras.confirm.scripts.one_job import compute_what_is_read
+from fakedist.extras.confirm.scripts.start import Measuring
+from fakedist.record.cupti import _NO_WORK
 
 #: The step that is looked at: the first warms up, the second too.
 STEP = 3
@@ -42,8 +39,6 @@ class ThirdStep:
 
     def __call__(self, optimizer: Any, args: object, kwargs: object) -> None:
         """An optimizer has stepped."""
-        import torch
-
         self._optimizer = self._optimizer or optimizer
         if optimizer is not self._optimizer:
             return
@@ -63,10 +58,6 @@ def kernels_us(events: Iterable[Any]) -> float:
     Args:
         events: ``_KinetoEvent``s of torch, or what has their methods.
     """
-    from torch._C._autograd import DeviceType
-
-    from fakedist.record.cupti import _NO_WORK
-
     return sum(
         float(event.duration_ns()) / 1e3
         for event in events
@@ -74,26 +65,15 @@ def kernels_us(events: Iterable[Any]) -> float:
     )
 
 
-def main() -> None:
+def measure(measuring: Measuring) -> None:
     """Run the job until its third step."""
-    args = parse(__doc__, ("job", {"choices": JOBS}), ("result", {"type": Path}))
-    job = JOBS[args.job]
-    with device(args) as gpu:
-        if gpu is not None:
-            compute_what_is_read()
-        import torch
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        profiler: Any = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True)
-        third = ThirdStep(profiler)
-        register_optimizer_step_post_hook(third)
-        function = getattr(importlib.import_module(job.module), job.function)
-        function() if job.argument is None else function(job.argument)
-        if not third.is_over:
-            raise SystemExit(f"{job.name} has no step {STEP}")
-        args.result.write_text(json.dumps({"kernels_us": kernels_us(profiler.profiler.kineto_results.events())}))
-        time.sleep(0.3)  # an autograd thread that starts while the interpreter ends aborts the process
-
-
-if __name__ == "__main__":
-    main()
+    assert measuring.job is not None
+    if measuring.gpu is not None:
+        compute_what_is_read()
+    profiler: Any = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True)
+    third = ThirdStep(profiler)
+    register_optimizer_step_post_hook(third)
+    measuring.job.run()
+    if not third.is_over:
+        raise SystemExit(f"{measuring.job.name} has no step {STEP}")
+    measuring.write({"kernels_us": kernels_us(profiler.profiler.kineto_results.events())})
