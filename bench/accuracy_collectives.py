@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.cost_model.collectives.collective_times import CollectiveTimes, load_collectives
-from fakedist.cost_model.collectives.fabric import FABRICS, Fabric
-from fakedist.cost_model.nccl.interconnect import GroupShape
+from fakedist.cost_model.collectives.collective_times import FABRICS, CollectiveTimes, Fabric, load_collectives
+from fakedist.cost_model.nccl.settings import GroupShape
 from fakedist.gpu.models.catalogue import GPUS
 
 PAGE = Path(__file__).parent.parent / "docs" / "accuracy" / "results.md"

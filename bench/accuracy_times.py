@@ -35,9 +35,18 @@ from fakedist.cost_model.accuracy import AccuracyRow, half_widths_at, widths_by_
 from fakedist.cost_model.kernels.attention import AttentionShapes, AttentionTimes
 from fakedist.cost_model.kernels.gpus import MEASURED_GPUS, attention_roof, measured_spec, product_roof
 from fakedist.cost_model.kernels.measurements import DATA, ProductTable, load_measured
-from fakedist.cost_model.kernels.moving import ELEMENTWISE, Moved, MovingTimes, beyond_cache, measured_moves
-from fakedist.cost_model.kernels.products import LEAST_LARGE, GroupedTimes, ProductSizes, ProductTimes
-from fakedist.extras.rl.decoding import DecodingShape, DecodingTimes, beyond_l2
+from fakedist.cost_model.kernels.products import (
+    ELEMENTWISE,
+    LEAST_LARGE,
+    GroupedTimes,
+    Moved,
+    MovingTimes,
+    ProductSizes,
+    ProductTimes,
+    beyond_cache,
+    measured_moves,
+)
+from fakedist.extras.rl.rollout_time import DecodingShape, DecodingTimes, beyond_l2
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "accuracy" / "results.md"

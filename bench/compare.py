@@ -20,8 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from fakedist.options import Job
 from fakedist.results.building import build_tables
-from fakedist.rundir.directory import new_manifest
-from fakedist.rundir.journal import JournalWriter
+from fakedist.rundir.directory import JournalWriter, new_manifest
 
 
 def make_run(run: Path, num_events: int) -> None:

@@ -33,7 +33,7 @@ from math import isnan
 from pathlib import Path
 from statistics import median
 
-from fakedist.rundir.journal import read_journal
+from fakedist.rundir.directory import read_journal
 from fakedist.rundir.launch_records import HostClockRecord
 
 ROOT = Path(__file__).parent.parent

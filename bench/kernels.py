@@ -21,9 +21,8 @@ from processes import ROOT, Ended, run_process
 sys.path.insert(0, str(ROOT))
 
 from fakedist.options import Job
-from fakedist.rundir.directory import new_manifest
+from fakedist.rundir.directory import JournalWriter, new_manifest
 from fakedist.rundir.encoding import columns_of
-from fakedist.rundir.journal import JournalWriter
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.records import CallsRecord, GpuRecord, GroupsRecord, LayersRecord, OutcomeRecord
 from fakedist.rundir.rows import CallRow, GroupRow, LayerRow

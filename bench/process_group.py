@@ -81,7 +81,7 @@ def world(kind: str, size: int) -> Iterator[None]:
         return
     from fakedist.options import Job
     from fakedist.record.ledger import Ledger
-    from fakedist.rundir.journal import JournalWriter
+    from fakedist.rundir.directory import JournalWriter
     from fakedist.world.reroute import fake_world
 
     with tempfile.TemporaryDirectory() as directory:

@@ -22,9 +22,8 @@ from processes import ROOT, Ended, run_process
 sys.path.insert(0, str(ROOT))
 
 from fakedist.options import Job
-from fakedist.rundir.directory import new_manifest
+from fakedist.rundir.directory import JournalWriter, new_manifest
 from fakedist.rundir.encoding import Record
-from fakedist.rundir.journal import JournalWriter
 from fakedist.rundir.memory_records import EventsRecord, MarksRecord
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.records import (

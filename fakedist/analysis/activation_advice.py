@@ -23,9 +23,8 @@ from fakedist.analysis.evidence import (
     recomputed,
     stacks,
 )
-from fakedist.analysis.megatron_advice import Megatron
 from fakedist.analysis.memory_tables import Fold
-from fakedist.analysis.pipeline_advice import Flow, is_torch_pipeline, micro_batch, sends
+from fakedist.analysis.parallel_advice import Flow, Megatron, is_torch_pipeline, micro_batch, sends
 from fakedist.analysis.recording import Array
 from fakedist.units import format_bytes
 

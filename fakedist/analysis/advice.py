@@ -16,7 +16,7 @@ import pandas as pd
 from fakedist.analysis.activation_advice import checkpoint_layers, chunk_loss, halve_micro_batch
 from fakedist.analysis.evidence import ANYWHERE, UNKNOWN, Change, Evidence, Price, Room, Saving, Setup
 from fakedist.analysis.memory_tables import Fold
-from fakedist.analysis.pipeline_advice import alternate
+from fakedist.analysis.parallel_advice import alternate
 from fakedist.analysis.state_advice import drop_gradients, fuse_optimizer, reshard, shard_replicas
 from fakedist.rundir.notes import listed
 from fakedist.rundir.summary import Advice, Remedy

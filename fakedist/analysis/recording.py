@@ -16,9 +16,8 @@ import numpy.typing as npt
 from fakedist.analysis.replay import Pool, Segment
 from fakedist.analysis.stack_lines import forward_of, joined_to_forward
 from fakedist.rundir.collector import no_collector
-from fakedist.rundir.directory import JOURNAL_NAME, KERNELS_NAME, SMI_NAME
+from fakedist.rundir.directory import JOURNAL_NAME, KERNELS_NAME, SMI_NAME, damaged, read_journal
 from fakedist.rundir.encoding import Record, columns_of
-from fakedist.rundir.journal import damaged, read_journal
 from fakedist.rundir.launch_records import HostClockRecord, LaunchesRecord, LaunchKeysRecord, MachineScoreRecord
 from fakedist.rundir.memory_records import (
     AllocatorSettingsRecord,

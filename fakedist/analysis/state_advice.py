@@ -20,7 +20,7 @@ from fakedist.analysis.evidence import (
     passes_of,
     stacks,
 )
-from fakedist.analysis.megatron_advice import Megatron
+from fakedist.analysis.parallel_advice import Megatron
 from fakedist.analysis.recording import Array
 from fakedist.units import MIB, format_bytes
 

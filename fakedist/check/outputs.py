@@ -11,8 +11,7 @@ import socket
 from functools import partial
 from xml.etree import ElementTree
 
-from fakedist.check.baselines import difference_blocks
-from fakedist.check.checking import Checked
+from fakedist.check.checking import Checked, difference_blocks
 from fakedist.check.judging import JudgedFigure
 from fakedist.report.content.report_blocks import Block, Items, Remark, Report, Sheet, SheetColumn, Verdict
 from fakedist.rundir.notes import counted, listed

@@ -38,10 +38,9 @@ def compare(runs: tuple[Path, ...], *, file: Path | None, form: str | None, as_j
     if len(runs) < 2:
         given = f"{counted(len(runs), 'run')} given, and it takes two or more to compare"
         raise JobError(given, "fakedist compare A B; fakedist runs lists the runs here")
-    from fakedist.report.content.comparison import comparison_report
-    from fakedist.report.content.real_step import real_step_report
+    from fakedist.report.content.comparison import comparison_report, real_step_report
+    from fakedist.results.comparison import open_comparison
     from fakedist.results.opening import open_run
-    from fakedist.results.snapshot_comparison import open_comparison
     from fakedist.traces.foreign_files import kind_of
 
     output = chosen_output(form, as_json, file)

@@ -36,7 +36,7 @@ def match(runs: tuple[Path, ...], *, file: Path | None, form: str | None, as_jso
     file a rank, or their directory. The script does not run, and this needs no torch (docs/match.md).
     """
     from fakedist.report.content.match import match_report, verdict
-    from fakedist.results.matched import match_dumps, match_runs
+    from fakedist.results.job_ranks import match_dumps, match_runs
     from fakedist.traces.flight_recorder import dumps_among
 
     output = chosen_output(form, as_json, file)

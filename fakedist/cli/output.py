@@ -356,7 +356,7 @@ def print_report(
 ) -> None:
     """Print or write the result of a run: on a terminal the short report, unless more of it is asked for."""
     if section == "communication":
-        from fakedist.report.content.real_step import collectives_report
+        from fakedist.report.content.comparison import collectives_report
         from fakedist.report.content.topology import topology_report
         from fakedist.results.opening import open_run
 

@@ -212,7 +212,7 @@ def _ranks_by_load(job: Job, word: str) -> Callable[[Sequence[RankRun]], Sequenc
 
     def chosen(runs: Sequence[RankRun]) -> Sequence[int]:
         from fakedist.errors import JobError
-        from fakedist.results.rank_kinds import ranks_by_load
+        from fakedist.results.job_ranks import ranks_by_load
 
         run = runs[0]
         if len(runs) > 1:
@@ -274,7 +274,7 @@ def _other_stages(runs: Sequence[RankRun]) -> Sequence[int]:
 
 def _distinct_ranks() -> Callable[[Sequence[RankRun]], Sequence[int]]:
     """Return what chooses the ranks to run next, so that each kind of rank is checked by the runs of two."""
-    from fakedist.results.rank_kinds import KindSearch
+    from fakedist.results.job_ranks import KindSearch
 
     search = KindSearch()
 

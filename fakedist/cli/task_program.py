@@ -37,8 +37,7 @@ def fork(page: str, gpu: str, door: str) -> int:
 
     program = Program()
     from fakedist.cli.job_file import run_job_file
-    from fakedist.launcher.ahead import import_ahead
-    from fakedist.launcher.fork_servers import RankDoor
+    from fakedist.launcher.fork_servers import RankDoor, import_ahead
     from fakedist.rank.fork_server import can_fork, end_with_parent, serve
 
     end_with_parent(signal.SIGKILL)

@@ -9,10 +9,19 @@ from typing import Literal
 import pandas as pd
 
 from fakedist.analysis.topology import ProcessGroup, ranks_of, read_groups
-from fakedist.cost_model.collectives.fabric import FABRICS, default_fabric
+from fakedist.cost_model.collectives.collective_times import FABRICS, default_fabric
 from fakedist.cost_model.nccl.communicators import CommunicatorMemory, Usage, communicator_memory
-from fakedist.cost_model.nccl.interconnect import GroupShape, Span, exactly, find_interconnect, total
-from fakedist.cost_model.nccl.settings import THROUGH_SHARED_MEMORY, Nccl, collective_of, read_settings
+from fakedist.cost_model.nccl.settings import (
+    THROUGH_SHARED_MEMORY,
+    GroupShape,
+    Nccl,
+    Span,
+    collective_of,
+    exactly,
+    find_interconnect,
+    read_settings,
+    total,
+)
 from fakedist.cost_model.nccl.tuner import Network
 from fakedist.gpu.models.catalogue import CONTEXT_BYTES, GPUS
 from fakedist.rundir import summary

@@ -31,10 +31,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from fakedist.analysis.memory_tables import fold_layers
-from fakedist.cost_model.allocator_times import waits_of_allocator
+from fakedist.cost_model.collectives.collective_times import Fabric
 from fakedist.cost_model.collectives.communication import Communication
-from fakedist.cost_model.collectives.fabric import Fabric
 from fakedist.cost_model.host_times import HOST_WAITS, lines_of_operations
+from fakedist.cost_model.timeline import waits_of_allocator
 from fakedist.errors import JobError
 
 _Kind = Literal[

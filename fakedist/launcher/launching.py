@@ -21,9 +21,8 @@ from fakedist.gpu.driver.build import ensure_driver, torch_build
 from fakedist.gpu.fast_path.build import FAST_PATH
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.smi.offer import ensure_smi, smi_environment
-from fakedist.launcher.ahead import Ahead
 from fakedist.launcher.checked_script import check_script
-from fakedist.launcher.fork_servers import Child, OwnChild, RankDoor
+from fakedist.launcher.fork_servers import Ahead, Child, OwnChild, RankDoor
 from fakedist.launcher.machine import count_real_gpus, first_visible_gpu, memory
 from fakedist.launcher.process_tree import rss_bytes
 from fakedist.launcher.progress import Listener, ProgressLine
@@ -36,15 +35,16 @@ from fakedist.rundir.directory import (
     MANIFEST_NAME,
     PAGE_NAME,
     SMI_NAME,
+    JournalWriter,
     clear,
     create_run_directory,
     default_name,
     new_manifest,
+    read_journal,
     write_manifest,
 )
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.environment import check_variable, refusal
-from fakedist.rundir.journal import JournalWriter, read_journal
 from fakedist.rundir.launch_records import HostClockRecord, LaunchKeysRecord
 from fakedist.rundir.outcome import BY_ITSELF, Ending, Outcome
 from fakedist.rundir.records import NoteRecord, StepRecord
@@ -170,7 +170,7 @@ def check(job: Job) -> None:
     if job.device == "virtual":
         gpu = find_gpu(job.gpu)
         if job.fabric is not None:
-            from fakedist.cost_model.collectives.fabric import find_fabric
+            from fakedist.cost_model.collectives.collective_times import find_fabric
 
             find_fabric(job.fabric)
         if job.host is not None:

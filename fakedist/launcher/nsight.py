@@ -13,8 +13,7 @@ from pathlib import Path
 from fakedist.errors import FakedistError, ReportError, SetupError
 from fakedist.options import Job
 from fakedist.rank.reporter import Ended
-from fakedist.rundir.directory import KERNELS_NAME, NSYS_NAME
-from fakedist.rundir.journal import JournalWriter
+from fakedist.rundir.directory import KERNELS_NAME, NSYS_NAME, JournalWriter
 from fakedist.rundir.notes import nsys_failed
 from fakedist.rundir.records import NoteRecord
 from fakedist.rundir.trace_records import CAPTURE_RANGE, HostRecord, KernelsRecord

@@ -25,10 +25,10 @@ from fakedist.rundir.directory import (
     in_use,
     is_in_use,
     load_manifest,
+    read_journal,
     remove_if_empty,
     remove_run,
 )
-from fakedist.rundir.journal import read_journal
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.tape import ANY_RANK, TAPE_RECORDS, Awaited, Tape, find_tapes
 from fakedist.temporary import scratch_directory

@@ -45,9 +45,8 @@ from fakedist.rank.read_files import ListedSources, listed_sources
 from fakedist.rank.reporter import Ended, Failed, Reporter, Restarted, Signals, Started
 from fakedist.rundir import notes
 from fakedist.rundir.collector import rare_collections
-from fakedist.rundir.directory import KERNELS_NAME, SOURCES_NAME, TAPE_NAME, load_job
+from fakedist.rundir.directory import KERNELS_NAME, SOURCES_NAME, TAPE_NAME, JournalWriter, load_job, read_journal
 from fakedist.rundir.encoding import Record
-from fakedist.rundir.journal import JournalWriter, read_journal
 from fakedist.rundir.launch_records import LaunchKeysRecord
 from fakedist.rundir.outcome import BEYOND_CAPACITY, Ending, Outcome
 from fakedist.rundir.records import NoteRecord, OutcomeRecord

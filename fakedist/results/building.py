@@ -12,8 +12,7 @@ import pandas as pd
 
 from fakedist import extras
 from fakedist.analysis import memory_tables
-from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_places
-from fakedist.analysis.host_blocks import host_tables
+from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_places, host_tables
 from fakedist.analysis.launches import launch_tables
 from fakedist.analysis.memory_tables import Fold, Peak, find_peak, fold_layers, layer_table
 from fakedist.analysis.recording import JournalReading, Recording, read_recording, recorded_so_far, trained_first
@@ -26,12 +25,12 @@ from fakedist.cost_model.busiest_rank import ExpertsLoad, at_pace
 from fakedist.cost_model.estimated import (
     StepTimes,
     estimate_times,
+    find_gains,
     recorded_gpu,
     recorded_models,
     recorded_times,
     where_from,
 )
-from fakedist.cost_model.gains import find_gains
 from fakedist.cost_model.job.job_times import rank_throughput
 from fakedist.cost_model.step import PriceList
 from fakedist.cost_model.step_axis import write_trace
@@ -48,13 +47,13 @@ from fakedist.results.summing_up import (
 from fakedist.rundir.collector import no_collector
 from fakedist.rundir.directory import (
     JOURNAL_NAME,
+    JournalWriter,
     Manifest,
     import_manifest,
     imported_manifest,
     load_manifest,
     write_manifest,
 )
-from fakedist.rundir.journal import JournalWriter
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.sources import ROUTED

@@ -19,10 +19,9 @@ from fakedist.cost_model.job.job_times import JobRank, JobTimes, job_times, toke
 from fakedist.errors import FakedistError, JobError, RunDirectoryError
 from fakedist.findings.finding_all import find_job_faults
 from fakedist.gpu.models.spec import GpuSpec
-from fakedist.options import Job
 from fakedist.options.pricing import Pricing, PricingOptions
+from fakedist.results.job_ranks import JobKinds, check_one_job, find_job_kinds, rank_program
 from fakedist.results.opening import open_run_directory
-from fakedist.results.rank_kinds import JobKinds, find_job_kinds, rank_program
 from fakedist.results.repricing import experts_of, host_of, models_of, tables_to_price
 from fakedist.results.run import Run, findings_of
 from fakedist.rundir import time_notes
@@ -55,16 +54,6 @@ def stages_of_job(path: Path) -> Pipeline:
             "name the ranks to run: --rank 0,64",
         )
     return pipeline
-
-
-#: What the ranks of one job have in common, and its name in a message.
-_IN_COMMON = {
-    "world_size": "world size",
-    "target": "script",
-    "arguments": "script's arguments",
-    "environment": "environment",
-    "gpus_per_node": "GPUs per node",
-}
 
 
 class JobTime:
@@ -246,35 +235,6 @@ def _job_of(runs: Sequence[Run]) -> JobTime:
     return time_job([by_rank[rank] for rank in pipeline])
 
 
-def check_one_job(runs: Sequence[Run]) -> tuple[Run, dict[int, Run]]:
-    """The first run, and all by rank.
-
-    Raises:
-        JobError: They are not of one job, two are of one rank, or they ran for different GPUs.
-    """
-    if not runs:
-        raise JobError("no run was given", "fakedist time RUN RUN...")
-    by_rank: dict[int, Run] = {}
-    for run in runs:
-        job, first = run.manifest.job, runs[0].manifest.job
-        if job is None or first is None:
-            raise JobError(f"{run.path} is not the run of a rank of a job", "fakedist profile -o RUN ... makes one")
-        if job.rank in by_rank:
-            raise JobError(
-                f"rank {job.rank} is given twice: {by_rank[job.rank].path} and {run.path}", "give each rank once"
-            )
-        if differing := _difference(first, job):
-            raise JobError(
-                f"{runs[0].path} and {run.path} are not of one job: {differing}", "give runs of one job's ranks"
-            )
-        models = [side.manifest.gpu_model for side in (runs[0], run)]
-        if models[0] != models[1]:
-            names = " and ".join(model.name if model else "an unknown GPU" for model in models)
-            raise JobError(f"{runs[0].path} and {run.path} ran for different GPUs: {names}", "record them for one GPU")
-        by_rank[job.rank] = run
-    return runs[0], dict(sorted(by_rank.items()))
-
-
 def check_every_stage(runs: Sequence[Run]) -> None:
     """Raise JobError if stages of the pipeline that the runs' ranks are in are missing."""
     ranks = {run.summary.rank for run in runs}
@@ -285,18 +245,6 @@ def check_every_stage(runs: Sequence[Run]) -> None:
             f"the step of the job needs a rank of each stage of its pipeline: {lacking}",
             "fakedist profile --rank stages runs them",
         )
-
-
-def _difference(first: Job, other: Job) -> str:
-    for name, text in _IN_COMMON.items():
-        values = [getattr(job, name) for job in (first, other)]
-        if values[0] != values[1]:
-            return f"the {text} is {_shown(values[0])} in one and {_shown(values[1])} in the other"
-    return ""
-
-
-def _shown(value: object) -> str:
-    return " ".join(map(str, value)) or "empty" if isinstance(value, tuple) else str(value)
 
 
 def _tables(

@@ -11,8 +11,15 @@ import pandas as pd
 from fakedist.analysis.memory_tables import fold_layers
 from fakedist.analysis.routed_blocks import EXCHANGES
 from fakedist.cost_model.busiest_rank import ExpertsLoad, at_pace, recorded_load
-from fakedist.cost_model.estimated import Models, NetworkChoice, StepTimes, estimate_times, network_of, prices_of
-from fakedist.cost_model.gains import find_gains
+from fakedist.cost_model.estimated import (
+    Models,
+    NetworkChoice,
+    StepTimes,
+    estimate_times,
+    find_gains,
+    network_of,
+    prices_of,
+)
 from fakedist.cost_model.hosts import HostModel, host_model
 from fakedist.cost_model.job.job_times import rank_throughput
 from fakedist.cost_model.nccl.settings import Nccl

@@ -1,4 +1,7 @@
-"""A finished run: its figures, and its tables as DataFrames. Bytes and microseconds throughout."""
+"""A finished run: its figures, and its tables as DataFrames. Bytes and microseconds throughout.
+
+A finished run as advice reads it: its evidence, and the memory that its rank may reserve.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,18 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 import pandas as pd
 
+from fakedist.analysis.evidence import Evidence, Room, Setup
 from fakedist.analysis.memory_tables import Fold, fold_layers, fold_table, unfolded
 from fakedist.cost_model.breakdown import fold_times
 from fakedist.cost_model.host_times import host_waits, late_launches
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.findings.case import Case
 from fakedist.findings.finding_all import Tried, find_faults, is_ignored
+from fakedist.gpu.models.catalogue import gpu_of_product
+from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options.pricing import Pricing, PricingOptions
 from fakedist.results.repricing import models_of, price_again
-from fakedist.results.summing_up import estimate_or_note
+from fakedist.results.summing_up import estimate_or_note, room_of, setup_of
 from fakedist.results.verdict import limit_text, step_text, step_word, verdict
 from fakedist.rundir.directory import Manifest
 from fakedist.rundir.finding import Finding
@@ -452,3 +458,31 @@ class Run:
             if limit := limit_text(time):
                 rows.append(("limit", limit.removeprefix("limited by ")))
         return rows
+
+
+_TABLES = ("blocks", "asleep", "layers", "spans", "calls", "groups", "events", "stacks", "steps", "frames", "shares")
+
+
+def evidence_tables(run: Run) -> dict[str, pd.DataFrame] | None:
+    """The tables that advice reads; None if the run lacks one, or has blocks of an engine that sleeps."""
+    if not all(run.has(name) for name in _TABLES) or run.num_rows("asleep"):
+        return None  # a curve of the page counts what sleeps
+    return {name: run.table(name) for name in (*_TABLES, "kernels") if run.has(name)}
+
+
+def evidence_of(run: Run) -> Evidence | None:
+    """The run's tables in the form that the rules of advice use; None as of :func:`evidence_tables`."""
+    tables = evidence_tables(run)
+    return None if tables is None else Evidence(tables, fold_layers(tables["layers"]), setup_of_run(run))
+
+
+def setup_of_run(run: Run, gpu: GpuSpec | None = None) -> Setup:
+    """The job's command line and hosts, with the run's GPU or another."""
+    gpu = gpu or gpu_of_product(run.summary.gpu)
+    return setup_of(run.manifest.job, 0.0 if gpu is None else gpu.host_bandwidth)
+
+
+def room_of_run(run: Run) -> Room:
+    """The memory that a run may reserve, and its step."""
+    summary = run.summary
+    return room_of(summary.exit, summary.out_of_memory, summary.capacity_bytes, summary.estimated_outside, summary.time)

@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.advice import find_advice
-from fakedist.analysis.blocks import Blocks
+from fakedist.analysis.blocks import Blocks, host_memory
 from fakedist.analysis.evidence import Room, Setup
-from fakedist.analysis.host_blocks import host_memory
 from fakedist.analysis.memory_tables import Fold, Peak, described_blocks, differences, fold_table
 from fakedist.analysis.recording import Recording
 from fakedist.analysis.typed_tables import rows_of

@@ -1,7 +1,7 @@
 """tape.bin: everything that a rank sent, for other ranks' runs to receive.
 
-The tape is a separate journal (:mod:`fakedist.rundir.journal`) with records of its own, so a rank killed at any moment
-leaves what it had sent.
+The tape is a separate journal (:mod:`fakedist.rundir.directory`) with records of its own, so a rank killed at any
+moment leaves what it had sent.
 Reading it yields only numbers, text and bytes. Objects stay as the bytes that torch.distributed pickled. Only the
 process of a rank that receives one unpickles it, as torch.distributed would.
 """
@@ -18,9 +18,16 @@ from pathlib import Path
 from fakedist.errors import RunDirectoryError
 from fakedist.options import Job
 from fakedist.rank_list import format_rank_list
-from fakedist.rundir.directory import MANIFEST_NAME, TAPE_NAME, is_in_use, load_job, load_manifest
+from fakedist.rundir.directory import (
+    MANIFEST_NAME,
+    TAPE_NAME,
+    JournalReader,
+    is_in_use,
+    load_job,
+    load_manifest,
+    read_journal,
+)
 from fakedist.rundir.encoding import Kinds, Record, record_kind
-from fakedist.rundir.journal import JournalReader, read_journal
 from fakedist.rundir.outcome import Outcome
 
 #: Evenly spaced ranks as ("range", start, stop, step); other ranks listed one by one.

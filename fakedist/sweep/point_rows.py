@@ -15,9 +15,8 @@ from fakedist.results.job_time import JobTime, stages_of_job, time_job
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
 from fakedist.results.verdict import need_text
-from fakedist.rundir.directory import JOURNAL_NAME
+from fakedist.rundir.directory import JOURNAL_NAME, read_journal
 from fakedist.rundir.job_time import StageTime
-from fakedist.rundir.journal import read_journal
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.records import OutcomeRecord
 from fakedist.rundir.summary import Summary

@@ -8,12 +8,10 @@ from pathlib import Path
 from fakedist.rundir.collector import no_collector
 from fakedist.traces.chrome_trace import read_chrome_trace
 from fakedist.traces.foreign_files import kind_of
-from fakedist.traces.nsys_database import open_database
-from fakedist.traces.nsys_report import read_process, read_report
-from fakedist.traces.one_step import StepChoice, one_step
-from fakedist.traces.step_path import find_path
+from fakedist.traces.inferring import Functions, memory_records
+from fakedist.traces.nsys_report import open_database, read_process, read_report
+from fakedist.traces.one_step import StepChoice, find_path, one_step
 from fakedist.traces.step_trace import ProcessTrace
-from fakedist.traces.traced_memory import Functions, memory_records
 from fakedist.traces.traced_step import ImportedStep, LayerNumbers, Tool
 
 

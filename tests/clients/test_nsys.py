@@ -18,8 +18,7 @@ import pytest
 from fakedist.errors import SetupError
 from fakedist.launcher.nsight import export_sqlite, find_nsys
 from fakedist.results.opening import open_run
-from fakedist.rundir.directory import KERNELS_NAME, NSYS_NAME
-from fakedist.rundir.journal import JournalWriter
+from fakedist.rundir.directory import KERNELS_NAME, NSYS_NAME, JournalWriter
 from fakedist.traces.nsys_report import recorded_step
 from tests.conftest import RunFakedist
 

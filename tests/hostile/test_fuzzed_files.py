@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakedist.check.baselines import Baseline, read_baseline
+from fakedist.check.checking import Baseline, read_baseline
 from fakedist.check.config import CheckConfig, CheckJob, read_config
-from fakedist.cost_model.collectives.fabric import read_fabric
+from fakedist.cost_model.collectives.collective_times import read_fabric
 from fakedist.gpu.models.catalogue import GPUS, read_gpu_file
 from fakedist.options import Job
+from fakedist.rundir.directory import read_journal
 from fakedist.rundir.encoding import encode
-from fakedist.rundir.journal import read_journal
 from fakedist.rundir.tape import Awaited, GroupRecord, Guess, ScriptRecord, SentRecord, StoredRecord, Tape
 from fakedist.sweep.plan import CommandLineSettings, sweep_of_file
 from tests.hostile.damaging import damage

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pandas as pd
 import pytest
 
-from fakedist.analysis.host_blocks import host_memory, host_tables
+from fakedist.analysis.blocks import host_memory, host_tables
 from fakedist.analysis.recording import Recording, read_recording
 from fakedist.analysis.stack_lines import stack_lines
 from fakedist.options import Job
@@ -55,7 +55,7 @@ BODY = """
     from fakedist.gpu.fast_path.compiled import CompiledFastPath
     from fakedist.gpu.values.engine import ValueEngine
     from fakedist.record.recorder import Recorder
-    from fakedist.rundir.journal import JournalWriter
+    from fakedist.rundir.directory import JournalWriter
     from fakedist.rundir.outcome import Ending, Outcome
     from fakedist.world.files import saved, sparse_saving
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.check.baselines import baseline_path, baseline_text, read_baseline
+from fakedist.check.checking import baseline_path, baseline_text, read_baseline
 from fakedist.check.config import CheckJob, read_config
 from fakedist.gpu.driver.build import torch_build
 

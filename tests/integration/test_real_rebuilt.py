@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.results.snapshot_comparison import SnapshotComparison
+from fakedist.results.comparison import SnapshotComparison
 from tests.conftest import RunFakedist
 from tests.support.real_files import real_file
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fakedist.rundir.journal import read_journal
+from fakedist.rundir.directory import read_journal
 from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.table_rows import TABLES
 from tests.conftest import ROOT, RunFakedist, clean_environment

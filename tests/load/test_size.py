@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.rundir.directory import JOURNAL_NAME, load_manifest
+from fakedist.rundir.directory import JOURNAL_NAME, JournalWriter, load_manifest
 from fakedist.rundir.encoding import columns_of
-from fakedist.rundir.journal import JournalWriter
 from fakedist.rundir.memory_records import EventsRecord
 from fakedist.rundir.schema import ACTIONS
 from tests.load.loading import FAKEDIST, TRAIN, figures_of, needs_time, profile, ran, started

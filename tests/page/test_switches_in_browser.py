@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fakedist.report.page.switches import find_switches
+from fakedist.report.page.drawings import find_switches
 from fakedist.results.opening import open_run
 from fakedist.results.verdict import span_text
 from fakedist.units import format_bytes

@@ -123,7 +123,7 @@ def _serve(door: str) -> int:
     program = Program()
     import fakedist.__main__ as module
     from fakedist.cli import main
-    from fakedist.launcher.ahead import import_ahead
+    from fakedist.launcher.fork_servers import import_ahead
     from fakedist.rank.fork_server import can_fork, end_with_parent, serve
 
     end_with_parent(signal.SIGKILL)

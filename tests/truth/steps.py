@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from fakedist.cost_model.busiest_rank import ExpertsLoad
+from fakedist.cost_model.collectives.collective_times import find_fabric
 from fakedist.cost_model.collectives.communication import Communication
-from fakedist.cost_model.collectives.fabric import find_fabric
 from fakedist.cost_model.estimated import JobNetwork, communication_for
 from fakedist.cost_model.hosts import HostModel, host_model
 from fakedist.cost_model.job.job_times import JobTimes, Models, job_times

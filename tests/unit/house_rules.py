@@ -31,7 +31,7 @@ LIBRARY_HOMES = {
         "extras/experts/library_times",
         "extras/plan/",
         "extras/play/",
-        *(f"extras/rl/{name}" for name in ("decoding", "engine_memory", "rollout_time", "schedule", "summary_parts")),
+        *(f"extras/rl/{name}" for name in ("engine_memory", "rollout_time", "schedule", "summary_parts")),
         "check/",
         "sweep/",
     ),

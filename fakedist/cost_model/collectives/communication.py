@@ -13,12 +13,11 @@ import pandas as pd
 from fakedist.cost_model.collectives.collective_times import (
     CollectiveTime,
     CollectiveTimes,
+    Fabric,
     LibraryTime,
     symmetric_time,
 )
-from fakedist.cost_model.collectives.fabric import Fabric
-from fakedist.cost_model.nccl.interconnect import GroupShape, interconnect_like
-from fakedist.cost_model.nccl.settings import Settings, collective_of
+from fakedist.cost_model.nccl.settings import GroupShape, Settings, collective_of, interconnect_like
 from fakedist.cost_model.overlap import Contender, rates_with
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.rank_list import parse_rank_list

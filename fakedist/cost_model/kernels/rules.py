@@ -49,8 +49,17 @@ from fakedist.cost_model.kernels.measurements import (
     load_measured,
     which_limits,
 )
-from fakedist.cost_model.kernels.moving import ELEMENTWISE, WIDE_ROW, MovingTimes, measured_moves
-from fakedist.cost_model.kernels.products import START_US, GroupedTimes, ProductRoof, ProductSizes, ProductTimes
+from fakedist.cost_model.kernels.products import (
+    ELEMENTWISE,
+    START_US,
+    WIDE_ROW,
+    GroupedTimes,
+    MovingTimes,
+    ProductRoof,
+    ProductSizes,
+    ProductTimes,
+    measured_moves,
+)
 from fakedist.gpu.models.spec import GpuSpec
 
 #: Assumptions, with their sources.

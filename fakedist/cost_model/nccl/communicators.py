@@ -6,19 +6,21 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fakedist.cost_model.nccl.interconnect import (
+from fakedist.cost_model.nccl.settings import (
+    MIB,
     NOTHING,
     GroupShape,
     Interconnect,
+    Settings,
     Span,
     channels_per_peer,
     coll_channels,
+    collective_of,
     exactly,
     nvls_channels,
     p2p_channels,
     total,
 )
-from fakedist.cost_model.nccl.settings import MIB, Settings, collective_of
 from fakedist.cost_model.nccl.tuner import Network, Tuner
 
 #: ncclSendMem and ncclRecvMem without their buffers: one page each (src/include/comm.h).

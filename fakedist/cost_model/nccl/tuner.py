@@ -20,8 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fakedist.cost_model.nccl.interconnect import GroupShape, Interconnect, nvls_channels
-from fakedist.cost_model.nccl.settings import Settings
+from fakedist.cost_model.nccl.settings import GroupShape, Interconnect, Settings, nvls_channels
 
 #: Latencies in microseconds by protocol (LL, LL128, Simple): of the call, and of a step over NVLink, PCIe and network.
 _BASE = {"ring": (6.6, 14.0, 8.4), "tree": (6.8, 14.0, 8.4)}

@@ -37,8 +37,7 @@ def calibrate(
     overrides all other times: fakedist time RUN --times FILE, fakedist profile --times FILE (docs/calibrate.md).
     """
     from fakedist.cost_model.kernels.calibration_table import calibration_table_text
-    from fakedist.extras.calibration.calibrating import calibrate_run, open_timed_run
-    from fakedist.extras.calibration.calibration_report import calibration_report
+    from fakedist.extras.calibration.calibrating import calibrate_run, calibration_report, open_timed_run
     from fakedist.launcher.nsight import export_sqlite
     from fakedist.report.writing import replace_text, see_that_it_can_be_written
     from fakedist.traces.foreign_files import kind_of

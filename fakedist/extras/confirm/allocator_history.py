@@ -22,7 +22,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from fakedist.rundir.journal import read_journal
+from fakedist.rundir.directory import read_journal
 from fakedist.rundir.memory_records import EventsRecord
 from fakedist.rundir.records import OperationNamesRecord, OperationsRecord
 from fakedist.rundir.schema import ACTIONS as ACTION_NAMES

@@ -21,8 +21,7 @@ from fakedist.extras.plan.other_machine import RankNeed
 from fakedist.launcher.executors.task import Executor, Task
 from fakedist.options import Job
 from fakedist.results.opening import open_run
-from fakedist.results.replayed import evidence_of, room_of_run
-from fakedist.results.run import Run
+from fakedist.results.run import Run, evidence_of, room_of_run
 
 #: Changes of one plan, and plans that are shown: of all changes, and of those whose flags are known.
 _MOST_CHANGES, _NUM_PLANS = 4, 3

@@ -23,9 +23,8 @@ from fakedist.extras.plan.resizing import Resized, resize
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options.pricing import Pricing
 from fakedist.results.job_time import check_every_stage, time_job
-from fakedist.results.replayed import setup_of_run
 from fakedist.results.repricing import gpu_of
-from fakedist.results.run import Run
+from fakedist.results.run import Run, setup_of_run
 from fakedist.results.token_budget import Estimate
 from fakedist.rundir.summary import Remedy
 

@@ -117,8 +117,8 @@ def play(
 def _write_steps(
     run: Path, output: Output, lengths: str | None, steps: tuple[int, Sequence[str]], seeds: range
 ) -> None:
-    from fakedist.extras.play.long_run_report import long_run_report
     from fakedist.extras.play.long_runs import open_playable_steps
+    from fakedist.extras.play.play_report import long_run_report
 
     with reading(run):
         output.write(long_run_report(_played_steps(open_playable_steps(run), lengths, steps, seeds)))

@@ -17,7 +17,7 @@ from fakedist.analysis.recording import read_recording
 from fakedist.analysis.routed_blocks import Counts, Ints, groups_of_stage, passes_of, received_tokens, routed_table
 from fakedist.cost_model.busiest_rank import ExpertsLoad
 from fakedist.errors import JobError, RunDirectoryError
-from fakedist.extras.play.allocation_program import AllocationProgram, program_of
+from fakedist.extras.play.step_kinds import AllocationProgram, program_of
 from fakedist.options import Job
 from fakedist.options.pricing import Pricing
 from fakedist.results.opening import open_run_directory

@@ -19,9 +19,8 @@ from types import FrameType
 from typing import Literal
 
 from fakedist.errors import ExitCode, RunDirectoryError
-from fakedist.launcher.ahead import priced_gpu
 from fakedist.launcher.executors.task import Task, TaskResult
-from fakedist.launcher.fork_servers import ForkedChild, RankServer, TaskServer
+from fakedist.launcher.fork_servers import ForkedChild, RankServer, TaskServer, priced_gpu
 from fakedist.launcher.process_tree import ProcessTree, adopt_orphans
 from fakedist.rank.fork_server import end_with_parent
 from fakedist.rank.preloading import key_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from fakedist.world.user_buffers import buffer_of_ranks, helper_of_ranks
+from fakedist.world.symmetric import buffer_of_ranks, helper_of_ranks
 
 #: A dict on a module: copies of its parameters in eight bits, which serve all microbatches.
 COPIES = "_fp8_workspaces"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fakedist.cost_model.breakdown import PEAK_DTYPE
-from fakedist.cost_model.collectives.fabric import FABRICS
-from fakedist.cost_model.gains import faster_gpus
+from fakedist.cost_model.collectives.collective_times import FABRICS
+from fakedist.cost_model.estimated import faster_gpus
 from fakedist.cost_model.hosts import HOSTS, REFERENCE
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec

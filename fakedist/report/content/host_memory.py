@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fakedist.analysis.host_blocks import node_memory
+from fakedist.analysis.blocks import node_memory
 from fakedist.options import Job
 from fakedist.report.content.report_blocks import (
     KEY,

@@ -40,9 +40,9 @@ from fakedist.report.content.wording import (
 )
 from fakedist.report.figures.time_figures import lane_names, stage_label, stage_lanes
 from fakedist.report.page.assets import figure_object
-from fakedist.report.page.bars import BarChart, memory_bars, time_bars
+from fakedist.report.page.run_charts import BarChart, memory_bars, time_bars
+from fakedist.results.job_ranks import JobKinds
 from fakedist.results.job_time import JobRuns, JobTime
-from fakedist.results.rank_kinds import JobKinds
 from fakedist.results.run import Run
 from fakedist.results.verdict import verdict
 from fakedist.rundir.directory import PAGE_NAME

@@ -8,7 +8,7 @@ from functools import partial
 from fakedist.analysis.call_order import Disagreement
 from fakedist.rank_list import format_rank_list
 from fakedist.report.content.report_blocks import Block, Fact, Facts, Items, Remark, Report, Verdict
-from fakedist.results.matched import JobMatch, Place
+from fakedist.results.job_ranks import JobMatch, Place
 from fakedist.units import format_bytes
 
 _MOST_LINES = 3

@@ -14,7 +14,7 @@ import pandas as pd
 from fakedist.analysis.memory_tables import fold_layers, fold_table, unfolded
 from fakedist.analysis.typed_tables import rows_of
 from fakedist.cost_model.breakdown import PEAK_DTYPE, fold_times
-from fakedist.cost_model.gains import launch_bound
+from fakedist.cost_model.estimated import launch_bound
 from fakedist.errors import RunDirectoryError
 from fakedist.report.content.change_sheets import change_columns
 from fakedist.report.content.report_blocks import (
@@ -52,7 +52,7 @@ from fakedist.report.content.wording import (
     unknown_time,
 )
 from fakedist.results.compare import changed_times
-from fakedist.results.compare.side_by_side import ChangeTable
+from fakedist.results.compare.changed_memory import ChangeTable
 from fakedist.results.run import Run
 from fakedist.results.verdict import (
     communication_word,

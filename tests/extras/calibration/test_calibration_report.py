@@ -9,8 +9,13 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from fakedist.cost_model.kernels.calibration_table import CalibrationOrigin, made_table
-from fakedist.extras.calibration.calibrating import Calibrated, CalibrationResult, StepChange, Unmatched
-from fakedist.extras.calibration.calibration_report import calibration_report
+from fakedist.extras.calibration.calibrating import (
+    Calibrated,
+    CalibrationResult,
+    StepChange,
+    Unmatched,
+    calibration_report,
+)
 from fakedist.rundir.launch_records import WorkRow
 from tests.unit.report.test_faces import FORMATS, faces
 

@@ -5,9 +5,8 @@ import math
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.collectives.collective_times import CollectiveTimes
+from fakedist.cost_model.collectives.collective_times import FABRICS, CollectiveTimes
 from fakedist.cost_model.collectives.communication import Communication, call_times
-from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.extras.experts.library_times import LibraryTimes, load_dispatchers
 from fakedist.gpu.models.catalogue import GPUS
 

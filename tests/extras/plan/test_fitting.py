@@ -17,7 +17,7 @@ from fakedist.extras.plan.fit_report import best_of, fit_report
 from fakedist.extras.plan.fitting import Fitted, RecordedPlan, fit
 from fakedist.report.content.report_blocks import Remark, Verdict
 from fakedist.results.opening import open_run
-from fakedist.results.replayed import evidence_of
+from fakedist.results.run import evidence_of
 from tests.unit.analysis.recorded import MIB, HandMade
 from tests.unit.analysis.test_advice import blocks, trained
 from tests.unit.report.handmade import built

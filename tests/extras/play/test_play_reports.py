@@ -13,9 +13,8 @@ from syrupy.assertion import SnapshotAssertion
 
 from fakedist.analysis.routed_blocks import Counts
 from fakedist.cli.output import CSV
-from fakedist.extras.play.long_run_report import long_run_report
 from fakedist.extras.play.long_runs import FailedRequest, PlayedSetting, PlayedSteps
-from fakedist.extras.play.play_report import play_report, ranks_report
+from fakedist.extras.play.play_report import long_run_report, play_report, ranks_report
 from fakedist.extras.play.router_draws import Draw, Playable, Played, PlayedChange, PlayedSize
 from fakedist.router_load import RouterPass
 from fakedist.units import GIB, MIB

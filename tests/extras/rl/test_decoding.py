@@ -8,7 +8,7 @@ import pytest
 
 from fakedist.cost_model.kernels.gpus import MEASURED_GPUS, measured_spec
 from fakedist.cost_model.kernels.measurements import load_measured
-from fakedist.extras.rl.decoding import DecodingShape, DecodingTimes, beyond_l2
+from fakedist.extras.rl.rollout_time import DecodingShape, DecodingTimes, beyond_l2
 from fakedist.gpu.models.catalogue import GPUS
 
 H100 = GPUS["h100-80g"]

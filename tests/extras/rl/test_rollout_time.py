@@ -8,15 +8,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.collectives.collective_times import CollectiveTimes
-from fakedist.cost_model.collectives.fabric import default_fabric
+from fakedist.cost_model.collectives.collective_times import CollectiveTimes, default_fabric
 from fakedist.cost_model.hosts import HostCosts
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.kernels.measurements import Floats, load_measured
 from fakedist.errors import JobError
-from fakedist.extras.rl.decoding import DecodingShape, DecodingTimes
 from fakedist.extras.rl.model_config import ModelShapes
 from fakedist.extras.rl.rollout_time import (
+    DecodingShape,
+    DecodingTimes,
     EngineModels,
     RolloutTime,
     price_rollout,

@@ -11,9 +11,8 @@ from typing import Any
 from fakedist.analysis.blocks import Blocks, build_blocks
 from fakedist.analysis.recording import Recording, read_recording
 from fakedist.options import Job
-from fakedist.rundir.directory import JOURNAL_NAME, load_manifest, new_manifest, write_manifest
+from fakedist.rundir.directory import JOURNAL_NAME, MAGIC, JournalWriter, load_manifest, new_manifest, write_manifest
 from fakedist.rundir.encoding import Record, columns_of, decode
-from fakedist.rundir.journal import MAGIC, JournalWriter
 from fakedist.rundir.memory_records import EventsRecord, MarksRecord
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.records import (

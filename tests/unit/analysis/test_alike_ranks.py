@@ -11,7 +11,7 @@ import torch.distributed as dist
 from fakedist.analysis.alike_ranks import AlikeRanks, CopiedCalls, JobGroups, find_kinds
 from fakedist.analysis.call_order import RankCalls
 from fakedist.analysis.topology import group_table, other_group_table
-from fakedist.results.rank_kinds import job_groups
+from fakedist.results.job_ranks import job_groups
 from tests.unit.results.test_matched import Script, program_of, recording_of
 
 WORLD, TP = 8, 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.analysis.host_blocks import host_memory, host_tables, node_memory
+from fakedist.analysis.blocks import host_memory, host_tables, node_memory
 from fakedist.analysis.recording import Recording
 from fakedist.options import Job
 from fakedist.rundir.host_memory import HostPhase

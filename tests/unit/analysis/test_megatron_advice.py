@@ -2,7 +2,7 @@
 
 import pytest
 
-from fakedist.analysis.megatron_advice import Megatron
+from fakedist.analysis.parallel_advice import Megatron
 
 
 def of(line: str, *, has_engine: bool = True) -> Megatron:

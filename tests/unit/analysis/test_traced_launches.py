@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from fakedist.analysis.launches import traced_tables
+from fakedist.cost_model.collectives.collective_times import FABRICS
 from fakedist.cost_model.collectives.communication import Communication
-from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.step import MeasuredPrices, PricedStep, price_step
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.rundir.encoding import Columns

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from fakedist.check.baselines import difference, difference_blocks, former_runs
-from fakedist.check.checking import Checked, Running, check
+from fakedist.check.checking import Checked, Running, check, difference, difference_blocks, former_runs
 from fakedist.check.config import read_config
 from fakedist.check.outputs import check_report
 from fakedist.check.running import RankToRun

@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from fakedist.check.baselines import baseline_path, baseline_text, read_baseline, settings_of, stale_settings
-from fakedist.check.checking import Checked, judge_job
+from fakedist.check.checking import (
+    Checked,
+    baseline_path,
+    baseline_text,
+    judge_job,
+    read_baseline,
+    settings_of,
+    stale_settings,
+)
 from fakedist.check.config import CheckConfig, CheckJob, Figure, read_config
 from fakedist.check.judging import JudgedFigure, RankFigures, RankRecord, judge, measure
 from fakedist.check.outputs import check_report, figure_columns

@@ -13,9 +13,8 @@ from fakedist.cli.output import say_ending, say_first_failure
 from fakedist.cli.profile import profile
 from fakedist.launcher.ranks import RankRun
 from fakedist.options import Job
-from fakedist.rundir.directory import TAPE_NAME
+from fakedist.rundir.directory import TAPE_NAME, JournalWriter
 from fakedist.rundir.encoding import Record
-from fakedist.rundir.journal import JournalWriter
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.tape import Awaited, Guess, Lost
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.cli import main
-from fakedist.cost_model.collectives.fabric import FABRICS
+from fakedist.cost_model.collectives.collective_times import FABRICS
 from fakedist.cost_model.hosts import HOSTS
 from fakedist.errors import ExitCode
 from fakedist.gpu.models.catalogue import GPUS

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from fakedist.analysis.launches import launch_table
-from fakedist.cost_model.allocator_times import COSTS, allocator_time, allocator_us, waits_of_allocator
 from fakedist.cost_model.host_times import host_table
-from fakedist.cost_model.timeline import Placed, Timeline
+from fakedist.cost_model.timeline import COSTS, Placed, Timeline, allocator_time, allocator_us, waits_of_allocator
 from fakedist.cost_model.what_if import changed_launches, read_what_if
 from fakedist.errors import JobError
 from fakedist.rundir.time_notes import allocator_retries

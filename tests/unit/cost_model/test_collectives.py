@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.cost_model.collectives.collective_times import CollectiveTime, CollectiveTimes, load_collectives
-from fakedist.cost_model.collectives.fabric import FABRICS
-from fakedist.cost_model.nccl.interconnect import GroupShape
-from fakedist.cost_model.nccl.settings import Nccl, read_settings
+from fakedist.cost_model.collectives.collective_times import FABRICS, CollectiveTime, CollectiveTimes, load_collectives
+from fakedist.cost_model.nccl.settings import GroupShape, Nccl, read_settings
 from fakedist.errors import SetupError
 from fakedist.gpu.models.catalogue import GPUS
 

@@ -9,8 +9,7 @@ import pytest
 from fakedist.analysis.launches import launch_table, recorded_ranges, work_table
 from fakedist.analysis.memory_tables import fold_layers
 from fakedist.cost_model.accuracy import closest
-from fakedist.cost_model.estimated import Models, NetworkChoice, StepTimes, estimate_times, network_of
-from fakedist.cost_model.gains import find_gains
+from fakedist.cost_model.estimated import Models, NetworkChoice, StepTimes, estimate_times, find_gains, network_of
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.nccl.settings import Nccl
 from fakedist.cost_model.timeline import Array

@@ -7,8 +7,7 @@ import pytest
 
 from fakedist.analysis.launches import launch_table, recorded_ranges, work_table
 from fakedist.analysis.memory_tables import fold_layers
-from fakedist.cost_model.estimated import Models, estimate_times, network_of
-from fakedist.cost_model.gains import find_gains, launch_bound
+from fakedist.cost_model.estimated import Models, estimate_times, find_gains, launch_bound, network_of
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.models.spec import GpuSpec

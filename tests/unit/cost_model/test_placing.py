@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fakedist.cost_model.collectives.collective_times import FABRICS
 from fakedist.cost_model.collectives.communication import Communication
-from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.step import PlacedStep, StepLaunches
 from fakedist.gpu.models.catalogue import GPUS
 from tests.unit.cost_model.launches_by_hand import Host

@@ -6,8 +6,8 @@ import pytest
 
 from fakedist.cost_model.accuracy import KERNELS_WIDER, half_width, variances
 from fakedist.cost_model.breakdown import call_spreads, uncertain_parts
+from fakedist.cost_model.collectives.collective_times import FABRICS
 from fakedist.cost_model.collectives.communication import Communication
-from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.step import PricedStep, PriceList, StepInterval
 from fakedist.cost_model.timeline import CriticalPath, Placed
 from fakedist.gpu.models.catalogue import GPUS

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from fakedist.analysis.launches import launch_table, work_table
+from fakedist.cost_model.collectives.collective_times import FABRICS
 from fakedist.cost_model.collectives.communication import Communication
-from fakedist.cost_model.collectives.fabric import FABRICS
 from fakedist.cost_model.step import StepLaunches
 from fakedist.cost_model.what_if import (
     changed_fabric,

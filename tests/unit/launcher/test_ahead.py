@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.launcher.ahead import Ahead, priced_gpu
+from fakedist.launcher.fork_servers import Ahead, priced_gpu
 from fakedist.options import Job
 from fakedist.rundir.directory import JOURNAL_NAME
 from tests.unit.analysis.recorded import MIB, HandMade, new_run

@@ -11,7 +11,7 @@ from fakedist.launcher import launching, nsight
 from fakedist.launcher.launching import Streams
 from fakedist.launcher.nsight import export_sqlite, find_nsys, finished_report, profile_command, traces_events
 from fakedist.options import Job
-from fakedist.rundir.journal import read_journal
+from fakedist.rundir.directory import read_journal
 from fakedist.rundir.records import NoteRecord
 
 

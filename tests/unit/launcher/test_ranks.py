@@ -13,8 +13,7 @@ from fakedist.launcher import launching, ranks
 from fakedist.launcher.launching import Streams
 from fakedist.launcher.ranks import exit_code, profile_ranks, profile_with_peers
 from fakedist.options import Job
-from fakedist.rundir.directory import TAPE_NAME, create_run_directory, new_manifest
-from fakedist.rundir.journal import JournalWriter
+from fakedist.rundir.directory import TAPE_NAME, JournalWriter, create_run_directory, new_manifest
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.tape import Awaited, GroupRecord, Guess, SentRecord, Tape
 

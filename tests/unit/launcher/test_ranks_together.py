@@ -9,8 +9,7 @@ from fakedist.errors import RunDirectoryError
 from fakedist.launcher.executors.task import Task, TaskResult
 from fakedist.launcher.ranks import RanksTogether
 from fakedist.options import Job
-from fakedist.rundir.directory import TAPE_NAME, new_manifest
-from fakedist.rundir.journal import JournalWriter
+from fakedist.rundir.directory import TAPE_NAME, JournalWriter, new_manifest
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.tape import GroupRecord, Tape
 

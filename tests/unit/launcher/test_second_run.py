@@ -9,9 +9,8 @@ import pytest
 from fakedist.errors import RecordingError
 from fakedist.launcher.launching import time_in_second_run
 from fakedist.options import Job
-from fakedist.rundir.directory import JOURNAL_NAME, KERNELS_NAME, load_job
+from fakedist.rundir.directory import JOURNAL_NAME, KERNELS_NAME, JournalWriter, load_job, read_journal
 from fakedist.rundir.encoding import Record
-from fakedist.rundir.journal import JournalWriter, read_journal
 from fakedist.rundir.launch_records import HostClockRecord, LaunchKeysRecord
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.records import NoteRecord, StepRecord

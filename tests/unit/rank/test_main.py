@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.rank.main import JournalFailed, OwnJournal
-from fakedist.rundir.journal import read_journal
+from fakedist.rundir.directory import read_journal
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import NoteRecord
 

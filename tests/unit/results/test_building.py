@@ -19,8 +19,7 @@ from fakedist.report.content.wording import run_facts
 from fakedist.results import building, summing_up
 from fakedist.results.building import build_tables, compute_tables
 from fakedist.results.opening import open_run, open_run_directory
-from fakedist.rundir.directory import JOURNAL_NAME, SNAPSHOT_NAME, create_run_directory, new_manifest
-from fakedist.rundir.journal import MAGIC
+from fakedist.rundir.directory import JOURNAL_NAME, MAGIC, SNAPSHOT_NAME, create_run_directory, new_manifest
 from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.schema import ACTIONS
 from fakedist.rundir.summary import OutOfMemory, Summary

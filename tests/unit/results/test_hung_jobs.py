@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fakedist.errors import JobError, ReportError
-from fakedist.results.matched import JobMatch, match_dumps
+from fakedist.results.job_ranks import JobMatch, match_dumps
 from fakedist.traces.flight_recorder import dumps_among
 
 GROUPS = {"0": ("default_pg", [0, 1, 2]), "5": ("tp", [0, 1])}

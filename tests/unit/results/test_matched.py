@@ -14,7 +14,7 @@ from fakedist.analysis.topology import call_table, group_table, term_table
 from fakedist.options import Job
 from fakedist.rank.frameworks.adapting import adapted_frameworks
 from fakedist.record.ledger import Ledger
-from fakedist.results.rank_kinds import job_calls
+from fakedist.results.job_ranks import job_calls
 from fakedist.rundir.encoding import Record
 from fakedist.world.reroute import fake_world
 

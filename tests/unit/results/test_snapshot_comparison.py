@@ -12,7 +12,7 @@ from fakedist.report.content.change_sheets import comparison_sheets
 from fakedist.report.content.comparison import comparison_object, comparison_report
 from fakedist.report.render.html import report_page
 from fakedist.report.render.markdown import report_markdown
-from fakedist.results.snapshot_comparison import SnapshotComparison, open_comparison
+from fakedist.results.comparison import SnapshotComparison, open_comparison
 from fakedist.rundir.directory import SNAPSHOT_NAME, import_manifest
 from tests.unit.analysis.recorded import MIB
 from tests.unit.report.reading import read_page

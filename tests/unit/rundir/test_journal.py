@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.errors import RunDirectoryError
-from fakedist.rundir.journal import MAGIC, JournalReader, JournalWriter, read_journal
+from fakedist.rundir.directory import MAGIC, JournalReader, JournalWriter, read_journal
 from fakedist.rundir.notes import Note
 from fakedist.rundir.records import NoteRecord, OperationsRecord
 from fakedist.rundir.tape import TAPE_RECORDS, StoredRecord

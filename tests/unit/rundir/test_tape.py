@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from fakedist.options import Job
-from fakedist.rundir.directory import TAPE_NAME, create_run_directory, load_manifest, new_manifest, write_manifest
-from fakedist.rundir.journal import JournalWriter
+from fakedist.rundir.directory import (
+    TAPE_NAME,
+    JournalWriter,
+    create_run_directory,
+    load_manifest,
+    new_manifest,
+    write_manifest,
+)
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.tape import GroupRecord, Sent, SentRecord, StoredRecord, Tape, TapeFollower
 

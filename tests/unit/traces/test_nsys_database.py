@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.errors import ReportError
-from fakedist.traces.nsys_database import open_database
-from fakedist.traces.nsys_report import read_trace
+from fakedist.traces.nsys_report import open_database, read_trace
 from fakedist.traces.one_step import StepChoice
 from tests.unit.traces.nsys_made_up import training
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.rundir.launch_records import LAUNCH_KINDS
-from fakedist.traces.nsys_database import open_database
-from fakedist.traces.nsys_report import read_process, read_trace
+from fakedist.traces.nsys_report import open_database, read_process, read_trace
 from fakedist.traces.one_step import StepChoice
 from fakedist.traces.step_trace import ProcessTrace, Waits
 from tests.unit.traces.nsys_made_up import MAIN, MadeUp, training

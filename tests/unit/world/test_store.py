@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from fakedist.errors import WorldError
-from fakedist.world.store import RankStore
+from fakedist.world.reroute import RankStore
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 from torch._C._distributed_c10d import _SymmetricMemory
 
 from fakedist.errors import WorldError
-from fakedist.world.store import RankStore
+from fakedist.world.reroute import RankStore
 from fakedist.world.symmetric import Peers, symmetric_memory
 
 _KEY = "0//CUDASymmetricMemory/{}/{}"

@@ -17,9 +17,16 @@ import torch.distributed as dist
 
 from fakedist.errors import RunDirectoryError, WorldError
 from fakedist.options import Job
-from fakedist.rundir.directory import TAPE_NAME, create_run_directory, load_manifest, new_manifest, write_manifest
+from fakedist.rundir.directory import (
+    TAPE_NAME,
+    JournalWriter,
+    create_run_directory,
+    load_manifest,
+    new_manifest,
+    read_journal,
+    write_manifest,
+)
 from fakedist.rundir.encoding import Record
-from fakedist.rundir.journal import JournalWriter, read_journal
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.tape import (
     MAX_TENSOR_BYTES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fakedist.world.user_buffers import BufferCall, read_kernel
+from fakedist.world.symmetric import BufferCall, read_kernel
 
 _LINES = 1 << 16  # of 16 bytes
 

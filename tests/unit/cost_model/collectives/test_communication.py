@@ -6,11 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.cost_model.collectives.collective_times import CollectiveTimes
+from fakedist.cost_model.collectives.collective_times import FABRICS, CollectiveTimes
 from fakedist.cost_model.collectives.communication import Communication, call_times
-from fakedist.cost_model.collectives.fabric import FABRICS
-from fakedist.cost_model.nccl.interconnect import GroupShape
-from fakedist.cost_model.nccl.settings import Nccl, read_settings
+from fakedist.cost_model.nccl.settings import GroupShape, Nccl, read_settings
 from fakedist.gpu.models.catalogue import GPUS
 
 MIB = 1 << 20

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.cost_model.collectives.fabric import FABRICS, default_fabric, find_fabric
+from fakedist.cost_model.collectives.collective_times import FABRICS, default_fabric, find_fabric
 from fakedist.errors import JobError
 
 

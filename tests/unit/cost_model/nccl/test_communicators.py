@@ -3,19 +3,21 @@
 import pytest
 
 from fakedist.cost_model.nccl.communicators import Usage, communicator_memory
-from fakedist.cost_model.nccl.interconnect import (
+from fakedist.cost_model.nccl.settings import (
     AMPERE,
     BLACKWELL,
     HOPPER,
     PCIE,
     GroupShape,
     Interconnect,
+    Nccl,
+    Settings,
     Span,
     channels_per_peer,
     coll_channels,
     find_interconnect,
+    read_settings,
 )
-from fakedist.cost_model.nccl.settings import Nccl, Settings, read_settings
 
 MIB = 1 << 20
 NODE, NODES, RAIL = GroupShape(8, 1, 8), GroupShape(1024, 128, 8), GroupShape(128, 128, 1)

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from fakedist.cost_model.nccl import interconnect
+from fakedist.cost_model.nccl import settings as nccl_settings
 from fakedist.cost_model.nccl.communicators import Usage, communicator_memory, pipes
-from fakedist.cost_model.nccl.interconnect import GroupShape, Span, total
-from fakedist.cost_model.nccl.settings import Nccl, read_settings
+from fakedist.cost_model.nccl.settings import GroupShape, Nccl, Span, read_settings, total
 
 DOCS = Path(__file__).parents[4] / "docs"
 PUBLISHED = DOCS / "accuracy" / "nccl.json"
@@ -25,7 +24,7 @@ def model_bytes(figure: dict[str, Any]) -> list[int] | None:
     if figure["fabric"] is None:
         return None
     settings = read_settings(Nccl(figure["environment"]))
-    joined, shape = getattr(interconnect, figure["fabric"]), GroupShape(*figure["shape"])
+    joined, shape = getattr(nccl_settings, figure["fabric"]), GroupShape(*figure["shape"])
     usage = Usage(frozenset(figure["operations"]))
     span = _part(figure["part"], communicator_memory(shape, usage, joined, settings), pipes(joined, settings))
     if figure["part"] == "net on the host":

@@ -5,8 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.cost_model.nccl.interconnect import AMPERE, BLACKWELL, HOPPER, PCIE, GroupShape, Interconnect
-from fakedist.cost_model.nccl.settings import Nccl, collective_of, read_settings
+from fakedist.cost_model.nccl.settings import (
+    AMPERE,
+    BLACKWELL,
+    HOPPER,
+    PCIE,
+    GroupShape,
+    Interconnect,
+    Nccl,
+    collective_of,
+    read_settings,
+)
 from fakedist.cost_model.nccl.tuner import DOUBT, Network, Tuner
 
 MIB = 1 << 20

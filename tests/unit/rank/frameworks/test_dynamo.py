@@ -23,8 +23,7 @@ from fakedist.rank.frameworks.dynamo import _RUN_THE_SCRIPTS, codes_of_ours
 from fakedist.world.arrivals import Arrivals
 from fakedist.world.group import BareGroup, OneBackend
 from fakedist.world.process_group import Done
-from fakedist.world.reroute import DispatchedGroup
-from fakedist.world.store import RankStore
+from fakedist.world.reroute import DispatchedGroup, RankStore
 
 Enter = Callable[..., Any]
 PACKAGE = str(Path(fakedist.__file__).parent)

@@ -16,8 +16,7 @@ from torch.distributed.pipelining import stage as stage_module
 from fakedist.errors import WorldError
 from fakedist.options import Job
 from fakedist.rank.frameworks.adapting import adapted_frameworks
-from fakedist.rundir.directory import TAPE_NAME
-from fakedist.rundir.journal import JournalWriter
+from fakedist.rundir.directory import TAPE_NAME, JournalWriter
 from fakedist.rundir.tape import Tape
 from fakedist.world.reroute import fake_world
 from fakedist.world.tapes import Tapes

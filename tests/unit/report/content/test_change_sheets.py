@@ -17,7 +17,7 @@ from fakedist.report.content.comparison import comparison_report
 from fakedist.report.content.report_blocks import Sheet
 from fakedist.report.render.html import report_page
 from fakedist.report.render.terminal import render
-from fakedist.results.compare.side_by_side import side_by_side
+from fakedist.results.compare.changed_memory import side_by_side
 from fakedist.results.comparison import Comparison
 from fakedist.rundir.step_time import RankThroughput
 from tests.unit.report.reading import read_page

@@ -10,7 +10,7 @@ from rich.console import Console
 from fakedist.cli import main
 from fakedist.report.content.run import run_report
 from fakedist.report.page import run_charts
-from fakedist.report.page.bars import phase_bars
+from fakedist.report.page.run_charts import phase_bars
 from fakedist.report.render.html import load_page, write_page
 from fakedist.report.render.terminal import render
 from fakedist.results.building import build_tables

@@ -18,9 +18,8 @@ from fakedist.analysis.evidence import Change, Evidence, Price, Saving
 from fakedist.report.content.report_blocks import Changes
 from fakedist.report.content.run import run_report
 from fakedist.report.figures.memory_figures import read_curve
-from fakedist.report.page import switches
-from fakedist.report.page.drawings import Pack, add_reserved, add_spans, add_timeline
-from fakedist.report.page.switches import add_switches, find_switches
+from fakedist.report.page import drawings
+from fakedist.report.page.drawings import Pack, add_reserved, add_spans, add_switches, add_timeline, find_switches
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.rundir.summary import Advice, Remedy
@@ -104,7 +103,7 @@ def random_changes(evidence: Evidence, seed: int) -> Iterator[Change]:
         )
 
 
-def packed(run: Run) -> tuple[Pack, list[switches.Switch]]:
+def packed(run: Run) -> tuple[Pack, list[drawings.Switch]]:
     pack, curve = Pack(), read_curve(run)
     add_timeline(pack, run, curve)
     add_reserved(pack, curve)
@@ -123,7 +122,7 @@ def differing(run: Run, folder: Path) -> list[dict[str, Any]]:
     """Combinations of which the browser's peak, curve, need, verdict or price is not Python's."""
     evidence, found = find_switches(run)
     assert evidence is not None
-    room = switches.room_of_run(run)
+    room = drawings.room_of_run(run)
     told = replayed(run, folder)
     assert len(told) == 2 ** len(found)
     wrong = []
@@ -168,7 +167,7 @@ def test_the_browser_replays_any_changes_to_the_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     run = open_run(at_random(tmp_path / "run", seed))
-    monkeypatch.setattr(switches, "RULES", (lambda evidence: random_changes(evidence, seed),))
+    monkeypatch.setattr(drawings, "RULES", (lambda evidence: random_changes(evidence, seed),))
     monkeypatch.setattr(Evidence, "rounding", KIB)  # these blocks are as large as was asked for
     prices = [None if number == 1 else number / 3 for number in range(5)]
     advised = [

@@ -30,7 +30,7 @@ from fakedist.report.content.report_blocks import (
     text_column,
     us_column,
 )
-from fakedist.report.page.bars import Bar, BarChart, Part
+from fakedist.report.page.run_charts import Bar, BarChart, Part
 from fakedist.report.render.html import report_page
 from fakedist.report.render.markdown import report_markdown
 from fakedist.report.render.terminal import render

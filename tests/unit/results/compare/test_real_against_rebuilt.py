@@ -11,14 +11,13 @@ import pandas as pd
 import pytest
 
 from fakedist.errors import RunDirectoryError
-from fakedist.report.content.comparison import comparison_object
-from fakedist.report.content.real_step import real_step_report
+from fakedist.report.content.comparison import comparison_object, real_step_report
 from fakedist.results.building import open_imported
 from fakedist.results.compare.against_trace import collective_kind, layers_by_class, plain_operation, slower_parts
 from fakedist.results.compare.allocation_streams import compare_streams, plain_line
+from fakedist.results.comparison import SnapshotComparison
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
-from fakedist.results.snapshot_comparison import SnapshotComparison
 from tests.support.real_files import real_file
 from tests.unit.traces.test_inferring import ENGINE, STEP, Made, inside
 from tests.unit.traces.test_kineto import Written

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from fakedist.options import Job
-from fakedist.results.compare.changed_memory import path_changes, reserved_changes, segment_changes
+from fakedist.results.compare.changed_memory import path_changes, reserved_changes, segment_changes, with_change
 from fakedist.results.compare.changed_times import collective_changes, family_changes, part_changes
 from fakedist.results.compare.layer_matching import OUTSIDE
 from fakedist.results.compare.reasons import (
@@ -20,7 +20,6 @@ from fakedist.results.compare.reasons import (
     find_cause,
     origin_of,
 )
-from fakedist.results.compare.side_by_side import with_change
 from fakedist.results.run import Run, RunTables
 from fakedist.rundir.directory import Manifest
 from fakedist.rundir.outcome import Ending, Outcome
