@@ -34,16 +34,18 @@ import pandas as pd
 from fakedist.cost_model.accuracy import AccuracyRow, half_widths_at, widths_by_bin
 from fakedist.cost_model.kernels.attention import AttentionShapes, AttentionTimes
 from fakedist.cost_model.kernels.gpus import MEASURED_GPUS, attention_roof, measured_spec, product_roof
-from fakedist.cost_model.kernels.measurements import DATA, ProductTable, load_measured
-from fakedist.cost_model.kernels.products import (
+from fakedist.cost_model.kernels.measurements import (
+    DATA,
     ELEMENTWISE,
     LEAST_LARGE,
     GroupedTimes,
     Moved,
     MovingTimes,
     ProductSizes,
+    ProductTable,
     ProductTimes,
     beyond_cache,
+    load_measured,
     measured_moves,
 )
 from fakedist.extras.rl.rollout_time import DecodingShape, DecodingTimes, beyond_l2

@@ -225,7 +225,7 @@ def main() -> int:
     if is_real:
         import torch
 
-        from fakedist.extras.confirm.recorded_jobs import like
+        from fakedist.extras.confirm.pieces import like
 
         model, capacity_bytes = like(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory)
         gpu = [f"--gpu={model}", f"--gpu-memory={capacity_bytes} B"]

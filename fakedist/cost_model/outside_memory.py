@@ -15,6 +15,7 @@ from fakedist.cost_model.nccl.settings import (
     THROUGH_SHARED_MEMORY,
     GroupShape,
     Nccl,
+    Network,
     Span,
     collective_of,
     exactly,
@@ -22,7 +23,6 @@ from fakedist.cost_model.nccl.settings import (
     read_settings,
     total,
 )
-from fakedist.cost_model.nccl.tuner import Network
 from fakedist.gpu.models.catalogue import CONTEXT_BYTES, GPUS
 from fakedist.rundir import summary
 from fakedist.rundir.records import TakenRecord

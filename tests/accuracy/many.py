@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from fakedist.extras.confirm.recorded_jobs import like, real_machine
+from fakedist.extras.confirm.pieces import like, real_machine
 from fakedist.options import Device, Job
 from fakedist.results.building import build_tables
 from fakedist.rundir.directory import create_run_directory, load_manifest, new_manifest, write_manifest

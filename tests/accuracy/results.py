@@ -23,7 +23,7 @@ from typing import Any
 
 from fakedist.errors import JobError
 from fakedist.extras.confirm.confirming import defects, read_confirmation
-from fakedist.extras.confirm.recorded_jobs import MEASURED, RECORDINGS, REHEARSED, Row, write_rows
+from fakedist.extras.confirm.pieces import MEASURED, RECORDINGS, REHEARSED, Row, write_rows
 from fakedist.gpu.driver.build import torch_build
 from tests.accuracy.tables import GPU_TABLES, TABLES
 

@@ -28,7 +28,7 @@ from rich.console import Console
 from fakedist.cost_model.kernels.calibration_table import CalibrationTable, calibration_table_text
 from fakedist.errors import FakedistError, JobError, ScriptError
 from fakedist.extras.calibration.calibrating import CalibrationResult, calibrate_run, calibration_report, open_timed_run
-from fakedist.extras.confirm.recorded_jobs import driver_version
+from fakedist.extras.confirm.pieces import driver_version
 from fakedist.gpu.models.catalogue import GPUS, find_gpu
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.launcher.machine import count_real_gpus

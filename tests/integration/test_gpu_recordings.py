@@ -13,7 +13,7 @@ import pytest
 from fakedist.errors import FakedistError
 from fakedist.extras.confirm.allocator_history import AllocatorRecording, JobRecord, compare_job, load
 from fakedist.extras.confirm.jobs import JOBS
-from fakedist.extras.confirm.recorded_jobs import DEFAULT_GPU, Way, like, record
+from fakedist.extras.confirm.pieces import DEFAULT_GPU, Way, like, record
 from fakedist.gpu.driver.build import torch_build
 
 pytestmark = pytest.mark.long

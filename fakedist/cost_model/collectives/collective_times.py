@@ -7,7 +7,7 @@
   Small messages run on protocols with a shorter latency. A send takes one NIC, or NVLink inside a node.
 - Over nodes, nothing is faster than between as many GPUs of one node: GPUs without NVLink share links with their NICs.
 - What was not measured (more GPUs, another model, NCCL's variables) scales what was by the ratio of NCCL's tuner
-  (:mod:`fakedist.cost_model.nccl.tuner`), which also chooses algorithm and protocol.
+  (:mod:`fakedist.cost_model.nccl.settings`), which also chooses algorithm and protocol.
 
 docs/accuracy/results.md has the logs, and the errors when part of them is left out.
 
@@ -29,8 +29,17 @@ import pandas as pd
 from fakedist import extras
 from fakedist.bounded import UnreadableError, read_toml
 from fakedist.cost_model.kernels.measurements import Floats
-from fakedist.cost_model.nccl.settings import KIB, MIB, GroupShape, Interconnect, Settings, interconnect_like
-from fakedist.cost_model.nccl.tuner import Candidate, Network, Tuner
+from fakedist.cost_model.nccl.settings import (
+    KIB,
+    MIB,
+    Candidate,
+    GroupShape,
+    Interconnect,
+    Network,
+    Settings,
+    Tuner,
+    interconnect_like,
+)
 from fakedist.errors import JobError, SetupError
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec

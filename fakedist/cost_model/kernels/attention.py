@@ -29,8 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.cost_model.kernels.measurements import Floats, Integers
-from fakedist.cost_model.kernels.products import fill_gaps, interpolate
+from fakedist.cost_model.kernels.measurements import Floats, Integers, fill_gaps, interpolate
 
 AttentionKernel = Literal["cudnn", "flash2", "flex", "efficient", "inference"]
 

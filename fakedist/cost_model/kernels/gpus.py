@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from fakedist.cost_model.kernels.attention import AttentionRoof
-from fakedist.cost_model.kernels.products import ProductRoof
+from fakedist.cost_model.kernels.measurements import ProductRoof
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.gpu.models.spec import GpuSpec
 

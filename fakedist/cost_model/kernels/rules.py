@@ -40,25 +40,23 @@ from fakedist.cost_model.kernels.gpus import (
     product_roof,
 )
 from fakedist.cost_model.kernels.measurements import (
+    ELEMENTWISE,
+    START_US,
+    WIDE_ROW,
     Assumptions,
     Estimates,
     Flags,
     Floats,
-    Integers,
-    WorkArrays,
-    load_measured,
-    which_limits,
-)
-from fakedist.cost_model.kernels.products import (
-    ELEMENTWISE,
-    START_US,
-    WIDE_ROW,
     GroupedTimes,
+    Integers,
     MovingTimes,
     ProductRoof,
     ProductSizes,
     ProductTimes,
+    WorkArrays,
+    load_measured,
     measured_moves,
+    which_limits,
 )
 from fakedist.gpu.models.spec import GpuSpec
 

@@ -11,8 +11,10 @@ from fakedist.cost_model.nccl.settings import (
     NOTHING,
     GroupShape,
     Interconnect,
+    Network,
     Settings,
     Span,
+    Tuner,
     channels_per_peer,
     coll_channels,
     collective_of,
@@ -21,7 +23,6 @@ from fakedist.cost_model.nccl.settings import (
     p2p_channels,
     total,
 )
-from fakedist.cost_model.nccl.tuner import Network, Tuner
 
 #: ncclSendMem and ncclRecvMem without their buffers: one page each (src/include/comm.h).
 _HEADER_BYTES = 4096

@@ -17,8 +17,7 @@ from fakedist.bounded import UnreadableError, read_json
 from fakedist.errors import FakedistError, JobError
 from fakedist.extras.confirm.allocator_history import AllocatorRecording, JobRecord, RecordingFileError, load
 from fakedist.extras.confirm.jobs import JOBS
-from fakedist.extras.confirm.pieces import run_kernel_times, run_out_of_memory, run_outside, run_recordings
-from fakedist.extras.confirm.recorded_jobs import (
+from fakedist.extras.confirm.pieces import (
     DEFAULT_GPU,
     MEASURED,
     RECORDINGS,
@@ -26,6 +25,10 @@ from fakedist.extras.confirm.recorded_jobs import (
     like,
     real_machine,
     rehearsed_machine,
+    run_kernel_times,
+    run_out_of_memory,
+    run_outside,
+    run_recordings,
 )
 from fakedist.gpu.driver.build import ensure_driver
 from fakedist.report.writing import replace_text

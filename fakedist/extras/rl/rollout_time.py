@@ -36,8 +36,7 @@ from fakedist.cost_model.collectives.collective_times import CollectiveTime, Col
 from fakedist.cost_model.estimated import Models
 from fakedist.cost_model.hosts import default_host, find_host
 from fakedist.cost_model.kernels.gpus import measured_spec, nearest_table
-from fakedist.cost_model.kernels.measurements import Flags, Floats, load_measured
-from fakedist.cost_model.kernels.products import beyond_cache, fill_gaps, interpolate
+from fakedist.cost_model.kernels.measurements import Flags, Floats, beyond_cache, fill_gaps, interpolate, load_measured
 from fakedist.cost_model.nccl.settings import GroupShape, read_settings
 from fakedist.cost_model.step import Prices
 from fakedist.errors import JobError

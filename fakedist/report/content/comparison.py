@@ -42,7 +42,7 @@ from fakedist.results.compare import changed_times
 from fakedist.results.compare.against_trace import slower_parts
 from fakedist.results.compare.allocation_streams import StreamDifference
 from fakedist.results.compare.changed_memory import COLUMNS, ChangeTable
-from fakedist.results.compare.common_axis import Stretch, on_axis
+from fakedist.results.compare.layer_matching import Stretch, on_axis
 from fakedist.results.compare.reasons import changed_text
 from fakedist.results.comparison import Compared, Comparison, SnapshotComparison, StepComparison
 from fakedist.results.run import Run

@@ -32,7 +32,7 @@ from fakedist.report.figures.look import (
     spoken,
     stacked_rows,
 )
-from fakedist.results.compare.common_axis import Stretch, common_axis, on_axis
+from fakedist.results.compare.layer_matching import Stretch, common_axis, on_axis
 from fakedist.results.run import Run
 from fakedist.results.verdict import short_line
 from fakedist.rundir.schema import CATEGORIES, SEGMENT_STATES

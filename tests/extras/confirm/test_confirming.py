@@ -24,7 +24,7 @@ from fakedist.extras.confirm.confirming import (
     run_piece,
     unpack,
 )
-from fakedist.extras.confirm.recorded_jobs import Session
+from fakedist.extras.confirm.pieces import Session
 from fakedist.rundir.plain import to_plain
 
 H200 = "nvidia-h200-torch2.11.0/real-bare.jsonl.gz"

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fakedist.extras.confirm.jobs import JOBS
-from fakedist.extras.confirm.pieces import StepKernels, compare_times, run_times
-from fakedist.extras.confirm.recorded_jobs import Way
+from fakedist.extras.confirm.pieces import StepKernels, Way, compare_times, run_times
 
 MEASURED = StepKernels(
     {"gemm": 800.0, "elementwise": 190.0, "copy": 10.0, "communication": 5000.0}, {"": 100.0, "a": 600.0, "b": 300.0}, 9

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.extras.confirm.recorded_jobs import Session
+from fakedist.extras.confirm.pieces import Session
 from tests.accuracy.results import NotMeasuredError, keep
 
 MACHINE = {"gpu": "NVIDIA H200", "capacity_bytes": 150 << 30, "driver": "580.1", "torch": "2.11.0+cu130", "python": "3"}

@@ -12,8 +12,7 @@ from typing import Any
 
 from fakedist.analysis.recording import read_recording
 from fakedist.extras.confirm.allocator_history import EventsBuilder, HistoryDifference, JobRecord, compare_job
-from fakedist.extras.confirm.pieces import columns, peaks
-from fakedist.extras.confirm.recorded_jobs import ROOT, TIME_IS_OVER, Session, Way, ended_with
+from fakedist.extras.confirm.pieces import ROOT, TIME_IS_OVER, Session, Way, columns, ended_with, peaks
 from fakedist.rundir.schema import ACTIONS
 
 

@@ -12,8 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fakedist.extras.confirm.pieces import ScriptFailedError, run_script
-from fakedist.extras.confirm.recorded_jobs import ROOT, TIME_IS_OVER, Session, ended_with, job_environment
+from fakedist.extras.confirm.pieces import (
+    ROOT,
+    TIME_IS_OVER,
+    ScriptFailedError,
+    Session,
+    ended_with,
+    job_environment,
+    run_script,
+)
 
 
 @dataclass(frozen=True)

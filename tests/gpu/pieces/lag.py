@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fakedist.extras.confirm.recorded_jobs import ROOT, Session, ended_with
+from fakedist.extras.confirm.pieces import ROOT, Session, ended_with
 
 
 def run(session: Session) -> bool:

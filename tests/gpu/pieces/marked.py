@@ -6,7 +6,7 @@ import importlib.util
 import subprocess
 import sys
 
-from fakedist.extras.confirm.recorded_jobs import ROOT, Session
+from fakedist.extras.confirm.pieces import ROOT, Session
 
 _TOOK_TOO_LONG = 124
 

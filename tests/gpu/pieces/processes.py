@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from fakedist.extras.confirm.recorded_jobs import Session
+from fakedist.extras.confirm.pieces import Session
 from tests.accuracy.many import JOBS, Way, compare_all
 
 #: Ranks of each job; those of eight come last, as far as the time goes. A pipeline has four blocks to share.

@@ -20,8 +20,17 @@ from fakedist.cost_model.breakdown import range_lanes, timed
 from fakedist.cost_model.collectives.collective_times import FABRICS, CollectiveTimes
 from fakedist.cost_model.kernels.kernel_times import KernelTimes
 from fakedist.cost_model.nccl.communicators import Usage, communicator_memory
-from fakedist.cost_model.nccl.settings import AMPERE, BLACKWELL, HOPPER, PCIE, GroupShape, Nccl, read_settings
-from fakedist.cost_model.nccl.tuner import Network, Tuner
+from fakedist.cost_model.nccl.settings import (
+    AMPERE,
+    BLACKWELL,
+    HOPPER,
+    PCIE,
+    GroupShape,
+    Nccl,
+    Network,
+    Tuner,
+    read_settings,
+)
 from fakedist.cost_model.step_axis import bars, hidden_parts, kind_runs, layer_runs, longest_runs, trace_events
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.results.building import compute_tables

@@ -11,8 +11,7 @@ import pytest
 from fakedist.extras.confirm import pieces
 from fakedist.extras.confirm.allocator_history import JobRecord
 from fakedist.extras.confirm.jobs import JOBS
-from fakedist.extras.confirm.pieces import ScriptFailedError, StepKernels
-from fakedist.extras.confirm.recorded_jobs import Session, Way
+from fakedist.extras.confirm.pieces import ScriptFailedError, Session, StepKernels, Way
 from tests.gpu.pieces import examples, processes
 
 MACHINE = {"gpu": "NVIDIA H200", "capacity_bytes": 150 << 30, "driver": "580.1", "torch": "2.11.0+cu130", "python": "3"}

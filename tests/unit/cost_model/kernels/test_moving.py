@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from fakedist.cost_model.kernels.gpus import MEASURED_GPUS
-from fakedist.cost_model.kernels.measurements import load_measured
-from fakedist.cost_model.kernels.products import MovingTimes, measured_moves
+from fakedist.cost_model.kernels.measurements import MovingTimes, load_measured, measured_moves
 from fakedist.gpu.models.catalogue import GPUS
 
 H200 = GPUS["h200"].memory_bandwidth

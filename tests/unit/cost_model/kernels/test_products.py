@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from fakedist.cost_model.kernels.gpus import product_roof
-from fakedist.cost_model.kernels.measurements import ProductTable, load_measured
-from fakedist.cost_model.kernels.products import (
+from fakedist.cost_model.kernels.measurements import (
     GroupedTimes,
     ProductRoof,
     ProductSizes,
+    ProductTable,
     ProductTimes,
     fill_gaps,
     interpolate,
+    load_measured,
 )
 from fakedist.gpu.models.catalogue import GPUS
 

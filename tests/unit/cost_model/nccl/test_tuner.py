@@ -8,15 +8,17 @@ import pytest
 from fakedist.cost_model.nccl.settings import (
     AMPERE,
     BLACKWELL,
+    DOUBT,
     HOPPER,
     PCIE,
     GroupShape,
     Interconnect,
     Nccl,
+    Network,
+    Tuner,
     collective_of,
     read_settings,
 )
-from fakedist.cost_model.nccl.tuner import DOUBT, Network, Tuner
 
 MIB = 1 << 20
 NODE, PAIR, NODES, RAIL = GroupShape(8, 1, 8), GroupShape(2, 1, 2), GroupShape(1024, 128, 8), GroupShape(128, 128, 1)

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from fakedist.results.compare.common_axis import common_axis, on_axis
+from fakedist.results.compare.layer_matching import common_axis, on_axis
 
 
 def spans(*rows: tuple[int, str, int]) -> pd.DataFrame:
