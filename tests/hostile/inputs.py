@@ -20,7 +20,7 @@ from fakedist.launcher.executors.task import Task, TaskResult
 from fakedist.rundir.outcome import Outcome
 from tests.extras.calibration.made_up_step import Tracing, step
 from tests.unit.report.handmade import timed
-from tests.unit.results.test_hung_jobs import entry, write
+from tests.unit.results.test_job_ranks import entry, write
 from tests.unit.results.test_job_time import stage
 from tests.unit.sweep.fake_executor import result
 from tests.unit.traces.nsys_made_up import training

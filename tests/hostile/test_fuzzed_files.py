@@ -29,11 +29,10 @@ from tests.hostile.fuzzing import bounded, bounded_commands, bounded_growth, cha
 from tests.hostile.runs import records
 from tests.support.real_files import real_file
 from tests.unit.report.handmade import ranged, timed
-from tests.unit.results.test_hung_jobs import entry, p2p, write
+from tests.unit.results.test_job_ranks import entry, p2p, write
 from tests.unit.traces.nsys_made_up import PID, training
-from tests.unit.traces.test_chrome_trace import event
+from tests.unit.traces.test_chrome_trace import Written, event
 from tests.unit.traces.test_inferring import Made, inside
-from tests.unit.traces.test_kineto import Written
 
 pytestmark = pytest.mark.timeout(60)  # for each test, where one hangs: all of them take a minute in sum
 

@@ -10,7 +10,7 @@ import pytest
 from fakedist.report.render.html import write_page
 from fakedist.results.opening import open_run
 from tests.page.browser import DESKTOP, Reader, browser, no_browser
-from tests.unit.report.page.test_switches import trained
+from tests.unit.report.page.test_drawings import trained
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from fakedist.results.opening import open_run
 from fakedist.results.verdict import span_text
 from fakedist.units import format_bytes
 from tests.page.browser import Reader, drawn
-from tests.unit.report.page.test_switches import CAPACITY
+from tests.unit.report.page.test_drawings import CAPACITY
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from fakedist.errors import JobError
+from fakedist.rank_list import format_rank_list, parse_rank_list
 from fakedist.units import UNLIMITED_BYTES, format_age, format_bytes, format_flops, format_us, parse_bytes, parse_us
+from fakedist.visible import visible, visible_lines
 
 
 @pytest.mark.parametrize(
@@ -83,3 +85,42 @@ def test_microseconds_are_read_in_each_spelling(text: str) -> None:
 )
 def test_ages_are_in_the_largest_unit_that_fits(age_s: float, text: str) -> None:
     assert format_age(age_s) == text
+
+
+RANKS = {"0": (0,), "8,0,4": (8, 0, 4), "0-3": (0, 1, 2, 3), "5-5": (5,), "0-15:4": (0, 4, 8, 12)}
+
+
+@pytest.mark.parametrize(("text", "found"), [*RANKS.items(), ("0,8-12:2", (0, 8, 10, 12))])
+def test_ranks_are_numbers_and_ranges(text: str, found: tuple[int, ...]) -> None:
+    assert parse_rank_list(text) == found
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "-1", "3-1", "0-8:0", "4:2", "0,,1", "0, 1", "1-2-3", "0-", "0-99999999999", "+1"]
+)
+def test_what_is_no_list_of_ranks_is_refused(text: str) -> None:
+    with pytest.raises(JobError, match="is not a list of ranks"):
+        parse_rank_list(text)
+    with pytest.raises(JobError, match="0-3,2 has rank 2 twice"):
+        parse_rank_list("0-3,2")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [((), ""), ((4,), "4"), ((0, 1), "0,1"), (range(8), "0-7"), (range(0, 64, 8), "0-56:8"), ((7, 5, 3), "7,5,3")],
+)
+def test_ranks_are_read_as_they_were_written(ranks: tuple[int, ...], text: str) -> None:
+    assert format_rank_list(ranks) == text
+    assert not text or parse_rank_list(text) == tuple(ranks)
+
+
+def test_control_characters_and_what_turns_the_direction_of_text_are_written_out_and_other_letters_stay() -> None:
+    assert visible("\x1b[31mred\x07\n\x7f\x9b1m") == "\\x1b[31mred\\x07\\x0a\\x7f\\x9b1m"
+    assert visible("\udc9b") == "\\x9b"  # the byte 0x9b of a file name
+    assert visible("rm \u202egnp.\u2066\u2028x") == "rm \\u202egnp.\\u2066\\u2028x"
+    assert visible("größe µs 層 \udce9") == "größe µs 層 \udce9"
+
+
+def test_lines_stay_lines_and_a_long_name_is_cut_and_says_how_long_it_was() -> None:
+    assert visible_lines("a\n\tb\r\x1b\u2069\n") == "a\n\tb\\x0d\\x1b\\u2069\n"
+    assert visible("a" * 5_000_000) == "a" * 300 + "... (5,000,000 characters)"

@@ -12,7 +12,7 @@ from fakedist.analysis.alike_ranks import AlikeRanks, CopiedCalls, JobGroups, fi
 from fakedist.analysis.call_order import RankCalls
 from fakedist.analysis.topology import group_table, other_group_table
 from fakedist.results.job_ranks import job_groups
-from tests.unit.results.test_matched import Script, program_of, recording_of
+from tests.unit.results.test_job_ranks import Script, program_of, recording_of
 
 WORLD, TP = 8, 2
 Groups = tuple[dist.ProcessGroup, dist.ProcessGroup]

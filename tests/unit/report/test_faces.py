@@ -33,7 +33,7 @@ from tests.unit.report.two_snapshots import snapshot_of
 from tests.unit.results.test_lines import run_with_lines
 from tests.unit.results.test_repricing import STEP, priced_run
 from tests.unit.sweep.test_sheets import ROWS, sweep
-from tests.unit.traces.test_traced_memory import Allocating
+from tests.unit.traces.test_inferring import Allocating
 
 FORMATS = (TEXT, MARKDOWN, JSON)
 _NOT_READ = re.compile(r"<(script|style).*?</\1>|<!--.*?-->", re.DOTALL)

@@ -1,4 +1,4 @@
-"""Whole runs from their journals, however they ended."""
+"""Whole runs from their journals, however they ended. Notes on the part of a script that was not recorded."""
 
 import dataclasses
 import errno
@@ -19,8 +19,10 @@ from fakedist.report.content.wording import run_facts
 from fakedist.results import building, summing_up
 from fakedist.results.building import build_tables, compute_tables
 from fakedist.results.opening import open_run, open_run_directory
+from fakedist.results.summing_up import coverage_notes
 from fakedist.rundir.directory import JOURNAL_NAME, MAGIC, SNAPSHOT_NAME, create_run_directory, new_manifest
-from fakedist.rundir.records import GpuRecord
+from fakedist.rundir.outcome import Outcome
+from fakedist.rundir.records import GpuRecord, OutcomeRecord, StepRecord, TrainingFacts
 from fakedist.rundir.schema import ACTIONS
 from fakedist.rundir.summary import OutOfMemory, Summary
 from fakedist.rundir.table_rows import TABLES
@@ -393,3 +395,38 @@ def test_a_run_whose_tables_were_never_written_is_opened_and_nothing_is_written(
     assert opened.summary.exit.outcome == "stopped"
     assert set(TABLES) >= {name for name in TABLES if opened.has(name)} >= {"blocks", "layers", "events"}
     assert {path: path.stat().st_mtime_ns for path in sorted(run.rglob("*"))} == before
+
+
+def notes(outcome: Outcome, num_steps: int = 2, until: Any = None, training: TrainingFacts | None = None) -> list[str]:
+    steps = [StepRecord(step, 0, 0) for step in range(1, num_steps + 1)]
+    recording = Recording(steps=steps, outcome=OutcomeRecord(outcome, 0, training=training))
+    return [note.text for note in coverage_notes(recording, outcome, until)]
+
+
+@pytest.mark.parametrize(
+    ("until", "evaluated", "said"),
+    [
+        (None, False, "after 2 steps; not recorded: validation, saving and what else follows ("),
+        (None, True, "after 2 steps; not recorded: saving and what else follows ("),
+        ("validation", True, "after its first validation, with 2 steps recorded; not recorded: saving and what else"),
+        ("save", True, "after its first checkpoint, with 2 steps recorded; not recorded: what follows ("),
+    ],
+)
+def test_a_script_that_was_stopped_has_not_reached_what_follows(until: Any, evaluated: bool, said: str) -> None:
+    (note,) = notes(Outcome.STOPPED, until=until, training=TrainingFacts(evaluated, 2, counts_itself=False))
+    assert note.startswith(f"the script was stopped {said}")
+    assert note.endswith("(--until end records the whole script)")
+
+
+def test_a_script_without_an_optimizer_is_told_how_to_count_steps() -> None:
+    (note,) = notes(Outcome.FINISHED, 0, training=TrainingFacts(False, 0, counts_itself=False))
+    assert note.startswith("no training step: no optimizer stepped")
+    assert "fakedist.step() at the end of each iteration" in note
+
+
+@pytest.mark.parametrize(
+    "training",
+    [TrainingFacts(evaluated=False, optimizer_steps=3, counts_itself=False), TrainingFacts(False, 0, True), None],
+)
+def test_nothing_is_said_of_a_script_that_trained_to_its_end(training: TrainingFacts | None) -> None:
+    assert notes(Outcome.FINISHED, training=training) == []

@@ -1,24 +1,50 @@
+"""NCCL's variables: which count, and how NCCL reads them."""
+
+from __future__ import annotations
+
 import fcntl
+import json
 import os
+import pickle
 import shutil
+import struct
 import subprocess
 import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fakedist.errors import RunDirectoryError
+from fakedist.errors import JobError, RunDirectoryError
 from fakedist.options import Job
 from fakedist.rundir.directory import (
+    MAGIC,
+    Imported,
+    JournalReader,
+    JournalWriter,
     create_run_directory,
     default_name,
+    import_manifest,
     is_in_use,
     keep_named,
     last_run,
+    load_job,
+    load_manifest,
+    new_manifest,
     prune,
+    read_journal,
     why_kept,
+    write_manifest,
 )
+from fakedist.rundir.environment import check_variable, nccl_variables, number
+from fakedist.rundir.notes import Note
+from fakedist.rundir.outcome import Ending, Outcome
+from fakedist.rundir.records import NoteRecord, OperationsRecord
+from fakedist.rundir.schema import SCHEMA_VERSION
 from fakedist.rundir.tables import read_table, write_table
+from fakedist.rundir.tape import TAPE_RECORDS, StoredRecord
 from fakedist.temporary import replacing
 
 MANIFEST = '{"schema_version": 1, "job": null}'
@@ -290,3 +316,254 @@ def test_the_last_run_of_a_folder_is_the_one_written_last(tmp_path: Path) -> Non
     assert last_run(tmp_path) == tmp_path / "ranks/rank1"
     with pytest.raises(RunDirectoryError, match=r"no run in .*notes"):
         last_run(tmp_path / "notes")
+
+
+RECORDS = [NoteRecord(Note("first", "the first")), OperationsRecord(0, b"\x01\x00\x00\x00", bytes(4))]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    writer = JournalWriter(tmp_path / "journal.bin")
+    for record in RECORDS:
+        writer.append(record)
+    writer.close()
+    return tmp_path / "journal.bin"
+
+
+def test_a_record_is_on_disk_when_append_returns(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path / "journal.bin")
+    writer.append(RECORDS[0])
+    assert list(read_journal(tmp_path / "journal.bin")) == RECORDS[:1]
+    writer.close()
+
+
+def test_cut_off_anywhere_the_whole_records_before_the_cut_are_read(journal: Path) -> None:
+    whole = journal.read_bytes()
+    first_end = len(MAGIC) + 8 + struct.unpack_from("<I", whole, len(MAGIC))[0]
+    for length in range(len(whole)):
+        journal.write_bytes(whole[:length])
+        reader = read_journal(journal)
+        assert list(reader) == RECORDS[: int(length >= first_end)]
+        assert reader.truncated == (length not in (len(MAGIC), first_end))
+
+
+def test_what_is_written_during_the_reading_is_left_for_the_next(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path / "tape.bin")
+    records = [StoredRecord("key", bytes([number]) * number) for number in range(1, 5)]
+    writer.append(records[0])
+    reading = read_journal(tmp_path / "tape.bin", TAPE_RECORDS)
+    begun = iter(reading)
+    assert next(begun) == records[0]
+    for record in records[1:]:
+        writer.append(record)
+    assert list(begun) == []
+    assert list(JournalReader(tmp_path / "tape.bin", TAPE_RECORDS, reading.position)) == records[1:]
+
+
+@pytest.mark.parametrize(
+    ("change", "num_read"),
+    [
+        (lambda data: data, 2),
+        (lambda data: data[:-1] + bytes([data[-1] ^ 0xFF]), 1),
+        (lambda data: data + bytes(300), 2),  # zeros that a crashed machine leaves
+        (lambda data: MAGIC + struct.pack("<II", 0xFFFFFFF0, 0) + b"x", 0),  # a length beyond the file
+    ],
+    ids=["whole", "damaged", "zeros", "length"],
+)
+def test_the_reading_ends_where_the_end_is_cut_or_damaged(
+    journal: Path, change: Callable[[bytes], bytes], num_read: int
+) -> None:
+    before = journal.read_bytes()
+    journal.write_bytes(change(before))
+    reader = read_journal(journal)
+    assert list(reader) == RECORDS[:num_read]
+    assert reader.truncated == (journal.read_bytes() != before)
+
+
+def test_a_broken_record_before_whole_ones_is_damage(journal: Path) -> None:
+    data = bytearray(journal.read_bytes())
+    for at in range(len(MAGIC), len(MAGIC) + 12):  # its length, its checksum, its first words
+        broken = data.copy()
+        broken[at] ^= 0x55
+        journal.write_bytes(broken)
+        with pytest.raises(RunDirectoryError, match=r"the recording is damaged: \S+journal\.bin is broken at byte 4"):
+            list(read_journal(journal))
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return print, ("never",)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (pickle.dumps(Hostile(), protocol=4), r"builtins\.print"),
+        (b"no pickle", r"journal\.bin is not a journal of fakedist"),
+        (pickle.dumps([1, 2], protocol=4), r"journal\.bin is not a journal of fakedist"),
+        (pickle.dumps({"what": 1}, protocol=4), r"journal\.bin is not a journal of fakedist"),
+        (None, "not a journal"),
+    ],
+)
+def test_what_fakedist_did_not_write_is_refused(tmp_path: Path, body: bytes | None, message: str) -> None:
+    record = b"PAR1 something else" if body is None else MAGIC + struct.pack("<II", len(body), zlib.crc32(body)) + body
+    (tmp_path / "journal.bin").write_bytes(record)
+    with pytest.raises(RunDirectoryError, match=message):
+        list(read_journal(tmp_path / "journal.bin"))
+
+
+def test_an_existing_journal_is_never_written_over(journal: Path) -> None:
+    with pytest.raises(FileExistsError):
+        JournalWriter(journal)
+
+
+def test_a_hole_of_many_gigabytes_is_damage_and_is_not_read(journal: Path) -> None:
+    os.truncate(journal, 64 << 30)
+    with pytest.raises(RunDirectoryError, match=r"is broken at byte .*, and more records follow"):
+        list(read_journal(journal))
+
+
+JOB = Job(world_size=8, rank=1, target="train.py")
+
+
+def test_a_new_manifest_says_that_the_run_is_running_and_has_every_option_of_its_job(tmp_path: Path) -> None:
+    names = {"world_size": 64, "rank": 3, "target": "module", "is_module": True, "arguments": ("--lr", "1")}
+    several = {"environment": (("A", "b=c"),), "nccl_environment": (("NCCL_ALGO", "Ring"),), "tapes": ("a", "b")}
+    limits = {"steps": 3, "until": "save", "timeout_s": 2.5, "gpu_memory_bytes": 1 << 30}
+    job = Job(**names, **several, **limits, nsys=True, nsys_args=("--trace=cuda",))  # type: ignore[arg-type]
+    new_manifest(tmp_path, job)
+    manifest = load_manifest(tmp_path)
+    assert manifest.exit == Ending(Outcome.RUNNING, None)
+    assert manifest.job == load_job(tmp_path) == job
+    assert manifest.summary is manifest.imported is None
+
+
+def test_a_run_that_lagged_by_an_estimate_opens(tmp_path: Path) -> None:
+    new_manifest(tmp_path, replace(JOB, device="virtual", gpu_lag="full"))
+    written = tmp_path / "run.json"
+    written.write_text(written.read_text().replace('"gpu_lag": "full"', '"gpu_lag": "estimated"'))
+    assert "estimated" in written.read_text()
+    assert load_job(tmp_path).gpu_lag == "full"
+
+
+def test_an_imported_run_has_its_report_and_no_job(tmp_path: Path) -> None:
+    import_manifest(tmp_path, Path("report.nsys-rep"), "nsys")
+    manifest = load_manifest(tmp_path)
+    assert manifest.imported == Imported(str(Path("report.nsys-rep").resolve()), "nsys")
+    assert manifest.exit == Ending(Outcome.FINISHED, 0)
+    with pytest.raises(RunDirectoryError, match="was imported by fakedist nsys"):
+        load_job(tmp_path)
+
+
+def test_a_change_keeps_the_rest_and_leave_no_scratch_file(tmp_path: Path) -> None:
+    new_manifest(tmp_path, JOB)
+    write_manifest(tmp_path, replace(load_manifest(tmp_path), notes=[Note("a", "a note")]))
+    assert load_manifest(tmp_path).notes == [Note("a", "a note")]
+    assert load_job(tmp_path).rank == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_the_commit_of_the_users_tree_is_kept_with_a_plus_if_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*arguments: str) -> str:
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "train.py").write_text("pass")
+    git("add", "train.py")
+    git("commit", "-qm", "x")
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    run.mkdir()
+    new_manifest(run, JOB)
+    assert load_manifest(run).git_commit == git("rev-parse", "HEAD")
+    (tmp_path / "train.py").write_text("changed")
+    new_manifest(run, JOB)
+    assert load_manifest(run).git_commit == git("rev-parse", "HEAD") + "+"
+
+
+def test_what_is_no_run_is_told_from_what_does_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "a.pickle").write_bytes(b"x")
+    for name, message in (
+        ("nowhere", "does not exist"),
+        (".", "not a run directory"),
+        ("a.pickle", r"a\.pickle is a file, and a run directory is needed here"),
+    ):
+        with pytest.raises(RunDirectoryError, match=message):
+            load_manifest(tmp_path / name)
+    for text in ('{"schema_version": 1, "jo', "", "[]", '{"name": "package.json"}'):
+        (tmp_path / "run.json").write_text(text)
+        with pytest.raises(RunDirectoryError):
+            load_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "reason"),
+    [
+        (("job",), None, "job is missing"),
+        (("job",), "train.py", "job is 'train.py', not an object"),
+        (("job", "world_size"), "8", "job.world_size is '8', not an integer"),
+        (("job", "rank"), 8, "rank 8 does not exist in a world of 8"),
+        (("job", "device"), "tpu", "job.device is 'tpu', not one of ('cuda', 'virtual')"),
+        (("exit", "outcome"), "asleep", "exit.outcome is 'asleep', not one of running, finished"),
+        (("exit",), [], "exit is '[]', not an object"),
+        (("cwd",), 1, "cwd is '1', not a text"),
+        (("summary",), {}, "summary.world_size is missing"),
+    ],
+)
+def test_a_damaged_manifest_is_told_in_one_line(
+    tmp_path: Path, where: tuple[str, ...], value: object, reason: str
+) -> None:
+    new_manifest(tmp_path, JOB)
+    manifest = json.loads((tmp_path / "run.json").read_text())
+    inner = manifest
+    for key in where[:-1]:
+        inner = inner[key]
+    inner[where[-1]] = value
+    (tmp_path / "run.json").write_text(json.dumps(manifest))
+    with pytest.raises(RunDirectoryError) as error:
+        load_manifest(tmp_path)
+    assert error.value.message.startswith(f"{tmp_path / 'run.json'} cannot be read: {reason}")
+    assert "\n" not in error.value.message
+    assert error.value.hint == "the run directory is damaged; profile the job again"
+
+
+def test_a_newer_schema_is_refused_and_says_what_to_type(tmp_path: Path) -> None:
+    new_manifest(tmp_path, JOB)
+    manifest = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps({**manifest, "schema_version": SCHEMA_VERSION + 1}))
+    with pytest.raises(RunDirectoryError, match=f"schema version {SCHEMA_VERSION + 1}") as caught:
+        load_manifest(tmp_path)
+    assert "upgrade" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    list(
+        {"4194304": 4194304, "0x10": 16, "010": 8, "4M": 4, " 7": 7, "-2": -2, "M": None, "": None, "09": None}.items()
+    ),
+)
+def test_numbers_are_read_as_strtoll_reads_them(text: str, value: int | None) -> None:
+    assert number({"NCCL_BUFFSIZE": text}, "NCCL_BUFFSIZE") == value
+
+
+def test_a_variable_that_does_not_count_is_refused_with_the_option_that_sets_it() -> None:
+    with pytest.raises(JobError) as caught:
+        check_variable("NCCL_BUFSIZE", "1")
+    assert "did you mean NCCL_BUFFSIZE?" in caught.value.hint
+    assert "--env NCCL_BUFSIZE=1" in caught.value.hint
+
+
+def test_a_value_that_nccl_would_not_read_whole_is_refused() -> None:
+    for value in ("4M", "big", ""):
+        with pytest.raises(JobError, match="not a whole number"):
+            check_variable("NCCL_BUFFSIZE", value)
+    check_variable("NCCL_ALGO", "^Tree")
+    check_variable("NCCL_MAX_NCHANNELS", "8")
+
+
+def test_only_what_counts_and_is_set_is_kept() -> None:
+    environ = {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring", "NCCL_PROTO": "", "HOME": "/"}
+    assert nccl_variables(environ) == {"NCCL_ALGO": "Ring"}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fakedist.rundir import notes, time_notes
+from fakedist.rundir.outcome import BY_ITSELF, Ending, Outcome
 
 
 def test_a_notes_code_is_the_name_of_the_function_that_makes_it() -> None:
@@ -50,3 +51,20 @@ def test_one_is_not_many() -> None:
 )
 def test_only_all_is_100_percent(share: float, text: str) -> None:
     assert notes.share_text(share) == text
+
+
+@pytest.mark.parametrize(
+    ("ending", "is_accident"),
+    [
+        (Ending(Outcome.KILLED, 139, "by SIGSEGV"), True),
+        (Ending(Outcome.KILLED, 134, "by SIGABRT"), True),
+        (Ending(Outcome.KILLED, 139, f"by SIGSEGV{BY_ITSELF}"), False),
+        (Ending(Outcome.KILLED, 137, "by SIGKILL; the machine may have run out of memory"), False),
+        (Ending(Outcome.KILLED, 137, "by SIGKILL"), False),
+        (Ending(Outcome.KILLED, 143, "with fakedist profile, which was killed"), False),
+        (Ending(Outcome.HOST_MEMORY, 137, "its processes held 9 GiB"), False),
+        (Ending(Outcome.EXCEPTION, 1, "by SIGSEGV"), False),
+    ],
+)
+def test_an_accident_is_a_signal_of_neither_the_script_nor_a_limit(ending: Ending, is_accident: bool) -> None:
+    assert ending.is_accident == is_accident

@@ -99,10 +99,10 @@ def test_a_snapshot_is_read_as_a_pickle_or_json_by_any_name(
     ("content", "said"),
     [
         (b"<!DOCTYPE html><html>", "is a page, which a browser opens"),
-        (gzip.compress(b"\n<html>"), "is a page, which a browser opens"),
+        (gzip.compress(b"\n<html>", mtime=0), "is a page, which a browser opens"),
         (b"PK\x03\x04archive/data.pkl", "is a zip archive, such as torch.save writes"),
         (b"\x28\xb5\x2f\xfd rest", "is compressed by another program than gzip"),
-        (gzip.compress(b"SQLite format 3\0"), "is a compressed SQLite file"),
+        (gzip.compress(b"SQLite format 3\0", mtime=0), "is a compressed SQLite file"),
         (b"[[1, 2], [3, 4]]", "is a list of lists, such as export_memory_timeline writes"),
         (b'{"allocated_bytes.all.current": 5}', "it is what torch.cuda.memory_stats() returns"),
         (pickle.dumps(OrderedDict({"allocated_bytes.all.current": 5})), "it is what torch.cuda.memory_stats() returns"),

@@ -1,4 +1,7 @@
-"""More than two runs side by side: a column for each, changes from the first, and what is left out."""
+"""More than two runs side by side: a column for each, changes from the first, and what is left out.
+
+The page of a comparison: the terminal's numbers, nothing fetched, text that stays text.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from fakedist.report.render.terminal import render
 from fakedist.results.compare.changed_memory import side_by_side
 from fakedist.results.comparison import Comparison
 from fakedist.rundir.step_time import RankThroughput
+from tests.unit.analysis.recorded import MIB
 from tests.unit.report.reading import read_page
 from tests.unit.report.two_runs import run_of
 
@@ -158,3 +162,46 @@ def test_a_run_without_a_step_has_dashes_for_its_times(paths: list[Path], tmp_pa
     stream = StringIO()
     render(comparison_report(several), Console(file=stream, width=100))
     assert "C: peak 0 B (0.0%)\n" in stream.getvalue()
+
+
+def typed(text: str) -> str:
+    """A text of the page as the terminal writes it."""
+    return text.replace("\u2212", "-").replace("\u2192", "->")
+
+
+def test_the_page_says_what_the_terminal_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [run_of(tmp_path / "a"), run_of(tmp_path / "b", activation=12 * MIB, mlp="ffn", line=212)]
+    assert main(["compare", *map(str, runs), "--format", "html", "-o", str(tmp_path / "page.html")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'page.html'}\n"
+    text = (tmp_path / "page.html").read_text()
+    comparison = Comparison(*runs)
+    read = read_page(text)
+    assert read.figures["why"] == read.title == comparison.why
+    for sheet in comparison_sheets(comparison, all_rows=True):
+        assert f"<h3>{sheet.title}</h3>".replace("'", "&#39;") in text
+        for line in zip(*(column.cells for column in sheet.columns), strict=True):
+            cells = [cell for cell in line if cell]
+            shown = [[typed(cell) for cell in row if cell] for rows in read.tables.values() for row in rows]
+            assert cells in shown, sheet.title
+
+
+def test_nothing_is_fetched_only_our_script_may_run_and_names_are_text(tmp_path: Path) -> None:
+    hostile = "<img src=x onerror=alert(1)>{{ 7 * 7 }}"
+    b = run_of(tmp_path / "b", mlp=hostile, activation=MIB, arguments=("--loss-parallel",))
+    text = report_page(comparison_report(Comparison(run_of(tmp_path / "a"), b)))
+    read = read_page(text)
+    assert all(address.startswith(("#", "data:")) for address in read.fetched)
+    assert read.handlers == []
+    assert len(read.scripts) == 3
+    assert "default-src 'none'; script-src 'sha256-" in text
+    assert "<img" not in text
+    assert "&lt;img" in text
+    assert read.title.startswith("--loss-parallel: \u221221.00 MiB at the peak: activations of ")
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    run_of(tmp_path / "a")
+    (tmp_path / "page.html").write_text("old")
+    output = ["--format", "html", "-o", str(tmp_path / "page.html")]
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "none"), *output]) == 1
+    assert (tmp_path / "page.html").read_text() == "old"

@@ -13,7 +13,7 @@ from fakedist.report.page.drawings import Pack, add_stacks, is_library
 from fakedist.results.opening import open_run
 from tests.unit.analysis.recorded import MIB, HandMade
 from tests.unit.report.handmade import built
-from tests.unit.report.page.test_memory_drawings import unpacked
+from tests.unit.report.page.test_drawings import unpacked
 
 MAIN, CALL, FORWARD = ("/job/train.py", 1, "main"), ("/x/site-packages/torch/nn.py", 2, "call"), ("/job/m.py", 3, "f")
 

@@ -19,8 +19,8 @@ from fakedist.results.comparison import SnapshotComparison
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from tests.support.real_files import real_file
+from tests.unit.traces.test_chrome_trace import Written
 from tests.unit.traces.test_inferring import ENGINE, STEP, Made, inside
-from tests.unit.traces.test_kineto import Written
 
 
 def test_lines_of_other_machines_are_the_same_file() -> None:

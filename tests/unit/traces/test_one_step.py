@@ -11,8 +11,7 @@ from fakedist.report.content.time import time_sheets
 from fakedist.results.building import open_imported
 from fakedist.results.run import Run
 from fakedist.results.verdict import limit_text
-from tests.unit.traces.test_chrome_trace import event
-from tests.unit.traces.test_kineto import Written
+from tests.unit.traces.test_chrome_trace import Written, event
 
 _MAIN, _AUTOGRAD = 7, 8
 
