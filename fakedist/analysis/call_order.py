@@ -72,6 +72,12 @@ class RankCall(NamedTuple):
     awaited_on: int
 
     @property
+    def sizes(self) -> list[tuple[str, int]]:
+        """Dtype and bytes of each of its ``parts``."""
+        rows = [part.split() for part in self.parts.splitlines()]
+        return [(dtype, int(size)) for dtype, size in rows]
+
+    @property
     def has_unknown_wait(self) -> bool:
         """Whether it returns before it is over, and no wait for it was seen."""
         returns_early = self.asynchronous or self.kind in ("send", "recv")

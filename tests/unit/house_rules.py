@@ -71,7 +71,7 @@ SAME_THING = {
 }
 #: A module of fewer than 80 lines with one importer -> why it is one.
 SMALL_FOR_A_REASON = {
-    **dict.fromkeys(("__main__", "check/marked_test", "cli/job_file", "options/options_page"), "run with `python -m`"),
+    **dict.fromkeys(("__main__", "check/marked_test", "cli/job_file"), "run with `python -m`"),
     **dict.fromkeys(("rank/__main__", "gpu/smi/__main__", "launcher/executors/__main__"), "the program of a process"),
     **dict.fromkeys(("cli/task_program", "launcher/count_gpus"), "the program of a process"),
     "rank/started/sitecustomize": "Python imports it by this name where a process begins",

@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 _SAYS = """
 import click, sys
 from fakedist.cli.entry import cli
-from fakedist.rundir.schema_page import pages
+from tools.schema_page import pages
 print([command.get_help(click.Context(command)) for command in (cli, *cli.commands.values())], pages())
 """
 

@@ -142,7 +142,7 @@ def _call_text(place: Place) -> str:
     words = [call.operation, *([call.reduction] if call.reduction else []), *([call.dtype] if call.dtype else [])]
     text = " ".join([*words, format_bytes(size)]) if size else " ".join(words)
     if call.parts:
-        text += f" in parts of {_parts_text(call.parts)}"
+        text += f" in parts of {_parts_text(call.sizes)}"
     if call.peer >= 0:
         text += f" {'to' if call.kind == 'send' else 'from'} rank {call.peer}"
     if call.root >= 0:
@@ -153,11 +153,10 @@ def _call_text(place: Place) -> str:
     return text + (f", at {' < '.join(place.lines[:_MOST_LINES])}" if place.lines else "")
 
 
-def _parts_text(parts: str) -> str:
+def _parts_text(parts: Sequence[tuple[str, int]]) -> str:
     """The first parts of a call, of each its bytes; with dtypes if they differ."""
-    rows = [part.split() for part in parts.splitlines()]
-    is_mixed = len({dtype for dtype, _ in rows}) > 1
-    texts = [f"{dtype} {format_bytes(int(size))}" if is_mixed else format_bytes(int(size)) for dtype, size in rows]
+    is_mixed = len({dtype for dtype, _ in parts}) > 1
+    texts = [f"{dtype} {format_bytes(size)}" if is_mixed else format_bytes(size) for dtype, size in parts]
     more = [f"{len(texts) - _MOST_PARTS} more"] if len(texts) > _MOST_PARTS else []
     return ", ".join([*texts[:_MOST_PARTS], *more])
 
@@ -177,7 +176,7 @@ def _place_object(place: Place) -> dict[str, object]:
         "bytes_out": call.bytes_out,
         "dtype": call.dtype,
         "reduction": call.reduction,
-        "parts": call.parts.splitlines(),
+        "parts": [f"{dtype} {size}" for dtype, size in call.sizes],
         "root": call.root,
         "peer": call.peer,
         "step": call.step,

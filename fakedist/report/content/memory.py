@@ -19,6 +19,7 @@ from fakedist.report.content.report_blocks import (
     Chapter,
     Fact,
     Facts,
+    Items,
     Sheet,
     SheetColumn,
     SheetRow,
@@ -143,11 +144,11 @@ def outside_blocks(outside: Outside) -> list[Block]:
             "measured on this GPU at the end: used minus reserved, other processes included, without other ranks' NCCL"
         )
         rows.append(Fact("on this GPU", format_bytes(outside.measured_bytes), remark))
-    rows += [Fact("left out", name, reason) for name, _, reason in (text.partition(": ") for text in outside.left_out)]
     intro = "What the GPU holds in addition to PyTorch's memory. Only the verdict counts it; no other figure does."
     return [
         Chapter("outside", "Outside", "Outside the caching allocator", "estimated", intro),
-        Facts(rows, "Outside the caching allocator, estimated"),
+        *([Facts(rows, "Outside the caching allocator, estimated")] if rows else []),
+        *([Items("Outside the caching allocator, left out", outside.left_out)] if outside.left_out else []),
         *([communicator_sheet(outside)] if communicators else []),
     ]
 

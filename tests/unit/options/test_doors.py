@@ -20,7 +20,7 @@ from fakedist.options import Door, Job, JobOptions, profile_arguments
 from fakedist.options.definition import OPTIONS
 from fakedist.options.kinds import Option
 from fakedist.options.making import option_named
-from fakedist.options.options_page import markdown
+from tools.options_page import markdown
 
 #: Written by hand for each option: what a command line gives for the option's example.
 TYPED = {
@@ -164,4 +164,4 @@ def test_every_option_has_its_own_names() -> None:
 
 def test_the_page_of_options_is_as_declared() -> None:
     page = Path(__file__).parents[3] / "docs" / "options.md"
-    assert page.read_text() == markdown(), "python -m fakedist.options.options_page > docs/options.md"
+    assert page.read_text() == markdown(), "python -m tools.options_page > docs/options.md"

@@ -9,7 +9,7 @@ import pytest
 
 from fakedist.analysis.typed_tables import table_of
 from fakedist.errors import RunDirectoryError
-from fakedist.rundir import schema_page
+from tools import schema_page
 from fakedist.rundir.directory import Manifest
 from fakedist.rundir.schema import Column, ColumnMark, Each, Int32, RowOf, Table
 from fakedist.rundir.summary import Summary
@@ -22,7 +22,7 @@ REFERENCE = Path(__file__).with_name("reference_tables.json")
 
 def test_the_reference_is_made_from_the_schema() -> None:
     pages = {path.name: path.read_text() for path in (ROOT / "docs" / "run-directory").glob("*.md")}
-    assert pages == schema_page.pages(), "python -m fakedist.rundir.schema_page docs/run-directory"
+    assert pages == schema_page.pages(), "python -m tools.schema_page docs/run-directory"
 
 
 def test_the_page_says_which_question_each_table_answers() -> None:

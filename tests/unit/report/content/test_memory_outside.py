@@ -79,14 +79,14 @@ def test_page_and_markdown_have_the_section_with_every_communicator(tmp_path: Pa
     assert '<section id="outside"' in text
     assert "default_pg" in text[text.index('id="communicators"') :]
     assert "NVLink SHARP 256.00 MiB" in text or "made of, at most" in text
-    assert "- left out: CUDA context (not known for NVIDIA H100 80GB HBM3)" in report_markdown(run_report(run))
+    assert "- CUDA context: not known for NVIDIA H100 80GB HBM3" in report_markdown(run_report(run))
 
 
 def test_measured_and_estimated_stand_apart() -> None:
     found = summary(70, 1, 2, measured_bytes=GIB)
     assert found.estimated_outside is not None
     rows = {name: figure for name, figure, _ in figures(found.estimated_outside)}
-    assert rows == {"NCCL": "1.00 to 2.00 GiB", "on this GPU": "1.00 GiB", "left out": "CUDA context"}
+    assert rows == {"NCCL": "1.00 to 2.00 GiB", "on this GPU": "1.00 GiB"}
 
 
 @pytest.mark.parametrize(

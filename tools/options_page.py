@@ -1,4 +1,4 @@
-"""docs/options.md, made from the declarations of the options: ``python -m fakedist.options.options_page``."""
+"""docs/options.md, made from the declarations of the options: ``python -m tools.options_page``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ leaves out those that would have no effect there.
 each kind ([match.md](match.md#ranks-that-run-alike)), and a sweep has words of its own for the ranks that run
 ([sweeps.md](sweeps.md#what-runs)).
 
-`python -m fakedist.options.options_page` prints this page, and a test keeps it true.
+`python -m tools.options_page` prints this page, and a test keeps it true.
 
 The script, or a module, and its arguments:
 

@@ -1,6 +1,6 @@
 """The pages in docs/run-directory, made from the schema of the tables and from the docstrings of the records.
 
-``python -m fakedist.rundir.schema_page docs/run-directory`` writes them; a test keeps them true.
+``python -m tools.schema_page docs/run-directory`` writes them; a test keeps them true.
 """
 
 from __future__ import annotations
