@@ -12,7 +12,7 @@ from fakedist.launcher import launching
 from fakedist.launcher.checked_script import ScriptSyntaxError
 from fakedist.launcher.executors.process import TaskProcesses
 from fakedist.launcher.executors.task import Executor, Task, TaskResult
-from fakedist.launcher.interrupts import ended_like_interrupted
+from fakedist.launcher.machine import ended_like_interrupted
 from fakedist.options import Job, profile_command
 from fakedist.rundir.directory import load_manifest
 from fakedist.rundir.outcome import Ending, Outcome

@@ -11,7 +11,7 @@ from fakedist.cli.output import remark, say_ending
 from fakedist.cli.profile import STDERR, run_one
 from fakedist.launcher.fork_servers import RankDoor
 from fakedist.launcher.launching import Streams, check
-from fakedist.launcher.process_tree import nothing_left
+from fakedist.launcher.machine import nothing_left
 from fakedist.options import Job, profile_arguments
 
 

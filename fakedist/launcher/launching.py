@@ -23,8 +23,7 @@ from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.smi.offer import ensure_smi, smi_environment
 from fakedist.launcher.checked_script import check_script
 from fakedist.launcher.fork_servers import Ahead, Child, OwnChild, RankDoor
-from fakedist.launcher.machine import count_real_gpus, first_visible_gpu, memory
-from fakedist.launcher.process_tree import rss_bytes
+from fakedist.launcher.machine import count_real_gpus, first_visible_gpu, memory, rss_bytes
 from fakedist.launcher.progress import Listener, ProgressLine
 from fakedist.options import Job
 from fakedist.rank.preloading import restarted_rank

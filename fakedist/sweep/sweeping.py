@@ -18,7 +18,7 @@ from typing import TypeGuard
 
 from fakedist.launcher import launching
 from fakedist.launcher.executors.task import Executor, Task, TaskResult
-from fakedist.launcher.interrupts import ended_like_interrupted
+from fakedist.launcher.machine import ended_like_interrupted
 from fakedist.options import Job
 from fakedist.rundir.directory import MANIFEST_NAME, SOURCES_NAME
 from fakedist.rundir.outcome import Outcome

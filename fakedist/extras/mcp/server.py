@@ -32,7 +32,7 @@ from mcp_types import ToolAnnotations
 from fakedist._version import __version__
 from fakedist.errors import JobError
 from fakedist.findings.rule_pages import page_of
-from fakedist.launcher.process_tree import ProcessTree, rss_bytes
+from fakedist.launcher.machine import ProcessTree, rss_bytes
 from fakedist.units import format_bytes
 from fakedist.visible import visible_lines
 

@@ -40,10 +40,9 @@ from fakedist.cost_model.kernels.measurements import Flags, Floats, beyond_cache
 from fakedist.cost_model.nccl.settings import GroupShape, read_settings
 from fakedist.cost_model.step import Prices
 from fakedist.errors import JobError
-from fakedist.extras.rl.lengths import request_lengths
 from fakedist.extras.rl.model_config import ModelShapes, model_shapes, read_model_config
 from fakedist.extras.rl.rollout import Rollout
-from fakedist.extras.rl.schedule import EngineLimits, engine_steps
+from fakedist.extras.rl.schedule import EngineLimits, engine_steps, request_lengths
 from fakedist.gpu.models.spec import GpuSpec
 from fakedist.options.pricing import Pricing, PricingOptions
 from fakedist.results.repricing import models_of

@@ -21,7 +21,7 @@ from typing import Literal
 from fakedist.errors import ExitCode, RunDirectoryError
 from fakedist.launcher.executors.task import Task, TaskResult
 from fakedist.launcher.fork_servers import ForkedChild, RankServer, TaskServer, priced_gpu
-from fakedist.launcher.process_tree import ProcessTree, adopt_orphans
+from fakedist.launcher.machine import ProcessTree, adopt_orphans
 from fakedist.rank.fork_server import end_with_parent
 from fakedist.rank.preloading import key_of
 from fakedist.rundir.directory import is_in_use, load_manifest

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fakedist.errors import JobError
-from fakedist.extras.rl.lengths import NUM_DRAWS, request_lengths
+from fakedist.extras.rl.schedule import NUM_DRAWS, request_lengths
 
 
 def test_one_length_is_that_of_every_request_and_is_not_drawn() -> None:

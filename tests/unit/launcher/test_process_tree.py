@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fakedist.launcher.process_tree import ProcessTree, descendants
+from fakedist.launcher.machine import ProcessTree, descendants
 
 # A child with a child of its own; both say who they are, and wait.
 _FAMILY = """

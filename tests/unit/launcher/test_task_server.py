@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.launcher.executors.process import Order, Supervised, start_supervisor
-from fakedist.launcher.process_tree import descendants
+from fakedist.launcher.machine import descendants
 
 ROOT = Path(__file__).parents[3]
 # Programs whose argument is what they do. ``HOW`` says whether they forked.

@@ -9,12 +9,12 @@ import pytest
 
 from fakedist.analysis.typed_tables import table_of
 from fakedist.errors import RunDirectoryError
-from tools import schema_page
 from fakedist.rundir.directory import Manifest
 from fakedist.rundir.schema import Column, ColumnMark, Each, Int32, RowOf, Table
 from fakedist.rundir.summary import Summary
 from fakedist.rundir.table_rows import TABLES
 from fakedist.rundir.tables import read_table, write_table
+from tools import schema_page
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = Path(__file__).with_name("reference_tables.json")

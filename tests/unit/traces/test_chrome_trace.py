@@ -18,9 +18,8 @@ import pytest
 
 from fakedist.errors import ReportError
 from fakedist.results.building import open_imported
-from fakedist.traces.chrome_trace import read_chrome_trace
+from fakedist.traces.chrome_trace import operation_flops, read_chrome_trace
 from fakedist.traces.one_step import StepChoice
-from fakedist.traces.operation_flops import operation_flops
 
 NEW = {"kernel": "kernel", "copy": "gpu_memcpy", "call": "cuda_runtime", "operation": "cpu_op", "id": "External id"}
 OLD = {"kernel": "Kernel", "copy": "Memcpy", "call": "Runtime", "operation": "Operator", "id": "external id"}

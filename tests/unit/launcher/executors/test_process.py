@@ -17,7 +17,7 @@ import pytest
 from fakedist.launcher.executors import process
 from fakedist.launcher.executors.process import Order, Supervised, TaskProcesses, start_supervisor
 from fakedist.launcher.executors.task import Task, TaskResult
-from fakedist.launcher.process_tree import descendants
+from fakedist.launcher.machine import descendants
 from fakedist.options import Job
 from fakedist.rundir.directory import create_run_directory, is_in_use, new_manifest
 from fakedist.rundir.outcome import Outcome
