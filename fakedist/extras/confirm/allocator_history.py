@@ -175,11 +175,6 @@ class Head:
     date: str
     command: str
 
-    @property
-    def directory_name(self) -> str:
-        """Directory of tests/data/gpu that such a recording goes into, e.g. ``nvidia-h200-torch2.11.0``."""
-        return f"{self.gpu.lower().replace(' ', '-')}-torch{self.torch.partition('+')[0]}"
-
 
 @dataclass
 class AllocatorRecording:

@@ -14,11 +14,10 @@ from fakedist.extras.confirm.allocator_history import (
     load,
     summary,
 )
-from tests.extras.confirm.made_up import EVENTS, HEAD, Event, job, recording
+from tests.extras.confirm.made_up import EVENTS, Event, job, recording
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    assert HEAD.directory_name == "nvidia-h200-torch2.11.0"
     failed = job("failed", ())
     failed.error, failed.notes = "RuntimeError: no", ["refused: cuFoo, 2 calls"]
     saved = recording(job(), failed)
