@@ -306,8 +306,8 @@ def large_bucket(case: Case) -> Iterator[Fault]:
     Buckets have fixed sizes (`reduce_bucket_size` and `allgather_bucket_size` of DeepSpeed are 5e8 elements), whatever
     the model's is.
 
-    The rule sees one block for communication at the peak of more than twice the bytes of the parameters, of a job that
-    does not gather parameters in forward.
+    The rule sees one block at the peak, for communication or with gradients in views of it, of more than twice the
+    bytes of the parameters, of a job that does not gather parameters in forward.
 
     **Mend**: make the bucket as large as the model at most.
 
@@ -318,7 +318,9 @@ def large_bucket(case: Case) -> Iterator[Fault]:
     if (calls["operation"].str.startswith("all_gather") & (calls["phase"] == "forward")).any():
         return
     blocks = evidence.blocks
-    buffers = blocks[evidence.category("communication") & blocks["at_peak"].to_numpy(bool)]
+    # Views of DeepSpeed's buckets are gradients.
+    of_views = evidence.category("gradient") & evidence.operation(r"aten\.empty\.")
+    buffers = blocks[(evidence.category("communication") | of_views) & blocks["at_peak"].to_numpy(bool)]
     parameters = evidence.at_peak(evidence.category("parameter"))
     if not len(buffers) or not parameters:
         return
@@ -326,7 +328,7 @@ def large_bucket(case: Case) -> Iterator[Fault]:
     size = int(buffers["bytes"].loc[row])
     if size > _BUCKET * parameters and case.is_worth(size - 2 * parameters):
         gone = np.zeros(len(blocks))
-        gone[(blocks["bytes"] == size) & (blocks["stack"] == buffers["stack"].loc[row])] = size - parameters
+        gone[(blocks["bytes"] == size) & (blocks["operation"] == buffers["operation"].loc[row])] = size - parameters
         yield Fault(
             f"a buffer for communication takes {format_bytes(size)}, and all parameters {format_bytes(parameters)}",
             "a bucket no larger than the model (DeepSpeed: reduce_bucket_size, allgather_bucket_size)",

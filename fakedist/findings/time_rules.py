@@ -267,12 +267,12 @@ def loading(case: Case) -> Iterator[Fault]:
     elif late_us >= _GAP_SHARE * time.step_us:
         work = _cpu_work(case)
         on_cpu = f"; operations on its large tensors take {format_us(work.time_us)}, estimated" if work else ""
-        longest = gaps.loc[gaps["late_us"].idxmax()]
+        op = int(gaps["op"].to_numpy()[gaps["late_us"].to_numpy().argmax()])
         yield Fault(
             f"the GPU waits {format_us(late_us)} of {format_us(time.step_us)} for the CPU, which works outside of "
             f"forward, backward and optimizer{on_cpu}",
             "worker processes for batches (num_workers of a DataLoader), a thread for files, or the work on the GPU",
-            (work.line if work else "") or case.lines_of_operations.get(int(longest["op"]), ""),
+            (work.line if work else "") or case.lines_of_operations.get(op, ""),
             gives_us=(0.0, late_us),
             is_certain=False,
         )
