@@ -459,8 +459,8 @@ class Timeline:
             host_us[begins] += host.calls.graph_us
         if self._host_measured_us is not None:
             host_us = np.where(np.isnan(self._host_measured_us), host_us, self._host_measured_us)
-        scaled_us: Array = host_us / self._host_speed
-        return scaled_us + sum(us[self._bounds[part]] for part, us in self._apart_us.items())
+        apart_us: Array = sum(us[self._bounds[part]] for part, us in self._apart_us.items())
+        return host_us / self._host_speed + apart_us
 
     def _call_us(self, calls: CallCosts) -> Array:
         """The time of CUDA's own call of each row, outside of graphs."""

@@ -271,6 +271,8 @@ def dense_logits(case: Case) -> Iterator[Fault]:
     if not computed or not len(losses):
         return
     of_step = losses.groupby(["stack", losses["operation"].astype(str), "step"])["bytes"].sum()
+    if not case.is_worth(int(of_step.max())):  # sizes of small blocks are rounded up
+        return
     ratio = computed / (int(of_step.max()) / 4)
     large = outside & (sizes >= _HALF_A_LOSS * losses["bytes"].max())
     calls = evidence.last_calls

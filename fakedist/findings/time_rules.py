@@ -19,6 +19,8 @@ _GAP_SHARE = 0.1
 #: Gradients that are reduced in 16 bits have half of the bytes of fp32 parameters.
 _MOST_GRADIENTS = 0.45
 _LOADING_SHARE = 0.05
+#: To take a ready batch takes the main thread this long.
+_LEAST_LOADING_US = 500.0
 #: Less of the CPU's own work between two launches is Python's, such as of a Trainer's callbacks.
 _LEAST_GAP_US = 2000.0
 _MOST_LINES = 2
@@ -35,6 +37,7 @@ def repeated_reductions(case: Case) -> Iterator[Fault]:
 
     **Mend**: `with model.no_sync():` around all micro-batches but the last (DDP). With hybrid sharding,
     `set_requires_all_reduce(False)`, which costs no memory; `no_sync` of FSDP does (FD103).
+    DeepSpeed's ZeRO-2 reduces in each micro-batch by design; ZeRO-1 does not.
 
     Reported in cosmos-framework#161 (four times the communication).
     """
@@ -69,7 +72,7 @@ def repeated_reductions(case: Case) -> Iterator[Fault]:
             f"{format_us(exposed)} of it exposed",
             "set_requires_all_reduce(False) for all micro-batches but the last"
             if evidence.last_calls["operation"].str.startswith("reduce_scatter").any()
-            else "no_sync() around all micro-batches but the last",
+            else "no_sync() around all micro-batches but the last (DeepSpeed's ZeRO-2: ZeRO-1)",
             gives_us=(0.0, exposed),
         )
 
@@ -239,10 +242,10 @@ def loading(case: Case) -> Iterator[Fault]:
     The main thread is in a DataLoader's iterator, where it loads the batch itself or waits for a worker; or the script
     computes on the CPU between two steps, with numpy, PIL, a tokenizer or tensors of the CPU.
 
-    The rule sees a twentieth or more of the step in DataLoaders' iterators, as measured where the run was recorded, or
-    by torch.profiler. Or it sees gaps of 2 ms or more between two launches outside of forward, backward and optimizer,
-    a tenth of the step, in which the GPU is idle. Operations on large CPU tensors are not run; their time is estimated,
-    with a wide interval.
+    The rule sees a twentieth or more of the step, and half a millisecond, in DataLoaders' iterators, as measured where
+    the run was recorded, or by torch.profiler. Or it sees gaps of 2 ms or more between two launches outside of forward,
+    backward and optimizer, a tenth of the step, in which the GPU is idle. Operations on large CPU tensors are not run;
+    their time is estimated, with a wide interval.
 
     **Mend**: a DataLoader with `num_workers` above 0, `prefetch_factor`, `persistent_workers=True` and
     `pin_memory=True`; less work in `__getitem__`; augmentation on the GPU.
@@ -254,7 +257,7 @@ def loading(case: Case) -> Iterator[Fault]:
     traced_us = case.summary.kernels.loading_us if case.summary.kernels else 0.0
     loading_us = min(time.loading_us or traced_us, time.step_us)
     late_us = float(gaps["late_us"].sum())
-    if loading_us >= max(_LOADING_SHARE * time.step_us, late_us / 2):
+    if loading_us >= max(_LOADING_SHARE * time.step_us, late_us / 2, _LEAST_LOADING_US):
         yield Fault(
             f"the main thread is in a DataLoader's iterator for {format_us(loading_us)} of {format_us(time.step_us)}",
             "worker processes that prefetch: num_workers, prefetch_factor, persistent_workers",
@@ -264,12 +267,12 @@ def loading(case: Case) -> Iterator[Fault]:
     elif late_us >= _GAP_SHARE * time.step_us:
         work = _cpu_work(case)
         on_cpu = f"; operations on its large tensors take {format_us(work.time_us)}, estimated" if work else ""
-        longest = gaps.loc[gaps["late_us"].idxmax()]
+        op = int(gaps["op"].to_numpy()[gaps["late_us"].to_numpy().argmax()])
         yield Fault(
             f"the GPU waits {format_us(late_us)} of {format_us(time.step_us)} for the CPU, which works outside of "
             f"forward, backward and optimizer{on_cpu}",
             "worker processes for batches (num_workers of a DataLoader), a thread for files, or the work on the GPU",
-            (work.line if work else "") or case.lines_of_operations.get(int(longest["op"]), ""),
+            (work.line if work else "") or case.lines_of_operations.get(op, ""),
             gives_us=(0.0, late_us),
             is_certain=False,
         )

@@ -20,19 +20,16 @@ def test_the_gpu_waits_for_work_between_two_launches_which_widens_the_interval()
     launches = launch_table(record([launch(COPY), launch(COPY, host_work=f"{MEAN}\n{SORT}")]))
     timeline = Timeline(launches)
     us, least, most = (each.place(np.zeros(2), Host()).end_us for each in (timeline, *timeline.bounds("cpu")))
-    assert 0.1e6 < least < 0.2e6
     assert us == pytest.approx(16_000 + 16_000 * 5 * np.log2(16e6))  # 0.25 ns a byte; 5 ns an element and level
-    assert most > 3 * us
+    assert (0.1e6 < least < 0.2e6, most > 3 * us) == (True, True)
     work = cpu_work(launches)
     assert work is not None
     assert (work.num_operations, work.line) == (2, SORT.line)
     assert "2 operations on large floats in the host's memory" in cpu_work_estimated(work).text
-    assert cpu_work(launches.drop(columns="host_work")) is None
 
 
 def test_threads_share_bytes_and_flops_and_not_a_sort() -> None:
-    product = MEAN._replace(operation="aten.mm.default", flops=1e9)
-    rows = [launch(COPY, host_work=str(work._replace(threads=8))) for work in (MEAN, SORT, product)]
-    alone = [launch(COPY, host_work=str(work)) for work in (MEAN, SORT, product)]
-    ratios = cpu_work_us(launch_table(record(alone))) / cpu_work_us(launch_table(record(rows)))
+    works = (MEAN, SORT, MEAN._replace(operation="aten.mm.default", flops=1e9))
+    alone, shared = ([launch(COPY, host_work=str(work._replace(threads=n))) for work in works] for n in (1, 8))
+    ratios = cpu_work_us(launch_table(record(alone))) / cpu_work_us(launch_table(record(shared)))
     assert ratios.round(6).tolist() == [[16.0] * 3, [8.0, 1.0, 8.0], [1.0] * 3]
