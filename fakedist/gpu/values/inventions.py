@@ -20,7 +20,7 @@ from torch import randn, zeros
 
 from fakedist.errors import InventedValueError
 from fakedist.frames import calling_frame, is_the_scripts, local_value, script_frame, torch_files
-from fakedist.gpu.values.healthy import Health, Healthy, Number
+from fakedist.gpu.values.healthy import Answer, Health, Healthy
 from fakedist.gpu.values.symbolic import Rows
 from fakedist.rundir.notes import Note, assertions_hold, branches_made_up
 from fakedist.rundir.rows import InventedRow
@@ -100,7 +100,7 @@ class Inventions:
         """The script reads a value, which :meth:`decide` gets if it depends on made-up ones."""
         self._last = None
 
-    def decide(self, answer: Number) -> Number:
+    def decide(self, answer: Answer) -> Answer:
         """Return what the script gets when it reads a number, a truth value or rows that depend on made-up values.
 
         It is what a healthy job would read there (:mod:`fakedist.gpu.values.healthy`).
@@ -123,13 +123,13 @@ class Inventions:
         self._count_branch(line, answer)
         return self._waited_for(line, answer)
 
-    def _count_branch(self, line: _Line, answer: Number) -> None:
+    def _count_branch(self, line: _Line, answer: Answer) -> None:
         branch = self._branches.setdefault(line, [0, 0])
         branch[0] += 1
         branch[1] += bool(answer)
         self._most_reads = max(self._most_reads, branch[0])
 
-    def _waited_for(self, line: _Line, answer: Number) -> Number:
+    def _waited_for(self, line: _Line, answer: Answer) -> Answer:
         """Return an answer, or the other one where a line waits for it."""
         if not isinstance(answer, (bool, Rows)):
             return answer

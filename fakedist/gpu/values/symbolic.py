@@ -232,7 +232,7 @@ def iterated(value: object) -> object:
     return value if mentions_given(value) and isinstance(value, Listed) else None
 
 
-_VIEWS = (type({}.values()), type({}.items()))
+_VIEWS: tuple[type, ...] = (type(_COMPARISONS.values()), type(_COMPARISONS.items()))
 
 
 def _record(
