@@ -299,19 +299,6 @@ def test_indices_that_nothing_chose_are_spread_and_counted(device: IdleDevice, i
             assert device.made_up() == {f"aten.{'topk' if is_topk else 'argmax'}.default": num}
 
 
-@pytest.mark.parametrize("size", [16, LARGE])
-@pytest.mark.parametrize("rows", [lambda mask: mask.nonzero(), lambda mask: mask.nonzero(as_tuple=True)[0]])
-def test_rows_of_a_made_up_mask_end_a_loop_and_pass_a_check(
-    device: IdleDevice, size: int, rows: Callable[[Tensor], Tensor]
-) -> None:
-    with device.on():
-        found = rows(torch.empty(size) > 0)
-        if len(found) > 0:
-            raise ValueError(found)  # pytest's own assertions are too long to follow
-        while rows(torch.empty(size) < 1).numel() > 0:
-            pytest.fail("a loop that the mask would keep going")
-
-
 def test_large_tensors_that_come_to_the_host_have_known_values_or_made_up_floats_or_zeros(device: IdleDevice) -> None:
     def copied(source: Tensor) -> Tensor:
         return torch.as_tensor(device.execute(torch.ops.aten._to_copy.default, (source,), {"device": "cpu"}))
