@@ -100,6 +100,10 @@ def test_a_loop_that_waits_for_another_answer_gets_it_and_the_note_says_where() 
         drawn = torch.full((1,), torch.nan)
         inventions.draw_missing(drawn, None, non_negative=False)
     assert drawn.item() == torch.finfo(torch.float32).tiny
+    whole = [torch.empty(2) for _ in range(2 * LOOP_LIMIT + 1)]
+    for host in whole:
+        inventions.draw(host, torch.empty(2), "copy")
+    assert whole[-1].tolist() == [-torch.finfo(torch.float32).tiny] * 2
 
 
 def test_random_numbers_follow_from_seed_and_offset_and_leave_the_hosts_own_alone() -> None:
