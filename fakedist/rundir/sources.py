@@ -14,8 +14,8 @@ EVENT_TIME = "cuda.Event.elapsed_time"
 
 #: The operation of a row without values: at its line, a router picked experts by made-up values.
 ROUTED = "router"
-#: Files whose functions stand between the script and a deprecated function of torch. The line is their caller's.
-WRAPPERS = ("/typing_extensions.py", "/warnings.py", "/_py_warnings.py")
+#: Files of Python whose functions stand between the script and torch. The line is their caller's.
+WRAPPERS = ("/typing_extensions.py", "/warnings.py", "/_py_warnings.py", "/contextlib.py", "/functools.py")
 
 #: Methods by which tensor subclasses pass an operation on. Its line is their caller's.
 PASSES_ON = frozenset({"__torch_function__", "__torch_dispatch__"})

@@ -388,7 +388,8 @@ def _holds_memory() -> bool:
 
 def _called(process: _Process) -> tuple[Callable[..., object], tuple[object, ...]]:
     """The function that a process would call, and its arguments; for ``spawn``, the one passed to it."""
-    if type(process).run is not BaseProcess.run:
+    run: object = type(process).run
+    if run is not BaseProcess.run:
         return type(process).run, (process,)
     target, arguments = getattr(process, "_target", None) or _nothing, tuple(getattr(process, "_args", ()))
     # Look the module up here: torch.multiprocessing's own attribute of this name is a function.

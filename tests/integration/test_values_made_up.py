@@ -409,7 +409,13 @@ def test_assertions_on_values_that_no_kernel_computed_hold(engine: ValueEngine) 
             raise ValueError("negative")
         if not torch.equal(scores(), scores()):
             raise ValueError("different")
-        while (scores() > 0).any():
+        if len((scores() > 0).nonzero()) > 0:
+            raise ValueError("positive")
+        assert scores()[scores() > 0].numel() == 0
+        torch._check(bool((scores() > 0).all()), lambda: "not positive")
+        while (scores() > 0).any() or torch.where(scores()[:2, :2] > 0)[0].shape[0]:
+            rounds += 1
+        while (scores() > 0).nonzero().numel():
             rounds += 1
     assert rounds == 0
     assert (scores() > 1e4).any().item() is False

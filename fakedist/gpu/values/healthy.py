@@ -75,8 +75,10 @@ _CHECKS = frozenset({"_assert", "_check", "_check_value", "_check_index", "_chec
 _OF_POSITIVE = (math.log, math.log2, math.log10, math.sqrt)
 #: Functions that wait for the user to type.
 _WAITS = frozenset({"breakpoint", "set_trace"})
-#: A truth value or a number that a script reads, or how many rows it gets.
-Number = bool | int | float | Rows
+#: A truth value or a number that a script reads.
+Number = bool | int | float
+#: The same, or how many rows it gets.
+Answer = Number | Rows
 
 
 _NOTHING: Mapping[str, object] = {}
@@ -102,7 +104,7 @@ class Outlook:
         is_tested: Whether a branch that the code shows depends on the value: not that of ``isfinite``.
     """
 
-    answer: Number
+    answer: Answer
     avoids: Health
     is_tested: bool
 
@@ -127,10 +129,10 @@ class Healthy:
         self._find_local = find_local
         self._kept: dict[tuple[object, ...], _Kept] = {}
         #: What the last reads gave, by function and instruction.
-        self._answers: dict[tuple[int, int], Number] = {}
+        self._answers: dict[tuple[int, int], Answer] = {}
         self._uses_answers = False
 
-    def outlook(self, frame: FrameType, answer: Number) -> Outlook:
+    def outlook(self, frame: FrameType, answer: Answer) -> Outlook:
         """Return what a read should give in a frame that is at the reading instruction."""
         where = _whereabouts(frame)
         is_truth = isinstance(answer, bool)
@@ -156,7 +158,7 @@ class Healthy:
         now = {key: _value_now(_object(key[1], frames[key[0]], self._find_local)) for key in used}
         return now == used
 
-    def _found(self, frame: FrameType, answer: Number, used: dict[tuple[int, Name], object] | None) -> Outlook:
+    def _found(self, frame: FrameType, answer: Answer, used: dict[tuple[int, Name], object] | None) -> Outlook:
         """The outlook, and in ``used`` the variables that decided; with None, no variable has a known value."""
         first = _Walk(frame, answer, self._find_local, used, self._answers)
         verdict = first.verdict()
@@ -198,11 +200,11 @@ def _callers(frame: FrameType | None) -> list[FrameType]:
     return frames
 
 
-def _others(frame: FrameType, answer: Number, compared: Iterable[Number]) -> list[Number]:
+def _others(frame: FrameType, answer: Answer, compared: Iterable[Number]) -> list[Answer]:
     """Other numbers that a read could give: simple ones, and those next to what it is compared with, or in the code."""
     if isinstance(answer, Rows):
         return [Rows(0 if answer else 1)]
-    numbers = list(compared)
+    numbers: list[Number] = list(compared)
     caller: FrameType | None = frame
     while caller is not None and len(numbers) < _MOST_NUMBERS:
         numbers += [value for value in caller.f_code.co_consts if type(value) in (int, float)]
@@ -254,10 +256,10 @@ class _Walk:
     def __init__(
         self,
         frame: FrameType,
-        answer: Number,
+        answer: Answer,
         find_local: FindLocal,
         used: dict[tuple[int, Name], object] | None,
-        answers: Mapping[tuple[int, int], Number],
+        answers: Mapping[tuple[int, int], Answer],
     ) -> None:
         #: Where the value was tested, and the ways that followed.
         self.ways: list[tuple[CodeType, int, int]] = []
@@ -631,7 +633,7 @@ class _Walk:
             **(function.__kwdefaults__ or {}),
         }
         positional = [None] * is_bound + [None if isinstance(value, Name) else value for value in passed]
-        variables = {name: Constant(value) for name, value in usual.items() if type(value) in _PLAIN}
+        variables: dict[str, object] = {name: Constant(value) for name, value in usual.items() if type(value) in _PLAIN}
         variables |= {**dict(zip(names, positional, strict=False)), **keywords}
         if code.co_flags & inspect.CO_VARARGS:
             variables[code.co_varnames[code.co_argcount + code.co_kwonlyargcount]] = Listed(

@@ -274,7 +274,13 @@ class HostReads:
         if not isinstance(result, (int, float)) or all(map(self._is_sure, tensors)):
             return result
         decided = self._host.inventions.decide(result)
-        if decided != result and len(tensors) == 1 and tensors[0].numel() == 1 and is_small(tensors[0]):
+        if (
+            not isinstance(decided, Rows)
+            and decided != result
+            and len(tensors) == 1
+            and tensors[0].numel() == 1
+            and is_small(tensors[0])
+        ):
             host_view(tensors[0]).fill_(decided)  # so whatever else the script reads agrees with it
         return decided
 
@@ -357,7 +363,8 @@ class HostReads:
 
     def _rows(self, count: int) -> int:
         """As many rows as a healthy job would get, where it would not get so many."""
-        return len(self._host.inventions.decide(Rows(count)))  # type: ignore[arg-type]
+        decided = self._host.inventions.decide(Rows(count))
+        return decided.count if isinstance(decided, Rows) else count
 
     def _count(self, mask: torch.Tensor, operation: str) -> int:
         if is_small(mask):

@@ -20,7 +20,7 @@ from torch import randn, zeros
 
 from fakedist.errors import InventedValueError
 from fakedist.frames import calling_frame, is_the_scripts, local_value, script_frame, torch_files
-from fakedist.gpu.values.healthy import Health, Healthy, Number
+from fakedist.gpu.values.healthy import Answer, Health, Healthy
 from fakedist.gpu.values.symbolic import Rows
 from fakedist.rundir.notes import Note, assertions_hold, branches_made_up
 from fakedist.rundir.rows import InventedRow
@@ -84,23 +84,24 @@ class Inventions:
         if host.is_quantized:
             host.fill_(0.0) if missing is None else host.masked_fill_(missing, 0.0)
             return
-        vanishing = self._is_in_loop(script_line()) and host.is_floating_point()
+        vanishing = host.is_floating_point() * self._in_loop(script_line())
         count = host.numel() if missing is None else int(missing.sum())
         drawn = _drawn(host.dtype, count, self._generator, non_negative=non_negative)
-        _put(host, missing, drawn.fill_(torch.finfo(host.dtype).tiny) if vanishing else drawn)
+        _put(host, missing, drawn.fill_(vanishing * torch.finfo(host.dtype).tiny) if vanishing else drawn)
 
-    def _is_in_loop(self, line: _Line) -> bool:
+    def _in_loop(self, line: _Line) -> int:
+        """0, or where a loop waits the sign of values that are almost zero: the other one after as many again."""
         draws = self._draws[line] = self._draws.get(line, 0) + 1
         if draws <= LOOP_LIMIT or self._most_reads < LOOP_LIMIT or not line[0]:
-            return False
+            return 0
         self._cut.add(line)
-        return True
+        return 1 if draws // LOOP_LIMIT % 2 else -1
 
     def begin_read(self) -> None:
         """The script reads a value, which :meth:`decide` gets if it depends on made-up ones."""
         self._last = None
 
-    def decide(self, answer: Number) -> Number:
+    def decide(self, answer: Answer) -> Answer:
         """Return what the script gets when it reads a number, a truth value or rows that depend on made-up values.
 
         It is what a healthy job would read there (:mod:`fakedist.gpu.values.healthy`).
@@ -123,13 +124,13 @@ class Inventions:
         self._count_branch(line, answer)
         return self._waited_for(line, answer)
 
-    def _count_branch(self, line: _Line, answer: Number) -> None:
+    def _count_branch(self, line: _Line, answer: Answer) -> None:
         branch = self._branches.setdefault(line, [0, 0])
         branch[0] += 1
         branch[1] += bool(answer)
         self._most_reads = max(self._most_reads, branch[0])
 
-    def _waited_for(self, line: _Line, answer: Number) -> Number:
+    def _waited_for(self, line: _Line, answer: Answer) -> Answer:
         """Return an answer, or the other one where a line waits for it."""
         if not isinstance(answer, (bool, Rows)):
             return answer
@@ -167,13 +168,15 @@ class Inventions:
         """Make up one element of a large tensor, on the host. No memory keeps it: its address seeds it every time."""
         self.count(operation, 1)
         drawn = _drawn(tensor.dtype, 1, self._of(tensor), non_negative=non_negative).view(tensor.shape)
-        vanishing = self._is_in_loop(script_line()) and tensor.is_floating_point()
-        return drawn.fill_(torch.finfo(tensor.dtype).tiny) if vanishing else drawn
+        vanishing = tensor.is_floating_point() * self._in_loop(script_line())
+        return drawn.fill_(vanishing * torch.finfo(tensor.dtype).tiny) if vanishing else drawn
 
     def draw(self, host: torch.Tensor, source: torch.Tensor, operation: str, *, non_negative: bool = False) -> None:
         """Make up a whole host tensor that copies a large one. As with an element, the result is always the same."""
         self.count(operation, host.numel())
         host.copy_(_drawn(host.dtype, host.numel(), self._of(source), non_negative=non_negative).view(host.shape))
+        if vanishing := host.is_floating_point() * self._in_loop(script_line()):
+            host.fill_(vanishing * torch.finfo(host.dtype).tiny)
 
     def _of(self, tensor: torch.Tensor) -> torch.Generator:
         return torch.Generator().manual_seed(self._seed ^ tensor.data_ptr())

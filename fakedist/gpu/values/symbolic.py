@@ -227,12 +227,12 @@ def mentions_given(value: object) -> bool:
 
 def iterated(value: object) -> object:
     """The elements of a value as a list if one of them follows from the read, else None."""
-    if isinstance(value, Given) and isinstance(value.value, (list, tuple, Mapping, *_VIEWS)):
-        return Listed(tuple(map(Given, value.value)))
+    if isinstance(value, Given) and type(value.value) in _ITERABLE:
+        return Listed(tuple([Given(item) for item in value.value]))  # type: ignore[attr-defined]
     return value if mentions_given(value) and isinstance(value, Listed) else None
 
 
-_VIEWS = (type({}.values()), type({}.items()))
+_ITERABLE = (list, tuple, dict, type(_COMPARISONS.values()), type(_COMPARISONS.items()))
 
 
 def _record(

@@ -59,7 +59,7 @@ def test_an_object_of_mine_stands_in_for_another_ranks(enter_world: Enter) -> No
 def test_an_object_that_only_another_rank_has_is_an_error(
     enter_world: Enter, source: dict[str, int], named: str
 ) -> None:
-    enter_world(8, 7)
+    notes = enter_world(8, 7)
     group = dist.new_group([1, 3, 5, 7]) if "group_src" in source else None
     with pytest.raises(WorldError, match=f"broadcast_object_list .*{named}") as caught:
         dist.broadcast_object_list([None], group=group, **source)
@@ -70,6 +70,8 @@ def test_an_object_that_only_another_rank_has_is_an_error(
         dist.recv_object_list([None], group=group, **source)
     with pytest.raises(WorldError, match="any rank"):
         dist.recv_object_list([None])
+    operations = ["broadcast_object_list", "scatter_object_list", "recv_object_list", "recv_object_list"]
+    assert [call[0] for call in notes.calls] == operations, "match says what they meet"
 
 
 def test_sending_reaches_no_rank(enter_world: Enter) -> None:

@@ -376,6 +376,55 @@ def test_a_started_process_joins_a_group_of_its_own_or_none(num_ranks: int, erro
     assert refused == ([""] if num_ranks == 4 else []), "it ends the job"
 
 
+@pytest.mark.parametrize("backend", ["nccl", None, "gloo"])
+def test_a_started_process_is_refused_before_it_looks_for_the_others(
+    monkeypatch: pytest.MonkeyPatch, backend: str | None
+) -> None:
+    looked: list[str | None] = []
+    monkeypatch.setattr(
+        dist.distributed_c10d, "init_process_group", lambda backend=None, *, world_size: looked.append(backend)
+    )
+    own = OwnRanks(Job(world_size=4, rank=0, target="x"), is_started=True)
+    refuses = pytest.raises(RuntimeError, match="a rank of its own") if backend != "gloo" else nullcontext()
+    with own.refusing(), refuses:
+        dist.init_process_group(backend, world_size=4)
+    assert looked == (["gloo"] if backend == "gloo" else [])
+
+
+class Rank(multiprocessing.Process):
+    """A rank, as a subclass whose method it runs."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+
+    def run(self) -> None:
+        train(self.rank, 4, "mine")
+
+
+def test_a_subclass_whose_method_joins_is_a_rank_though_the_one_before_left_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fakedist.world.spawned._holds_memory", lambda: bool(ran_here))
+    with chosen(1):
+        processes = [Rank(rank) for rank in range(4)]
+        for process in processes:
+            process.start()
+            process.join()
+    assert ran_here == [(os.getpid(), 1, 4, "mine")]
+    assert [process.exitcode for process in processes] == [0] * 4
+
+
+def test_a_line_states_where_a_script_waits_while_its_ranks_do_not_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fakedist.world.spawned._IDLE_S", 0.3)
+    with chosen(0):
+        multiprocessing.Process(target=train, args=(0, 4, "mine")).start()
+        multiprocessing.Event().wait(3)
+    assert "the script has waited for 0.3 s at " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("target", "called"), [(train, "train"), (worker, "the pool's function"), (_process_worker, "the pool's function")]
 )

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 from typing_extensions import deprecated
@@ -63,18 +67,27 @@ def test_the_script_line_is_outside_of_torch_and_of_what_inductor_wrote() -> Non
     assert names["call"]()[0] == __file__
 
 
-def test_the_line_of_a_deprecated_function_is_its_callers() -> None:
+def test_the_line_of_a_deprecated_function_and_of_a_context_is_its_callers() -> None:
     lines = []
+
+    @contextlib.contextmanager
+    def unsynchronized() -> Iterator[None]:
+        lines.append(script_line())
+        yield
 
     @deprecated("there is a better one")
     def weight_norm() -> None:
         lines.append(script_line())
 
     # As torch's own, which is in none of the script's files.
+    within: Any = unsynchronized
+    within.__wrapped__.__code__ = within.__wrapped__.__code__.replace(co_filename=torch.__file__)
+    with unsynchronized():
+        pass
     weight_norm.__wrapped__.__code__ = weight_norm.__wrapped__.__code__.replace(co_filename=torch.__file__)  # type: ignore[attr-defined]
     with pytest.warns(DeprecationWarning, match="better"):
         weight_norm()
-    assert [filename for filename, _ in lines] == [__file__]
+    assert [filename for filename, _ in lines] == [__file__] * 2
 
 
 def test_a_line_that_only_computes_is_no_loop_that_waits() -> None:
@@ -100,6 +113,10 @@ def test_a_loop_that_waits_for_another_answer_gets_it_and_the_note_says_where() 
         drawn = torch.full((1,), torch.nan)
         inventions.draw_missing(drawn, None, non_negative=False)
     assert drawn.item() == torch.finfo(torch.float32).tiny
+    whole = [torch.empty(2) for _ in range(2 * LOOP_LIMIT + 1)]
+    for host in whole:
+        inventions.draw(host, torch.empty(2), "copy")
+    assert whole[-1].tolist() == [-torch.finfo(torch.float32).tiny] * 2
 
 
 def test_random_numbers_follow_from_seed_and_offset_and_leave_the_hosts_own_alone() -> None:
