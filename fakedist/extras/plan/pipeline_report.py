@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from fakedist.extras.plan.schedules import Planned, megatron_layout
-from fakedist.extras.plan.units import PipelineModel
+from fakedist.extras.plan.pipeline_plans import Planned, megatron_layout
+from fakedist.extras.plan.pipeline_units import PipelineModel
 from fakedist.report.content.report_blocks import (
     Block,
     Chart,
