@@ -259,7 +259,7 @@ def balanced_layout(model: PipelineModel, num_stages: int) -> list[Sequence[int]
         """Of the first stages up to a cut: the busiest, the sum of the squares of all, and the cuts."""
         if not stage:
             return (np.inf, np.inf, ()) if end else (0.0, 0.0, (0,))
-        made = [(np.inf, np.inf, ())]
+        made: list[tuple[float, float, tuple[int, ...]]] = [(np.inf, np.inf, ())]
         for begin in range(stage - 1, end):
             us, kept, saved = sums[end] - sums[begin]
             needs, (most, squares, before) = int(kept + (num_stages - stage + 1) * saved), best(stage - 1, begin)

@@ -240,9 +240,8 @@ class RecordedRank:
             raise JobError(f"rank {self.run.summary.rank} has no memory of its timed step", "record it to its end")
         levels = np.append(0.0, self.run.table("events")["allocated_bytes"].to_numpy("f8"))  # before each event
         over = np.append(made, len(levels) - 1)
-        starts, ends = (
-            over[np.searchsorted(op, self._passes[n], s)] for n, s in (("first", "left"), ("last", "right"))
-        )
+        starts = over[np.searchsorted(op, self._passes["first"].to_numpy(), "left")]
+        ends = over[np.searchsorted(op, self._passes["last"].to_numpy(), "right")]
         starts = np.maximum(starts, np.append(0, ends[:-1]))
         peaks = [levels[begin : end + 1].max() - levels[begin] for begin, end in zip(starts, ends, strict=True)]
         self._passes = self._passes.assign(net_bytes=levels[ends] - levels[starts], peak_bytes=peaks)
@@ -265,7 +264,7 @@ class RecordedRank:
         """The recorded passes of a unit, by kind: times and bytes of most, the largest peak."""
         own = self._passes[self._passes["unit"] == row].groupby("kind")
         usual, peaks = own[["us", "host_us", "net_bytes"]].median(), own["peak_bytes"].max()
-        return {str(kind): Cost(*usual.loc[kind], peaks[kind]) for kind in usual.index}
+        return {str(kind): Cost._make([*usual.loc[kind], peaks[kind]]) for kind in usual.index}
 
     def split_us(self, row: int) -> tuple[float, float]:
         """How long a unit's gradients of inputs take, and both; nothing if they were recorded together."""

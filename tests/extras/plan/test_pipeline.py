@@ -10,8 +10,8 @@ from fakedist.analysis.evidence import Room
 from fakedist.cost_model.job.schedules import Wire, with_transfers
 from fakedist.extras.plan import pipeline_plans
 from fakedist.extras.plan.pipeline_plans import ScheduleOrder, balanced_layout, even_layout, megatron_layout, plan
-from fakedist.extras.plan.torch_orders import order_of
 from fakedist.extras.plan.pipeline_units import Cost, PipelineModel, Unit
+from fakedist.extras.plan.torch_orders import order_of
 
 MIB = 2**20
 
