@@ -110,7 +110,9 @@ def _sheet(model: PipelineModel, plans: Sequence[Planned]) -> Sheet:
         ),
         share_column("bubble", [one.bubble if one.is_known else None for one in plans]),
         bytes_column("peak allocated", peaks),
-        count_column("on rank", most, rank=1),
+        count_column(
+            "on rank", [None if peak is None else rank for rank, peak in zip(most, peaks, strict=True)], rank=1
+        ),
         text_column("", [one.fits for one in plans]),
     ]
     return Sheet(

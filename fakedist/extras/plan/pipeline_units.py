@@ -26,6 +26,8 @@ from fakedist.options.pricing import Pricing
 from fakedist.results.job_time import check_every_stage, check_one_job, price_together
 from fakedist.results.run import Run
 
+#: A layer that keeps so many times less than another has its parameters in a buffer that others share.
+_UNLIKE = 4
 _TORCH = "/torch/distributed/pipelining/"
 
 
@@ -255,7 +257,8 @@ class RecordedRank:
         self.kept_bytes, self._gradients = (
             np.bincount(unit, size * own, len(self.names)) for own in (is_kept, is_gradient)
         )
-        self.is_attributed = all(self.kept_bytes[row] for row in self.rows if self.numbers[row] >= 0)
+        kept = [self.kept_bytes[row] for row in self.rows if self.numbers[row] >= 0]
+        self.is_attributed = min(kept, default=0.0) * _UNLIKE > max(kept, default=0.0)
         self.other_bytes = float(levels[starts[0]] - self.kept_bytes[1:].sum())
         most = levels[ends[-1] : int(min(later, default=len(levels))) + 1].max()
         self.tail_bytes = float(most - levels[starts[0]] - self._gradients.sum())
