@@ -17,6 +17,7 @@ LIBRARY_HOMES = {
         "extras/confirm/jobs/",
         "extras/confirm/scripts/",
         *(f"extras/experts/{name}" for name in ("deep_ep", "dispatchers", "hybrid_ep", "stand_in")),
+        "extras/plan/torch_orders",
         *(f"extras/rl/{name}" for name in ("step_hooks", "verl", "vllm")),
     ),
     "pandas": (
@@ -73,7 +74,9 @@ SAME_THING = {
 SMALL_FOR_A_REASON = {
     **dict.fromkeys(("__main__", "check/marked_test", "cli/job_file"), "run with `python -m`"),
     **dict.fromkeys(("rank/__main__", "gpu/smi/__main__", "launcher/executors/__main__"), "the program of a process"),
-    **dict.fromkeys(("cli/task_program", "launcher/count_gpus"), "the program of a process"),
+    **dict.fromkeys(
+        ("cli/task_program", "launcher/count_gpus", "extras/plan/torch_orders"), "the program of a process"
+    ),
     **dict.fromkeys(("extras/confirm/jobs/parallel", "extras/confirm/scripts/third_step"), "the program of a process"),
     "rank/started/sitecustomize": "Python imports it by this name where a process begins",
     "rank/leaving": "ends the process; it must stay this short",

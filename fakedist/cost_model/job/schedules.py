@@ -1,7 +1,7 @@
 """Plays the order in which the ranks of a pipeline act: when each action begins and ends.
 
 A rank's GPU and host do its actions one after the other; none begins before the host has come to it, nor before its
-input is there. A send begins once the rank has reached it, and a receive ends a transfer's time after its sender has.
+input has come. A send begins once the rank has reached it, and a receive ends a transfer's time after its sender has.
 Transfers on one stream follow one another; those with nothing in between begin together.
 """
 
@@ -29,7 +29,7 @@ class Wire:
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedActions:
     """Start and end of each action in microseconds, and when the GPU and the host of each rank are done."""
 
     times: Mapping[Action, tuple[float, float]]
@@ -43,7 +43,7 @@ def play(
     costs: Mapping[tuple[str, int], tuple[float, float]],
     lead_us: Sequence[float],
     wire: Wire,
-) -> Played:
+) -> PlayedActions:
     """Play the actions of all ranks.
 
     Args:
@@ -66,7 +66,7 @@ def play(
             ways.transfer(stream)
         if before == (len(ways.times), sum(map(len, left))):
             raise JobError("the ranks of a pipeline wait for each other", "give each neighbour a stream: nccl-lazy")
-    return Played(ways.times, ways.gpu_us, ways.host_us)
+    return PlayedActions(ways.times, ways.gpu_us, ways.host_us)
 
 
 class _Ways:

@@ -166,9 +166,9 @@ def _pricing(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plan_pipeline(paths: Sequence[Path], micro_batches: str | None, values: Mapping[str, Any], output: Output) -> None:
+    from fakedist.extras.plan.pipeline_plans import plan_pipeline
     from fakedist.extras.plan.pipeline_report import pipeline_report
-    from fakedist.extras.plan.schedules import plan_pipeline
-    from fakedist.extras.plan.units import read_pipeline
+    from fakedist.extras.plan.pipeline_units import read_pipeline
     from fakedist.results.job_time import time_job
     from fakedist.results.opening import open_run
 

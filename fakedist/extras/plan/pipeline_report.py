@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from fakedist.extras.plan.schedules import Planned, megatron_layout
-from fakedist.extras.plan.units import PipelineModel
+from fakedist.extras.plan.pipeline_plans import Planned, megatron_layout
+from fakedist.extras.plan.pipeline_units import PipelineModel
 from fakedist.report.content.report_blocks import (
     Block,
     Chart,
@@ -110,7 +110,9 @@ def _sheet(model: PipelineModel, plans: Sequence[Planned]) -> Sheet:
         ),
         share_column("bubble", [one.bubble if one.is_known else None for one in plans]),
         bytes_column("peak allocated", peaks),
-        count_column("on rank", most, rank=1),
+        count_column(
+            "on rank", [None if peak is None else rank for rank, peak in zip(most, peaks, strict=True)], rank=1
+        ),
         text_column("", [one.fits for one in plans]),
     ]
     return Sheet(

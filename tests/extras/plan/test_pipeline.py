@@ -8,10 +8,10 @@ import pytest
 
 from fakedist.analysis.evidence import Room
 from fakedist.cost_model.job.schedules import Wire, with_transfers
-from fakedist.extras.plan import schedules
-from fakedist.extras.plan.schedules import Order, balanced_layout, even_layout, megatron_layout, plan
+from fakedist.extras.plan import pipeline_plans
+from fakedist.extras.plan.pipeline_plans import ScheduleOrder, balanced_layout, even_layout, megatron_layout, plan
+from fakedist.extras.plan.pipeline_units import Cost, PipelineModel, Unit
 from fakedist.extras.plan.torch_orders import order_of
-from fakedist.extras.plan.units import Cost, PipelineModel, Unit
 
 MIB = 2**20
 
@@ -31,7 +31,7 @@ def model(
     monkeypatch: pytest.MonkeyPatch, units: list[Unit], ranks: int = 2, room: Room | None = None
 ) -> PipelineModel:
     """A model on ranks with nothing else, which all units share."""
-    monkeypatch.setattr(schedules, "room_of_run", lambda _: room or Room())
+    monkeypatch.setattr(pipeline_plans, "room_of_run", lambda _: room or Room())
     run = SimpleNamespace(peak_reserved_bytes=0, peak_allocated_bytes=0)
     facts: dict[str, Any] = {"lead_us": 0.0, "tail_us": (0.0, 0.0), "other_bytes": 0.0, "tail_bytes": 0.0}
     rank = SimpleNamespace(run=run, kept_bytes=np.zeros(2), is_torch=True, is_attributed=True, **facts)
@@ -40,10 +40,10 @@ def model(
     return PipelineModel(units, stages, recorded, ranks - 1, Wire(0.0, is_stream_by_peer=True), 0.0)
 
 
-def order(name: str, ranks: int, chunks: int, batches: int) -> Order:
+def order(name: str, ranks: int, chunks: int, batches: int) -> ScheduleOrder:
     rank_of, actions = order_of(name, ranks, chunks, batches)
     own = [with_transfers([tuple(action) for action in of_rank], len(rank_of)) for of_rank in actions]
-    return Order(name, batches, rank_of, own)
+    return ScheduleOrder(name, batches, rank_of, own)
 
 
 LAYERS = [unit("embedding", 1.0), *(unit(str(number), 10.0) for number in range(8)), unit("head", 25.0)]

@@ -31,7 +31,7 @@ def test_schedules_are_what_their_recordings_show(run_fakedist: RunFakedist, tmp
         job = time_job(paths, host=HOST).summary
         assert plans[name]["step_us"] == pytest.approx(job.step_us, rel=0.05), name
         peaks = [stage.peak_allocated_bytes for stage in job.stages]
-        assert plans[name]["peak_allocated_bytes"] == pytest.approx(peaks, rel=0.02), name
+        assert plans[name]["peak_allocated_bytes"] == pytest.approx(peaks, rel=0.03), name
 
 
 @pytest.mark.long

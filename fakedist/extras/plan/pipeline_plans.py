@@ -18,9 +18,9 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.evidence import Fits
-from fakedist.cost_model.job.schedules import COMPUTES, Action, Played, play, with_transfers
+from fakedist.cost_model.job.schedules import COMPUTES, Action, PlayedActions, play, with_transfers
 from fakedist.errors import JobError
-from fakedist.extras.plan.units import Cost, PipelineModel
+from fakedist.extras.plan.pipeline_units import Cost, PipelineModel
 from fakedist.results.run import room_of_run
 
 Layout = Sequence[Sequence[int]]  # the units of each stage
@@ -37,7 +37,7 @@ SCHEDULES = {
 
 
 @dataclass(frozen=True)
-class Order:
+class ScheduleOrder:
     """The actions of each rank by a schedule, sends and receives among them, and the rank of each stage."""
 
     name: str
@@ -60,7 +60,7 @@ class Planned:
         actions: What each rank does: columns ``rank``, ``kind``, ``stage``, ``micro_batch``, ``start_us``, ``end_us``.
     """
 
-    order: Order
+    order: ScheduleOrder
     layout: Layout
     is_balanced: bool
     is_known: bool
@@ -72,7 +72,7 @@ class Planned:
     actions: pd.DataFrame
 
 
-def read_orders(wanted: Sequence[tuple[str, int, int]]) -> list[Order | str]:
+def read_orders(wanted: Sequence[tuple[str, int, int]]) -> list[ScheduleOrder | str]:
     """The orders of schedules, of (name, ranks, micro-batches); for one that cannot be, the reason.
 
     Raises:
@@ -84,14 +84,14 @@ def read_orders(wanted: Sequence[tuple[str, int, int]]) -> list[Order | str]:
     if ran.returncode:
         last = (ran.stderr.strip().splitlines() or ["it was killed"])[-1]
         raise JobError(f"torch.distributed.pipelining gives no orders of schedules: {last}", "pip install torch")
-    orders: list[Order | str] = []
+    orders: list[ScheduleOrder | str] = []
     for (name, _, number), found in zip(wanted, json.loads(ran.stdout), strict=True):
         if isinstance(found, str):
             orders.append(found)
             continue
         rank_of, actions = found
         of_ranks = [with_transfers([(str(one[0]), one[1], one[2]) for one in own], len(rank_of)) for own in actions]
-        orders.append(Order(name, number, rank_of, of_ranks))
+        orders.append(ScheduleOrder(name, number, rank_of, of_ranks))
     return orders
 
 
@@ -121,7 +121,7 @@ _FEW = "it has more stages than there are layers"
 _TOO_LARGE = "does not fit"
 
 
-def plan(model: PipelineModel, order: Order, layout: Layout, *, is_balanced: bool = False) -> Planned:
+def plan(model: PipelineModel, order: ScheduleOrder, layout: Layout, *, is_balanced: bool = False) -> Planned:
     """Run a schedule with a layout.
 
     Raises:
@@ -166,7 +166,9 @@ def plan(model: PipelineModel, order: Order, layout: Layout, *, is_balanced: boo
     )
 
 
-def _tails(model: PipelineModel, order: Order, layout: Layout, played: Played) -> list[tuple[float, float]]:
+def _tails(
+    model: PipelineModel, order: ScheduleOrder, layout: Layout, played: PlayedActions
+) -> list[tuple[float, float]]:
     """When each rank begins and ends its optimizer, which takes as long as its units have bytes."""
     tails = []
     for place, rank in enumerate(model.ranks):
@@ -181,13 +183,13 @@ def _tails(model: PipelineModel, order: Order, layout: Layout, played: Played) -
     return tails
 
 
-def _own(order: Order, rank: int, layout: Layout) -> list[int]:
+def _own(order: ScheduleOrder, rank: int, layout: Layout) -> list[int]:
     """The units of a rank."""
     return [unit for stage, of in enumerate(order.rank_of) if of == rank for unit in layout[stage]]
 
 
 def _peak(
-    model: PipelineModel, order: Order, rank: int, layout: Layout, costs: Sequence[dict[str, Cost]]
+    model: PipelineModel, order: ScheduleOrder, rank: int, layout: Layout, costs: Sequence[dict[str, Cost]]
 ) -> float | None:
     """The most that a rank allocates, in the order of its actions; None if it is not known.
 
@@ -257,7 +259,7 @@ def balanced_layout(model: PipelineModel, num_stages: int) -> list[Sequence[int]
         """Of the first stages up to a cut: the busiest, the sum of the squares of all, and the cuts."""
         if not stage:
             return (np.inf, np.inf, ()) if end else (0.0, 0.0, (0,))
-        made = [(np.inf, np.inf, ())]
+        made: list[tuple[float, float, tuple[int, ...]]] = [(np.inf, np.inf, ())]
         for begin in range(stage - 1, end):
             us, kept, saved = sums[end] - sums[begin]
             needs, (most, squares, before) = int(kept + (num_stages - stage + 1) * saved), best(stage - 1, begin)

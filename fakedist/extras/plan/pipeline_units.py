@@ -27,6 +27,8 @@ from fakedist.results.job_ranks import check_one_job
 from fakedist.results.job_time import check_every_stage, price_together
 from fakedist.results.run import Run
 
+#: A layer that keeps so many times less than another has its parameters in a buffer that others share.
+_UNLIKE = 4
 _TORCH = "/torch/distributed/pipelining/"
 
 
@@ -241,9 +243,8 @@ class RecordedRank:
             raise JobError(f"rank {self.run.summary.rank} has no memory of its timed step", "record it to its end")
         levels = np.append(0.0, self.run.table("events")["allocated_bytes"].to_numpy("f8"))  # before each event
         over = np.append(made, len(levels) - 1)
-        starts, ends = (
-            over[np.searchsorted(op, self._passes[n], s)] for n, s in (("first", "left"), ("last", "right"))
-        )
+        starts = over[np.searchsorted(op, self._passes["first"].to_numpy(), "left")]
+        ends = over[np.searchsorted(op, self._passes["last"].to_numpy(), "right")]
         starts = np.maximum(starts, np.append(0, ends[:-1]))
         peaks = [levels[begin : end + 1].max() - levels[begin] for begin, end in zip(starts, ends, strict=True)]
         self._passes = self._passes.assign(net_bytes=levels[ends] - levels[starts], peak_bytes=peaks)
@@ -257,7 +258,8 @@ class RecordedRank:
         self.kept_bytes, self._gradients = (
             np.bincount(unit, size * own, len(self.names)) for own in (is_kept, is_gradient)
         )
-        self.is_attributed = all(self.kept_bytes[row] for row in self.rows if self.numbers[row] >= 0)
+        kept = [self.kept_bytes[row] for row in self.rows if self.numbers[row] >= 0]
+        self.is_attributed = min(kept, default=0.0) * _UNLIKE > max(kept, default=0.0)
         self.other_bytes = float(levels[starts[0]] - self.kept_bytes[1:].sum())
         most = levels[ends[-1] : int(min(later, default=len(levels))) + 1].max()
         self.tail_bytes = float(most - levels[starts[0]] - self._gradients.sum())
@@ -266,7 +268,7 @@ class RecordedRank:
         """The recorded passes of a unit, by kind: times and bytes of most, the largest peak."""
         own = self._passes[self._passes["unit"] == row].groupby("kind")
         usual, peaks = own[["us", "host_us", "net_bytes"]].median(), own["peak_bytes"].max()
-        return {str(kind): Cost(*usual.loc[kind], peaks[kind]) for kind in usual.index}
+        return {str(kind): Cost._make([*usual.loc[kind], peaks[kind]]) for kind in usual.index}
 
     def split_us(self, row: int) -> tuple[float, float]:
         """How long a unit's gradients of inputs take, and both; nothing if they were recorded together."""
