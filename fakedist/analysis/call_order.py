@@ -50,7 +50,6 @@ class RankCall(NamedTuple):
         peer: Rank of the job that it sends to or receives from; -1 for collectives.
         sequence: Number of the call in its rank's run.
         awaited: Number of the first call after the wait for it; -1 where no wait was seen.
-        is_traced: It is of a hang's dump: its group makes it together, whatever the operation.
     """
 
     group: Channel
@@ -77,7 +76,6 @@ class RankCall(NamedTuple):
     join: str
     awaited: int
     awaited_on: int
-    is_traced: bool = False
 
     @property
     def sizes(self) -> list[tuple[str, int]]:
@@ -136,6 +134,7 @@ class RankCalls:
         last_step: The last step that it was recorded to the end of; 0 without one.
         is_over: Whether the script ended: it makes no further call.
         is_copied: Whether these are the calls of an alike rank, so that uneven parts are not its own.
+        is_traced: Whether they are of a hang's dump: a group makes each together, whatever the operation.
     """
 
     rank: int
@@ -143,6 +142,7 @@ class RankCalls:
     last_step: int
     is_over: bool
     is_copied: bool = False
+    is_traced: bool = False
 
 
 @dataclass(frozen=True)
@@ -554,7 +554,7 @@ def _part(call: RankCall, rank: int, *, is_sent: bool) -> int:
 def _units(program: RankCalls) -> Iterator[_Unit]:
     unit: _Unit | None = None
     for call in program.calls:
-        if not (call.is_traced or call.kind in _PLAYED):
+        if not (program.is_traced or call.kind in _PLAYED):
             continue
         before = unit.calls[-1] if unit else None
         is_coalesced = call.batch and not call.on_host

@@ -256,7 +256,7 @@ def _hung(rank: int, entries: list[_Entry], members: _Members, firsts: dict[_Gro
         ranks = members[entry.group]
         calls.append(_call(entry, index, ranks, numbers[entry.group]))
         known[index] = entry.known
-    return HungRank(RankCalls(rank, calls, last_step=0, is_over=True), known)
+    return HungRank(RankCalls(rank, calls, last_step=0, is_over=True, is_traced=True), known)
 
 
 def _call(entry: _Entry, index: int, ranks: tuple[int, ...], stream: int) -> RankCall:
@@ -291,5 +291,4 @@ def _call(entry: _Entry, index: int, ranks: tuple[int, ...], stream: int) -> Ran
         join="",
         awaited=-1,
         awaited_on=-1,
-        is_traced=True,
     )

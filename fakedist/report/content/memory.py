@@ -216,7 +216,11 @@ def phase_sheet(summary: Summary) -> Sheet:
     return Sheet(
         "By phase",
         columns,
-        [f"wall time of steps on this machine, recording included: {', '.join(times)}"] if times else [],
+        [
+            f"wall time of steps{' on this machine' if summary.world_size else ''}, recording included: {', '.join(times)}"
+        ]
+        if times
+        else [],
         name="phases",
         rows=[SheetRow(is_marked=(row.step, row.phase) == peak, is_small=row.step not in shown) for row in rows],
         small=f"{f'step {left_out[0]} is' if len(left_out) == 1 else several} only in --json",

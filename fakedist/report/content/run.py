@@ -308,10 +308,12 @@ def _memory(run: Run, charts: Callable[[], RunCharts], *, all_layers: bool) -> l
     is_described = run.by_category is not None
     blocks: list[Block] = [Chapter("memory", "Memory", "Memory over the steps", "measured")]
     blocks += [Details(lambda: charts().timeline())]
-    if summary.peak_reserved_bytes and is_described:
-        blocks.append(memory.phase_sheet(summary))
-    if summary.peak_allocated_bytes and is_described:
-        blocks.append(memory.category_sheet(summary))
+    inferred = ", inferred" if run.is_inferred else ""
+    sheets = (summary.peak_reserved_bytes, memory.phase_sheet), (summary.peak_allocated_bytes, memory.category_sheet)
+    blocks += [
+        replace(sheet, title=sheet.title + inferred)
+        for sheet in (make(summary) for most, make in sheets if most and is_described)
+    ]
     blocks += [
         Chapter("device", "In use", "In use of the GPU", "simulated", _IN_USE),
         Details(lambda: charts().device()),
@@ -334,7 +336,7 @@ def _memory(run: Run, charts: Callable[[], RunCharts], *, all_layers: bool) -> l
         blocks += [memory.unused_sheet(moments, cwd, is_described=is_described), Details(lambda: charts().segments())]
         blocks += filter(None, [memory.held_sheet(moments[0], cwd, is_described=is_described)])
     if is_described:
-        title = "Layers at the peak, with children"
+        title = f"Layers at the peak, with children{inferred}"
         intro = "Repeated layers share one row with their sum; open it to see each."
         blocks += [
             Chapter("layers", "Layers", title, "measured", intro),
@@ -361,7 +363,8 @@ def _communication(run: Run, charts: Callable[[], RunCharts]) -> list[Block]:
 
 def _outside(run: Run) -> list[Block]:
     summary = run.summary
-    outside = memory.outside_blocks(summary.estimated_outside) if summary.estimated_outside else []
+    estimated = None if run.is_inferred else summary.estimated_outside  # a file of a real GPU tells nothing of it
+    outside = memory.outside_blocks(estimated) if estimated else []
     host = host_memory_blocks(summary.host_memory, run.manifest.cwd) if summary.host_memory else []
     return [*outside, *host]
 

@@ -78,8 +78,6 @@ def test_what_is_no_snapshot_is_told(tmp_path: Path, content: bytes) -> None:
 def test_segments_alone_are_a_snapshot_without_a_history(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(pickle.dumps([{"address": 1}]))
     assert read_snapshot(tmp_path / "x") == {"segments": [{"address": 1}], "device_traces": []}
-    (tmp_path / "x").write_bytes(pickle.dumps({"device_traces": [[]]}))
-    assert read_snapshot(tmp_path / "x") == {"segments": [], "device_traces": [[]]}
 
 
 SNAPSHOT = {"segments": [{"address": 1}], "device_traces": [[]]}
@@ -91,10 +89,10 @@ def test_a_snapshot_is_read_as_a_pickle_or_json_by_any_name(
     written: Callable[[object], bytes], packed: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
     path = tmp_path / "x.anything"
-    for value in (SNAPSHOT, SNAPSHOT["segments"]):
+    for value in (SNAPSHOT, SNAPSHOT["segments"], {"device_traces": [[]]}):
         path.write_bytes(packed(written(value)))
         assert kind_of(path) == "other"
-        assert read_snapshot(path)["segments"] == SNAPSHOT["segments"]
+        assert read_snapshot(path)["segments"] == (SNAPSHOT["segments"] if "address" in str(value) else [])
 
 
 @pytest.mark.parametrize(
