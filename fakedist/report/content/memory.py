@@ -213,14 +213,11 @@ def phase_sheet(summary: Summary) -> Sheet:
     left_out = [number for number in steps if number not in shown]
     several = f"{len(left_out)} of the steps {min(left_out, default=0)} to {max(left_out, default=0)} are"
     times = [f"{row.step}: {format_us(row.wall_us)}" for row in summary.steps if row.step in shown]
+    where = " on this machine" if summary.world_size else ""
     return Sheet(
         "By phase",
         columns,
-        [
-            f"wall time of steps{' on this machine' if summary.world_size else ''}, recording included: {', '.join(times)}"
-        ]
-        if times
-        else [],
+        [f"wall time of steps{where}, recording included: {', '.join(times)}"] if times else [],
         name="phases",
         rows=[SheetRow(is_marked=(row.step, row.phase) == peak, is_small=row.step not in shown) for row in rows],
         small=f"{f'step {left_out[0]} is' if len(left_out) == 1 else several} only in --json",
