@@ -72,13 +72,6 @@ def _chained(x: Any) -> None:
     assert 0 <= x.item() <= 1
 
 
-def _raise(x: Any) -> None:
-    if not x.all():
-        for i in range(3):
-            print(i)
-        raise ValueError(f"{x}")
-
-
 def _is_good(x: Any) -> bool:
     return bool(x.all())
 
@@ -153,7 +146,7 @@ _STRICT = True
 
 
 _ALL_MUST_HOLD: list[Callable[..., None]] = [
-    _assertion, _raise, _helper, _iterated,
+    _assertion, _helper, _iterated,
 
 ]  # fmt: skip
 _NONE_MAY_HOLD: list[Callable[..., None]] = [
@@ -176,6 +169,10 @@ def test_a_check_passes_whatever_was_made_up(run: Callable[..., None], answer: b
 
 
 _FORMS = """
+    if not x.all():
+        for i in range(3): print(i, end="")
+        raise ValueError(f"{x}")
+
     assert x.all() and x.all()
 
     is_good = x.all().item(); print(end="") if len(sys.argv) > 999 else None; assert is_good
