@@ -197,7 +197,8 @@ def _peak(
     for that, and the losses of a last stage keep its inputs, unless torch computes their gradients apart.
     """
     own, is_torch, bytes_ = _own(order, rank, layout), model.ranks[0].is_torch, model.received_bytes
-    if not model.ranks[rank].is_attributed and [model.units[unit].place for unit in own] != [rank] * len(own):
+    recorded = [at for at, unit in enumerate(model.units) if unit.place == rank]
+    if not model.ranks[rank].is_attributed and own != recorded:
         return None
     kept, gradients = (
         sum(getattr(model.units[unit], name) for unit in own) for name in ("kept_bytes", "gradient_bytes")

@@ -1,5 +1,6 @@
 """Layouts, memory and passes of a pipeline, on models made by hand."""
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,3 +91,12 @@ def test_a_schedule_that_divides_backwards_is_bounded_where_none_was_recorded(mo
     assert (planned.is_known, known.is_known) == (False, True)
     assert planned.step_us <= known.step_us
     assert plan(made, order("1F1B", 2, 1, 8), made.stages).is_known
+
+
+def test_memory_of_layers_that_share_a_buffer_is_known_where_they_ran_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    units = [dataclasses.replace(unit(str(at), 10.0), place=at // 2) for at in range(4)]
+    made = model(monkeypatch, units)
+    made.ranks[0].is_attributed = False
+    of = order("1F1B", 2, 1, 8)
+    assert None not in plan(made, of, made.stages).peak_bytes
+    assert plan(made, of, [[0], [1, 2, 3]]).peak_bytes == [None, None]
