@@ -216,8 +216,10 @@ def phase_sheet(summary: Summary) -> Sheet:
         "By phase",
         columns,
         [
-            f"wall time of steps{' on this machine' if summary.world_size else ''}, recording included: "
-            f"{', '.join(times)}"
+            (
+                f"wall time of steps{' on this machine' if summary.world_size else ''}, recording included: "
+                f"{', '.join(times)}"
+            )
         ]
         if times
         else [],
