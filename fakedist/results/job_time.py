@@ -302,6 +302,8 @@ def _notes(times: JobTimes, micro_batches: int | None) -> list[Note]:
         notes.append(time_notes.micro_batches_repeated(times.ranks[0].num_recorded, micro_batches))
     notes += [time_notes.exchanges_elsewhere(rank.rank, rank.elsewhere) for rank in times.ranks if rank.elsewhere]
     notes += [time_notes.unmatched_calls(rank.rank, rank.num_unmatched) for rank in times.ranks if rank.num_unmatched]
+    if lacking := [rank.rank for rank in times.ranks if rank.num_lacking]:
+        notes.append(time_notes.receives_lacking(lacking))
     if len(times.ranks) > 1 and not any(rank.num_exchanged for rank in times.ranks):
         notes.append(time_notes.exchange_nothing([rank.rank for rank in times.ranks]))
     return notes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fakedist.options.expert_loads import EVEN
+from fakedist.rank_list import format_rank_list
 from fakedist.rundir.notes import GRAVITIES, counted, note, share_text, warning
 from fakedist.rundir.step_time import AllocatorTime, CpuWork, HostTime
 from fakedist.units import format_bytes, format_us
@@ -403,6 +404,16 @@ def unmatched_calls(rank: int, number: int) -> str:
     have, wait = ("have", "wait") if number > 1 else ("has", "waits")
     text = f"{counted(number, 'call')} of rank {rank} with the other ranks {have} no other side in their timed steps"
     return f"{text}, and {wait} for nothing"
+
+
+@warning(440)
+def receives_lacking(ranks: Sequence[int]) -> str:
+    """Ranks of which the timed step lacks a first receive, which the script makes before the step's first forward."""
+    whose = f"each of ranks {format_rank_list(ranks)}" if len(ranks) > 1 else f"rank {ranks[0]}"
+    return (
+        f"the timed step of {whose} lacks its first receive, as the script ended after it: its first forward does not "
+        "wait, and the job's step may be too short, by a forward of each stage at most; let the script run one more step"
+    )
 
 
 @note

@@ -362,6 +362,7 @@ class JobRank:
         num_exchanged: Sends to and receives from the other ranks.
         elsewhere: Ranks that it exchanges with and that are not placed.
         num_unmatched: Calls whose other side was never reached; they did not wait.
+        num_lacking: Receives that its step lacks, for what the others send.
         num_recorded: Micro-batches; 0 if unknown.
     """
 
@@ -376,6 +377,7 @@ class JobRank:
     num_exchanged: int
     elsewhere: tuple[int, ...]
     num_unmatched: int
+    num_lacking: int
     num_recorded: int
 
 
@@ -570,5 +572,6 @@ def _rank(alone: _Alone, together: PlacedTogether, step_us: float) -> JobRank:
         num_exchanged=alone.dependencies.num_exchanged,
         elsewhere=alone.dependencies.elsewhere,
         num_unmatched=together.num_unmatched[rank],
+        num_lacking=together.num_lacking.get(rank, 0),
         num_recorded=alone.num_recorded,
     )

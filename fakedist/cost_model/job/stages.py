@@ -8,7 +8,7 @@ warm-up, bubble and cool-down follow from the schedule that ran, not from a form
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Generator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -67,11 +67,13 @@ class RankStep:
 class PlacedTogether:
     """The launches of several ranks, placed, by rank.
 
-    ``num_unmatched`` counts transfers whose other side was never reached: they did not wait.
+    ``num_unmatched`` counts transfers whose other side was never reached: they did not wait. ``num_lacking`` counts
+    receives that a step lacks, for what the others send.
     """
 
     placed: dict[int, Placed]
     num_unmatched: dict[int, int]
+    num_lacking: Mapping[int, int]
 
 
 #: What tells the calls of one rank that another may wait for: sender, receiver (-1 of a collective), group.
@@ -100,8 +102,21 @@ class _Walker:
 
 
 def place_together(steps: Sequence[RankStep], host: HostCosts) -> PlacedTogether:
-    """Place the steps of several ranks; transfers with ranks not among them take their own time."""
-    together = _Together({step.rank for step in steps})
+    """Place the steps of several ranks; transfers with ranks not among them take their own time.
+
+    Where a rank receives less often than the other sends to it, its first receives are those that lack: a later stage
+    makes the first one before its step's first forward, in the step before.
+    """
+    sent, received = Counter[_Channel](), Counter[_Channel]()
+    for step in steps:
+        for transfer in (transfer for rows in step.transfers for transfer in rows if not transfer.members):
+            channel = (step.rank, transfer.peer, transfer.group)
+            if transfer.is_send:
+                sent[channel] += 1
+            else:
+                received[transfer.peer, step.rank, transfer.group] += 1
+    ranks = {step.rank for step in steps}
+    together = _Together(ranks, {channel: n for channel, n in (sent - received).items() if channel[1] in ranks})
     for step in steps:
         transfers = {rows[0].row: rows for rows in step.transfers}
         rendezvous = {first: [transfer.row for transfer in rows] for first, rows in transfers.items()}
@@ -113,8 +128,8 @@ def place_together(steps: Sequence[RankStep], host: HostCosts) -> PlacedTogether
 class _Together:
     """Walks several ranks, each until it must wait for another rank."""
 
-    def __init__(self, ranks: set[int]) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: set[int], lacking: Mapping[_Channel, int]) -> None:
+        self._ranks, self._lacking = ranks, lacking
         self._reached: dict[_Channel, list[float]] = defaultdict(list)
         self._ready: deque[_Walker] = deque()
         self._waiting: dict[int, _Walker] = {}
@@ -133,7 +148,10 @@ class _Together:
                 walker = min(self._waiting.values(), key=lambda walker_of: (_due(walker_of).start_us, walker_of.rank))
                 del self._waiting[walker.rank]
             self._advance(walker, self._ends(walker.rank, _due(walker)))
-        return PlacedTogether(self._placed, self._unmatched)
+        num_lacking = Counter[int]()
+        for (_, receiver, _), number in self._lacking.items():
+            num_lacking[receiver] += number
+        return PlacedTogether(self._placed, self._unmatched, num_lacking)
 
     def _advance(self, walker: _Walker, ends: Sequence[float] | None) -> None:
         while True:
@@ -170,7 +188,8 @@ class _Together:
                 self._reached[walker.rank, transfer.peer, transfer.group].append(rendezvous.start_us)
                 needs.append([])
             else:
-                needs.append([(channel, walker.num_calls[channel])] if transfer.peer in self._ranks else [])
+                position = self._lacking.get(channel, 0) + walker.num_calls[channel]
+                needs.append([(channel, position)] if transfer.peer in self._ranks else [])
                 walker.num_calls[channel] += 1
         for waiting in list(self._waiting.values()):
             if self._is_over(_due(waiting)):

@@ -1,5 +1,7 @@
 """Pipelines: what comes out of the ranks' own schedules equals the formulas where those hold."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -88,6 +90,17 @@ def bubble(steps: list[RankStep], num_batches: int) -> float:
 def test_the_bubble_is_the_formulas(stages: int, batches: int) -> None:
     expected = (stages - 1) / (batches + stages - 1)
     assert bubble(one_f_one_b(stages, batches), batches) == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_step_without_its_first_receive_has_the_later_ones_in_their_places() -> None:
+    steps = one_f_one_b(4, 16)
+    whole = place_together(steps, Host())
+    cut = [steps[0], *(replace(step, transfers=step.transfers[1:]) for step in steps[1:])]
+    found = place_together(cut, Host())
+    assert (dict(found.num_lacking), found.num_unmatched) == ({1: 1, 2: 1, 3: 1}, whole.num_unmatched)
+    ends = [max(each.end_us for each in together.placed.values()) for together in (found, whole)]
+    assert ends == [5500.0, 5700.0]  # 5,400 if each receive were the one before it
+    assert not whole.num_lacking
 
 
 def test_slow_stages_and_sends_lengthen_the_step_in_any_order_of_the_ranks() -> None:
