@@ -411,8 +411,8 @@ def receives_lacking(ranks: Sequence[int]) -> str:
     """Ranks of which the timed step lacks a first receive, which the script makes before the step's first forward."""
     whose = f"each of ranks {format_rank_list(ranks)}" if len(ranks) > 1 else f"rank {ranks[0]}"
     return (
-        f"the timed step of {whose} lacks its first receive, as the script ended after it: its first forward does not "
-        "wait, and the job's step may be too short, by a forward of each stage at most; let the script run one more step"
+        f"the timed step of {whose} lacks its first receive, as the script ended after it: its first forward does "
+        "not wait, and the job's step may be too short, by a forward of each stage; let the script run one more step"
     )
 
 

@@ -107,15 +107,10 @@ def place_together(steps: Sequence[RankStep], host: HostCosts) -> PlacedTogether
     Where a rank receives less often than the other sends to it, its first receives are those that lack: a later stage
     makes the first one before its step's first forward, in the step before.
     """
-    sent, received = Counter[_Channel](), Counter[_Channel]()
-    for step in steps:
-        for transfer in (transfer for rows in step.transfers for transfer in rows if not transfer.members):
-            channel = (step.rank, transfer.peer, transfer.group)
-            if transfer.is_send:
-                sent[channel] += 1
-            else:
-                received[transfer.peer, step.rank, transfer.group] += 1
     ranks = {step.rank for step in steps}
+    pairs = [(step.rank, call) for step in steps for calls in step.transfers for call in calls if not call.members]
+    sent = Counter((rank, call.peer, call.group) for rank, call in pairs if call.is_send)
+    received = Counter((call.peer, rank, call.group) for rank, call in pairs if not call.is_send)
     together = _Together(ranks, {channel: n for channel, n in (sent - received).items() if channel[1] in ranks})
     for step in steps:
         transfers = {rows[0].row: rows for rows in step.transfers}
@@ -148,9 +143,7 @@ class _Together:
                 walker = min(self._waiting.values(), key=lambda walker_of: (_due(walker_of).start_us, walker_of.rank))
                 del self._waiting[walker.rank]
             self._advance(walker, self._ends(walker.rank, _due(walker)))
-        num_lacking = Counter[int]()
-        for (_, receiver, _), number in self._lacking.items():
-            num_lacking[receiver] += number
+        num_lacking = Counter(receiver for (_, receiver, _), n in self._lacking.items() for _ in range(n))
         return PlacedTogether(self._placed, self._unmatched, num_lacking)
 
     def _advance(self, walker: _Walker, ends: Sequence[float] | None) -> None:
