@@ -424,9 +424,9 @@ def step_table(recording: Recording, blocks: Blocks, positions: pd.DataFrame) ->
         held = np.append(curve[np.maximum.accumulate(last)], 0)[index]
         table[f"peak_{name}_bytes"] = np.where(has_events, peaks[index], held)
     table["samples"] = np.array([row.samples for row in recording.steps], "int64")
-    table["elements"] = np.array([row.elements for row in recording.steps], "float64")
     for name in ("sample_shape", "name"):
         table[name] = pd.Series([getattr(row, name) for row in recording.steps], dtype="object")
+    table["elements"] = np.array([row.elements for row in recording.steps], "float64")
     return table
 
 

@@ -73,9 +73,7 @@ class After:
     """
 
     def __init__(self, limit: int, *, stops: bool = True, vary: Callable[[], bool] = lambda: False) -> None:
-        self._limit = limit
-        self._stops = stops
-        self._vary = vary
+        self._limit, self._stops, self._vary = limit, stops, vary
 
     def may_end(self) -> None:
         """Note that a step may have ended here. A later event decides."""

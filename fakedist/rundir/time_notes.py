@@ -406,7 +406,7 @@ def unmatched_calls(rank: int, number: int) -> str:
     return f"{text}, and {wait} for nothing"
 
 
-@warning(440)
+@warning(445)
 def receives_lacking(ranks: Sequence[int]) -> str:
     """Ranks of which the timed step lacks a first receive, which the script makes before the step's first forward."""
     whose = f"each of ranks {format_rank_list(ranks)}" if len(ranks) > 1 else f"rank {ranks[0]}"

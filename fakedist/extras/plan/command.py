@@ -100,7 +100,7 @@ def plan(
     as_json: bool,
     **values: Any,
 ) -> int:
-    """Plan a change of a job: another machine, less memory, or another schedule of its pipeline.
+    """Plan another machine, less memory, or another schedule.
 
     \b
     fakedist plan RUN --gpu b200 --gpus 128

@@ -45,8 +45,8 @@ def test_phases_steps_and_the_peak_are_those_of_the_recording(tmp_path: Path) ->
     ]
     assert phases["peak_reserved_bytes"].tolist() == [GIB] * 4 + [GIB + 20 * MIB]
     assert memory_tables.step_table(recording, blocks, places).to_numpy().tolist() == [
-        [1, 1000, 900, 28 * MIB, GIB, 0, "", ""],
-        [2, 2000, 900, 28 * MIB, GIB + 20 * MIB, 0, "", ""],
+        [1, 1000, 900, 28 * MIB, GIB, 0, "", "", 0.0],
+        [2, 2000, 900, 28 * MIB, GIB + 20 * MIB, 0, "", "", 0.0],
     ]
     spans = memory_tables.span_table(places)
     assert spans[["step", "phase", "first_event"]].astype({"phase": str}).to_numpy().tolist() == [
@@ -86,7 +86,7 @@ def test_a_step_without_any_event_used_nothing(made: HandMade) -> None:
     recording = made.read()
     blocks, places = build_blocks(recording), event_places(recording)
     assert memory_tables.phase_table(recording, blocks, places).empty
-    assert memory_tables.step_table(recording, blocks, places).to_numpy().tolist() == [[1, 1000, 900, 0, 0, 0, "", ""]]
+    assert memory_tables.step_table(recording, blocks, places).to_numpy().tolist() == [[1, 1000, 900, 0, 0, 0, "", "", 0.0]]
     peak = memory_tables.find_peak(blocks, places)
     assert (peak.allocated_bytes, peak.step, peak.phase) == (0, 0, "init")
 
