@@ -95,7 +95,7 @@ def rows(size, rank, is_async):
         x = torch.empty(3, dtype=torch.int64, device="cuda")
         yield "broadcast of no indices", run(dist.broadcast, x, other, results=[x]), [[0, 0, 0]]
         x, n = torch.empty(3, device="cuda"), torch.empty(3, dtype=torch.int64, device="cuda")
-        dist.recv(x, other), dist.recv(n)
+        dist.recv(x, other), dist.recv(n, other)
         yield "recv", (all(abs(v) < 9 for v in x.tolist()), n.tolist()), (True, [0, 0, 0])
         works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, n, other), dist.P2POp(dist.isend, x, other)])
         [work.wait() for work in works]
