@@ -86,7 +86,8 @@ def test_a_step_without_any_event_used_nothing(made: HandMade) -> None:
     recording = made.read()
     blocks, places = build_blocks(recording), event_places(recording)
     assert memory_tables.phase_table(recording, blocks, places).empty
-    assert memory_tables.step_table(recording, blocks, places).to_numpy().tolist() == [[1, 1000, 900, 0, 0, 0, "", "", 0.0]]
+    rows = memory_tables.step_table(recording, blocks, places).to_numpy().tolist()
+    assert rows == [[1, 1000, 900, 0, 0, 0, "", "", 0.0]]
     peak = memory_tables.find_peak(blocks, places)
     assert (peak.allocated_bytes, peak.step, peak.phase) == (0, 0, "init")
 
