@@ -208,7 +208,8 @@ class OwnRanks:
         @functools.wraps(original)
         def init_process_group(*args: object, **kwargs: object) -> object:
             named = signature.bind(*args, **kwargs).arguments
-            num_ranks = max(named.get("world_size", -1), int(os.environ.get("WORLD_SIZE") or -1))
+            given = named.get("world_size", -1)
+            num_ranks = given if given > 0 else int(os.environ.get("WORLD_SIZE") or -1)
             if num_ranks == self._job.world_size and not is_for_hosts(named.get("backend")):
                 self.joins(named.get("rank", -1), num_ranks)
             return original(*args, **kwargs)
