@@ -201,7 +201,7 @@ def _fits(run: Run, *, is_short: bool = False) -> list[Block]:
         name = "in use"
         most = used
         when = "by processes that the script started"
-    # Of a snapshot without segments, reserved memory is not known.
+    # Without segments, a snapshot does not have it.
     held = format_bytes(reserved) if reserved >= allocated else "not in the file"
     rows = [
         Fact(name, format_bytes(most), when, key="peak_allocated"),
