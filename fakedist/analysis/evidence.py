@@ -482,11 +482,11 @@ def freed_early(evidence: Evidence, passes: Passes, recomputed: Saving) -> Savin
     sums = np.flatnonzero(evidence.operation(_SUM) & evidence.phase("backward") & evidence.category("temporary"))
     read = passes.blocks[recomputed.bytes_[passes.blocks] > 0]
     read = read[np.argsort(freed[read], kind="stable")]
-    held = np.concatenate([[0], np.cumsum(size[read])])
+    read_until, held = freed[read], np.concatenate([[0], np.cumsum(size[read])])
     gone = recomputed.bytes_.copy()
     made_next = np.append(made[1:], len(evidence.allocated))
     for of_sum in np.split(sums, np.flatnonzero(np.diff(op[sums])) + 1) if len(sums) else ():
-        first, last = np.searchsorted(freed[read], [made[of_sum[0]], made_next[of_sum[-1]]])
+        first, last = np.searchsorted(read_until, [made[of_sum[0]], made_next[of_sum[-1]]])
         left = held[last] - held[first]
         for block in of_sum:
             gone[block] = min(size[block], left)

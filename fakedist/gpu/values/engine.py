@@ -244,11 +244,11 @@ class ValueEngine:
 
     def _foreign(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """An operation made of others. The driver knows what the kernels write that it launches itself."""
-        written = self._written(operator, args, kwargs)
-        read = (tensor for tensor in device_tensors((args, tuple(kwargs.values()))) if not _is_among(tensor, written))
+        written = {storage_of(tensor)[0] for tensor in self._written(operator, args, kwargs)}
+        given = device_tensors((args, tuple(kwargs.values())))
         self._cover(-1)
         try:
-            with protected(read):
+            with protected(tensor for tensor in given if storage_of(tensor)[0] not in written):
                 return self._inside.run(operator, args, kwargs)
         finally:
             self._cover(1)
