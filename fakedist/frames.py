@@ -13,7 +13,7 @@ import inspect
 import os
 import sys
 from collections.abc import Container, Iterator
-from types import CellType, CodeType, FrameType
+from types import CellType, FrameType
 
 import torch
 
@@ -53,20 +53,23 @@ def script_line() -> str:
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
 
 
-def running_script(frame: FrameType | None) -> list[tuple[CodeType, int]]:
-    """The script's running functions and their lines, from a frame outwards, at most 20."""
-    running: list[tuple[CodeType, int]] = []
+def running_script(frame: FrameType | None) -> list[tuple[str, int, str]]:
+    """File, line and name of the script's running functions, from a frame outwards, at most 20.
+
+    Python keeps the hashes of these texts, while that of a code object is computed anew each time.
+    """
+    running: list[tuple[str, int, str]] = []
     while frame is not None and len(running) < _MOST_LINES:
-        code = frame.f_code
-        if is_the_scripts(code.co_filename) and code.co_name not in PASSES_ON:
-            running.append((code, frame.f_lineno))
+        filename, name = frame.f_code.co_filename, frame.f_code.co_name
+        if is_the_scripts(filename) and name not in PASSES_ON:
+            running.append((filename, frame.f_lineno, name))
         frame = frame.f_back
     return running
 
 
 def script_lines(frame: FrameType | None) -> list[str]:
     """The script's lines from a frame outwards, as of :func:`script_line`, at most 20."""
-    return [f"{code.co_filename}:{line} ({code.co_name})" for code, line in running_script(frame)]
+    return [f"{filename}:{line} ({name})" for filename, line, name in running_script(frame)]
 
 
 def calling_frame() -> FrameType | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from types import CodeType
 
 import torch
 
@@ -56,7 +55,7 @@ class Ledger:
         self._terms: list[CallTerms] = []
         self._waits: list[CallWait] = []
         self._others: list[OtherGroupRow] = []
-        self._lines: dict[tuple[tuple[CodeType, int], ...], int] = {}
+        self._lines: dict[tuple[tuple[str, int, str], ...], int] = {}
         self.is_on = True
         self.on_call: Callable[[int], None] | None = None
         self.around: Callable[[int, str], AbstractContextManager[None]] | None = None
@@ -146,7 +145,7 @@ class Ledger:
         running = tuple(running_script(sys._getframe(2)))
         if running and running not in self._lines:
             self._lines[running] = len(self._lines)
-            self._append(CallLinesRecord([f"{code.co_filename}:{line} ({code.co_name})" for code, line in running]))
+            self._append(CallLinesRecord([f"{filename}:{line} ({name})" for filename, line, name in running]))
         return self._lines.get(running, -1)
 
     def timed(self, operation: str) -> AbstractContextManager[None] | None:
