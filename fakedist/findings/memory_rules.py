@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.evidence import owners
+from fakedist.analysis.evidence import matches, owners
 from fakedist.analysis.recording import Array
 from fakedist.analysis.state_advice import unfused_temporaries
 from fakedist.findings.case import Case, base_name
@@ -455,8 +455,8 @@ def fragmentation(case: Case) -> Iterator[Fault]:
     Steps whose sizes differ leave blocks of sizes that the next steps do not ask for. A block that was allocated on one
     stream is not given to another.
 
-    The rule sees 15 % or more of the reserved peak, and more than 200 MiB, that was in no block at any one time,
-    outside of the pools of CUDA graphs. If half of it is in segments of other streams than the one that holds the
+    The rule sees 15 % or more of what is reserved outside of CUDA graphs' pools at the reserved peak, and more than
+    200 MiB, that was in no block at any one time. If half of it is in segments of other streams than the one that holds the
     most, the streams are the reason. It says nothing of a snapshot that does not know when its segments were made.
 
     **Mend**: `PYTORCH_ALLOC_CONF=expandable_segments:True`, which maps pages where they are needed; or pad to a few
@@ -466,21 +466,36 @@ def fragmentation(case: Case) -> Iterator[Fault]:
     segments = case.table("segments")
     segments = segments[(segments["moment"] == "peak_reserved").to_numpy()]
     is_private = (segments["private_pool"] != "").to_numpy()
-    unused = evidence.reserved_peak - evidence.kept_peak - int(segments.loc[is_private, "free_bytes"].sum())
+    # Graphs' pools have no cure but FD107's.
+    reserved = evidence.reserved_peak - int(segments.loc[is_private, "bytes"].sum())
+    unused = reserved - evidence.kept_without(_in_segments(case, segments[is_private]))
     is_cut = any(note.code in _CUT_SNAPSHOTS for note in case.summary.notes)
     is_earlier = is_cut and int(case.table("events")["reserved_bytes"].iloc[0]) == evidence.reserved_peak
-    if evidence.grows or is_earlier or unused < max(_UNUSED_SHARE * evidence.reserved_peak, _LEAST_UNUSED_BYTES):
+    if evidence.grows or is_earlier or unused < max(_UNUSED_SHARE * reserved, _LEAST_UNUSED_BYTES):
         return
     by_stream = segments[~is_private].groupby("stream")[["allocated_bytes", "free_bytes"]].sum()
     of_others = min(int(by_stream["free_bytes"].drop(by_stream["allocated_bytes"].idxmax()).sum()), unused)
     is_of_streams = 2 * of_others >= unused
     yield Fault(
-        f"up to {format_bytes(unused)} of the {format_bytes(evidence.reserved_peak)} reserved held no block"
+        f"up to {format_bytes(unused)} of the {format_bytes(reserved)} reserved"
+        f"{' outside of private pools' if is_private.any() else ''} held no block"
         + (f"; {format_bytes(of_others)} are free for other streams alone" if is_of_streams else ""),
         "allocate on one stream" if is_of_streams else "PYTORCH_ALLOC_CONF=expandable_segments:True",
         costs_bytes=unused,
         advice="" if is_of_streams else "expandable-segments",
     )
+
+
+def _in_segments(case: Case, segments: pd.DataFrame) -> Array:
+    """Mask of the blocks in some segments, from when they were made."""
+    blocks, events = case.evidence.blocks, case.table("events")
+    made = events[matches(events["action"], lambda name: name == "segment_alloc")]
+    since = pd.Series(made.index, made["address"].to_numpy()).groupby(level=0).max()
+    address, event = blocks["address"].to_numpy(), blocks["alloc_event"].to_numpy()
+    inside = np.zeros(len(blocks), bool)
+    for start, size in zip(segments["address"], segments["bytes"], strict=True):
+        inside |= (start <= address) & (address < start + size) & (event >= since.get(start, 0))
+    return inside
 
 
 @rule("FD116", "retries of the allocator in a steady step")
