@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.evidence import matches, owners
+from fakedist.analysis.evidence import matches, owners, stacks
 from fakedist.analysis.recording import Array
 from fakedist.analysis.state_advice import unfused_temporaries
 from fakedist.findings.case import Case, base_name
@@ -16,6 +16,7 @@ from fakedist.rundir.notes import counted
 from fakedist.units import format_bytes
 
 _FEWEST_COMMUNICATORS = 4
+_FEWEST_TOGETHER = 3
 #: Two bytes an element in the parameters, and four in the buffer, make a buffer of twice the parameters.
 _BUCKET = 2.05
 #: The optimizer's temporaries as a share of the peak, from which on they make it.
@@ -261,12 +262,16 @@ def outliving_a_step(case: Case) -> Iterator[Fault]:
 
     The rule sees blocks of a forward alive at the peak of a later step, from a line whose blocks outlive at least two
     steps, or are freed once it has made the next one. What the first step alone makes, such as a cache, does not count.
+    It says nothing of several threads that train, since the step of one ends within that of another.
 
     **Mend**: keep `loss.detach()` or `loss.item()`, and `del` outputs at the end of the step.
 
     Reported in open-instruct#777.
     """
     evidence = case.evidence
+    launches = case.table("launches") if case.has("launches") else None
+    if launches is not None and launches.loc[case.in_phase(launches, "forward"), "thread"].nunique() > 1:
+        return
     blocks, spans = evidence.blocks, evidence.spans
     step = blocks["step"].to_numpy()
     begins = spans.groupby("step")["first_event"].min()
@@ -446,6 +451,44 @@ def _adapted_layers(layers: pd.DataFrame) -> list[int]:
 
 #: Notes of snapshots that do not know when memory was reserved that was before their history.
 _CUT_SNAPSHOTS = ("snapshot_starts_late", "snapshot_without_history")
+
+
+@rule("FD114", "compiled checkpointing that keeps more than eager", "blocks", "layers", "stacks")
+def recomputed_together(case: Case) -> Iterator[Fault]:
+    """A compiled backward computes several checkpointed layers again before it uses the first of them.
+
+    Eager backward recomputes a layer, and frees what it made before it recomputes the next. Inductor orders a whole
+    graph, and where the layers run twice in it, it may begin with what both passes recompute.
+
+    The rule sees a graph whose buffers at the peak are recomputed results of three or more repeated layers that each
+    saved something in forward, as layers that are checkpointed one by one do.
+
+    **Mend**: `torch._dynamo.graph_break()` between the passes, or compile each layer by itself (`layer.compile()`) and
+    checkpoint it outside. `fakedist compare EAGER COMPILED` shows what eager keeps.
+
+    Reported in pytorch#193193 (3.1 times the peak of eager).
+    """
+    evidence = case.evidence
+    blocks = evidence.blocks
+    unit = owners(evidence.layers, [layer for fold in stacks(evidence) for layer in fold.layers])
+    of_block = unit[blocks["layer"].to_numpy()]
+    again = blocks["recompute"].to_numpy(bool) & evidence.phase("backward") & (of_block >= 0)
+    compiled = again & evidence.operation("inductor::graph") & blocks["at_peak"].to_numpy(bool)
+    for _, same in pd.Series(of_block[compiled]).groupby(blocks["op"].to_numpy()[compiled]):
+        units = set(same) & set(of_block[case.is_saved])
+        ours = again & np.isin(of_block, list(same)) & blocks["at_peak"].to_numpy(bool)
+        held = blocks["bytes"][ours].groupby(of_block[ours]).sum()
+        if len(units) < _FEWEST_TOGETHER or not case.is_worth(held.sum() - held.max()):
+            continue
+        gives = case.saved(np.where(again & (of_block != held.idxmax()), blocks["bytes"], 0))
+        yield Fault(
+            f"a compiled backward recomputes {len(held)} layers before it uses the first: their results hold "
+            f"{format_bytes(int(held.sum()))} at the peak, those of one layer {format_bytes(int(held.max()))}",
+            "graph_break() between two passes of the layers, or layer.compile() inside of the checkpoint",
+            evidence.main_line(ours),
+            gives_bytes=(0, gives),
+        )
+        return
 
 
 @rule("FD115", "fragmentation", "segments", "blocks", "events")

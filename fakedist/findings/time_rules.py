@@ -133,9 +133,10 @@ def host_waits(case: Case) -> Iterator[Fault]:
     time = case.time
     if time is None:
         return
-    without = {gain.option.rpartition("no-sync=")[2]: gain.step_us for gain in time.gains if not gain.is_pair}
+    without = {gain.option: gain.step_us for gain in time.gains if not gain.is_pair}
     for wait in time.host_waits[:_MOST_LINES]:
-        shorter_us = time.step_us - without.get(wait.line.partition(" (")[0].rpartition("/")[2], time.step_us)
+        option = f"--what-if no-sync={wait.line.partition(' (')[0].rpartition('/')[2]}"
+        shorter_us = time.step_us - without.get(option, time.step_us)
         if case.is_worth_us(max(wait.idle_us, shorter_us)):
             yield Fault(
                 f"the host waits {counted(wait.num_waits, 'time')} for the GPU "
@@ -143,6 +144,7 @@ def host_waits(case: Case) -> Iterator[Fault]:
                 "leave the value on the GPU, or read it less often",
                 wait.line,
                 gives_us=(min(wait.idle_us, shorter_us), max(wait.idle_us, shorter_us)),
+                advice=option,
             )
 
 
@@ -171,6 +173,7 @@ def late_launches(case: Case) -> Iterator[Fault]:
         worst.line,
         gives_us=(0.0, max(time.step_us - best, late)),
         is_certain=False,
+        advice=better[0].option if better else "",
     )
 
 
@@ -233,6 +236,64 @@ def odd_sizes(case: Case) -> Iterator[Fault]:
             case.main_line(chosen),
             costs_us=takes,
         )
+
+
+@rule("FD207", "the default stream between communication and compute", "calls", "call_terms", "launches", "kernels")
+def reductions_in_the_way(case: Case) -> Iterator[Fault]:
+    """Backward waits for each reduction of gradients, which it does not read.
+
+    A collective that is not asynchronous is on the stream that computes; of one with a `wait()` or `wait_stream` right
+    behind it, that stream waits. It waits for what was computed before, and what is computed after waits for it.
+
+    The rule sees all-reduces, reduce-scatters and reduces in backward, of groups that exchange nothing in forward. The
+    stream that computes waits for them before it runs another kernel, and backward goes on behind them.
+
+    **Mend**: `async_op=True`, and wait for all of them once, before the optimizer's step. DDP and FSDP do; DeepSpeed
+    does with `overlap_comm`.
+    """
+    evidence, time, launches = case.evidence, case.time, case.table("launches")
+    calls = evidence.last_calls
+    if time is None or evidence.kernels is None or not len(launches):
+        return
+    in_forward = set(calls.loc[(calls["phase"] == "forward") & (calls["operation"] != "broadcast"), "group"])
+    reduces = calls["operation"].str.startswith(("all_reduce", "reduce")) & (calls["phase"] == "backward")
+    is_ours = calls["group"].map(lambda group: group not in in_forward and evidence.group_size(group) > 1).astype(bool)
+    is_call = (launches["what"] == "collective").to_numpy()
+    chosen = is_call & launches["call"].isin(calls.loc[reduces & is_ours, "sequence"]).to_numpy()
+    works = (launches["work"] >= 0).to_numpy() & ~is_call
+    stream = launches["stream"].to_numpy()
+    main = int(launches["stream"][works].mode().max()) if works.any() else 0
+    takes = evidence.kernels.groupby("launch")["duration_us"].sum().reindex(range(len(launches)), fill_value=0.0)
+    on_main = np.append(np.flatnonzero(works & (stream == main)), len(launches))
+    ends = np.append(np.flatnonzero(works & case.in_phase(launches, "forward", "optimizer")), len(launches))
+    held: dict[int, float] = {}
+    most = 0.0
+    for at in np.flatnonzero(chosen).tolist():
+        first, last = np.searchsorted(on_main, (at, ends[np.searchsorted(ends, at)]))
+        behind_us = float(takes[on_main[first:last]].sum())
+        if stream[at] == main or _waits_for(launches[at : on_main[first]], main):
+            held[at] = min(float(takes[at]), behind_us)
+            most = max(most, behind_us)
+    names = launches["call"].iloc[list(held)]
+    exposed = sum(row.exposed_us for row in time.by_group if row.operation in set(calls["operation"][reduces & is_ours]))
+    gives = min(sum(held.values()), most, exposed)
+    if not case.is_worth_us(gives):
+        return
+    terms = case.table("call_terms")["lines"][case.table("calls")["sequence"].isin(names).to_numpy()]
+    yield Fault(
+        f"backward waits for {counted(len(held), 'reduction')} of gradients, which take "
+        f"{format_us(float(takes[list(held)].sum()))}, before it goes on; {format_us(gives)} could be hidden",
+        "async_op=True, and one wait for all before the optimizer's step (DeepSpeed: overlap_comm)",
+        next((lines.partition("\n")[0] for lines in terms if lines), ""),
+        gives_us=(0.0, gives),
+    )
+
+
+def _waits_for(rows: pd.DataFrame, main: int) -> bool:
+    """Whether a stream waits for the collective that is the first of some launches."""
+    is_own = (rows["what"] == "stream_records") & (rows["stream"] == rows["stream"].iloc[0])
+    waits = (rows["what"] == "stream_waits") & (rows["stream"] == main)
+    return bool(rows["event"][waits].isin(rows["event"][is_own]).any())
 
 
 @rule("FD208", "data loading, or other work of the CPU, in the step")

@@ -363,6 +363,8 @@ class _Function:
         if (statement.lineno, source) in deleted and name != source:
             module = self._modules.get(name, COMPILED)
             self._generated.holders.append(HolderRow(root, statement.lineno, module))
+            if name in self._recomputed:
+                self._generated.recomputed.add(statement.lineno)
             self._unwritten.add(name)
 
     def _called(self, statement: ast.Expr) -> None:

@@ -556,13 +556,13 @@ def _gain_lines(summary: Summary, findings: Sequence[Finding]) -> list[str]:
         return []
     step = summary.timed[0]
     limit = limit_text(step)
-    named = {finding.change for finding in findings[:_NUM_FINDINGS]}
+    mended = {finding.advice for finding in findings[:_NUM_FINDINGS]}
     pieces = [
         (gain.step_us, f"step {relative_time(gain.step_us, step.step_us)}: {gain.title}")
         for gain in step.gains
         if gain.step_us < step.step_us * (1 - _LEAST_GAIN)
         and f"; {gain.title}: " not in limit
-        and gain.title not in named
+        and gain.option not in mended
     ]
     if text := collector_gain(step):
         pieces.append((step.step_us - step.collector_us, text))
