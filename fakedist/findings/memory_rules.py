@@ -21,6 +21,8 @@ _FEWEST_TOGETHER = 3
 _BUCKET = 2.05
 #: The optimizer's temporaries as a share of the peak, from which on they make it.
 _OPTIMIZERS_SHARE = 0.1
+#: Temporaries of an optimizer that updates one parameter after the other, in copies of the largest parameter.
+_MOST_OF_A_PARAMETER = 4
 _POOLS_SHARE = 1.5
 _ADAPTERS_SHARE = 0.25
 _FEWEST_ADAPTERS = 4
@@ -156,7 +158,7 @@ def optimizer_temporaries(case: Case) -> Iterator[Fault]:
     parameters at once.
 
     The rule sees a peak in the optimizer's phase, a tenth or more of it temporaries of `foreach` operations, or of an
-    optimizer of the job's own.
+    optimizer of the job's own: more of these than four of the largest, which one parameter may need.
 
     **Mend**: `fused=True`, which needs none, or `foreach=False`, which needs those of one parameter at a time. An
     optimizer of your own can update one parameter after the other.
@@ -171,6 +173,9 @@ def optimizer_temporaries(case: Case) -> Iterator[Fault]:
     chosen = max(unfused, own, key=evidence.at_peak)
     held = evidence.at_peak(chosen)
     if not case.is_worth(held) or held < _OPTIMIZERS_SHARE * case.peak:
+        return
+    largest = int(evidence.blocks.loc[chosen & evidence.blocks["at_peak"].to_numpy(), "bytes"].max())
+    if chosen is own and held <= _MOST_OF_A_PARAMETER * largest:
         return
     parameters = evidence.at_peak(evidence.category("parameter"))
     times = f", {held / parameters:.1f} times the parameters" if parameters else ""

@@ -23,6 +23,8 @@ _LOADING_SHARE = 0.05
 _LEAST_LOADING_US = 500.0
 #: Less of the CPU's own work between two launches is Python's, such as of a Trainer's callbacks.
 _LEAST_GAP_US = 2000.0
+#: Where others took the cores: several of the scheduler's slices of 4 ms.
+_LEAST_DISTURBED_US = 20_000.0
 _MOST_LINES = 2
 _FEWER_LAUNCHES = ("--what-if cuda-graphs", "--what-if compile")
 #: What a row of a product's operand has to be a multiple of, so that Tensor Cores load it: 16 bytes.
@@ -134,16 +136,19 @@ def host_waits(case: Case) -> Iterator[Fault]:
     if time is None:
         return
     without = {gain.option: gain.step_us for gain in time.gains if not gain.is_pair}
-    for wait in time.host_waits[:_MOST_LINES]:
-        option = f"--what-if no-sync={wait.line.partition(' (')[0].rpartition('/')[2]}"
-        shorter_us = time.step_us - without.get(option, time.step_us)
-        if case.is_worth_us(max(wait.idle_us, shorter_us)):
+    for where in list(dict.fromkeys(wait.line or wait.operation for wait in time.host_waits))[:_MOST_LINES]:
+        waits = [wait for wait in time.host_waits if (wait.line or wait.operation) == where]
+        idle_us = sum(wait.idle_us for wait in waits)
+        line = waits[0].line
+        option = f"--what-if no-sync={line.partition(' (')[0].rpartition('/')[2]}"
+        gives = sorted((idle_us, time.step_us - without.get(option, time.step_us)))
+        if case.is_worth_us(gives[1]):
             yield Fault(
-                f"the host waits {counted(wait.num_waits, 'time')} for the GPU "
-                f"({base_name(wait.operation) or wait.kind}), which is idle then for {format_us(wait.idle_us)}",
+                f"the host waits {counted(sum(wait.num_waits for wait in waits), 'time')} for the GPU "
+                f"({base_name(waits[0].operation) or waits[0].kind}), which is idle then for {format_us(idle_us)}",
                 "leave the value on the GPU, or read it less often",
-                wait.line,
-                gives_us=(min(wait.idle_us, shorter_us), max(wait.idle_us, shorter_us)),
+                line,
+                gives_us=(gives[0], gives[1]),
                 advice=option,
             )
 
@@ -305,7 +310,8 @@ def loading(case: Case) -> Iterator[Fault]:
 
     The rule sees a twentieth or more of the step, and half a millisecond, in DataLoaders' iterators, as measured where
     the run was recorded, or by torch.profiler. Or it sees gaps of 2 ms or more between two launches outside of forward,
-    backward and optimizer, a tenth of the step, in which the GPU is idle. Operations on large CPU tensors are not run;
+    backward and optimizer, a tenth of the step, in which the GPU is idle; 20 ms where other processes were in the way
+    of the measurement. Operations on large CPU tensors are not run;
     their time is estimated, with a wide interval.
 
     **Mend**: a DataLoader with `num_workers` above 0, `prefetch_factor`, `persistent_workers=True` and
@@ -357,5 +363,6 @@ def _gaps(case: Case) -> pd.DataFrame:
     own = (host["reached_us"] - host["begin_us"]).to_numpy()
     late = np.minimum(host["late_us"].to_numpy(), own)
     is_between = case.in_phase(launches, "other") | (np.arange(len(launches)) == 0)
-    rows = np.flatnonzero(is_between & (late >= _LEAST_GAP_US))
+    is_disturbed = any(note.code == "host_clock_disturbed" for note in case.summary.notes)
+    rows = np.flatnonzero(is_between & (late >= (_LEAST_DISTURBED_US if is_disturbed else _LEAST_GAP_US)))
     return pd.DataFrame({"late_us": late[rows], "op": launches["op"].to_numpy()[rows]})

@@ -19,8 +19,8 @@ _OPTIONS = {
 }
 _CODES = (
     *("FD101", "FD102", "FD103", "FD104", "FD105", "FD106", "FD107", "FD108", "FD109", "FD110", "FD111", "FD112"),
-    *("FD113", "FD115", "FD116", "FD117", "FD118"),
-    *("FD201", "FD202", "FD203", "FD204", "FD205", "FD206", "FD208", "FD304"),
+    *("FD113", "FD114", "FD115", "FD116", "FD117", "FD118"),
+    *("FD201", "FD202", "FD203", "FD204", "FD205", "FD206", "FD207", "FD208", "FD304"),
 )
 #: Faults of one kind with another form in the same rule, by the form's name, which its sentence has.
 _FORMS = {"casts": "FD117", "cpu": "FD208"}
