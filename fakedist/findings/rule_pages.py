@@ -28,45 +28,6 @@ losses.append(loss)  # fakedist: ignore[FD108]
 
 The comment may also be at the first or the last line of a statement of several lines.
 
-`python -m fakedist.findings.rule_pages`` prints the former."""
-
-from __future__ import annotations
-
-import sys
-
-from fakedist.errors import JobError, did_you_mean
-from fakedist.findings import finding_all  # noqa: F401 - registers the rules
-from fakedist.findings.registry import RULES
-
-_INTRODUCTION = """# Findings
-
-A finding is a fault of a job that a rule saw in its run: a code, the fault and its figures, the line, what to change,
-and what that gives. `fakedist report` shows the five gravest, `fakedist report --section findings` all,
-`fakedist report --json` has them as `findings`, and `fakedist explain FD101` prints a section of this page.
-
-FD1 are rules of memory, FD2 of time, FD3 of distribution; FD301, FD302 and FD303 compare the ranks of a job that ran
-(`fakedist profile --rank 0,1`). Gains in bytes are *estimated*: the run's own history is
-played again without what would go, which gives the least and the most. Gains in time are estimated as the step is. A
-rule that lacks a table says nothing: a memory snapshot of a real GPU has no kernels, so FD2 says nothing of it.
-
-`fakedist check` fails with exit code 3 on the findings that its configuration selects ([ci.md](ci.md#findings)).
-A line's own findings are ignored by a comment at it:
-
-```python
-losses.append(loss)  # fakedist: ignore[FD108]
-```
-
-The comment may also be at the first or the last line of a statement of several lines.
-
-Two patterns have no rule, because a run does not show them:
-
-- **Compiled checkpointing that keeps more than eager (FD114, pytorch#193193).** Inductor's partitioner decides what a
-  compiled region keeps. A run has its blocks, and not what the same region would keep in eager mode, nor that it was to
-  be checkpointed: compare them, `fakedist compare EAGER COMPILED`.
-- **The default stream between communication and compute (FD207).** Which kernel needs what another wrote is not
-  recorded, so a wait that is needed looks like one that is not. `fakedist report --section time` has how much of each
-  group's calls is exposed.
-
 `python -m fakedist.findings.rule_pages` prints this page, and a test keeps it true.
 """
 
