@@ -56,8 +56,7 @@ def whole_gradients(case: Case) -> Iterator[Fault]:
     if not len(scatters) or max(sizes) < 2:
         return
     blocks = evidence.blocks
-    step = int(scatters["step"].max())
-    recorded = min(step, int(evidence.blocks["step"].max()))
+    recorded = min(int(scatters["step"].max()), int(evidence.blocks["step"].max()))
     # FSDP1 hands the gradients that it kept to the reduce-scatter as they are.
     kept_in = evidence.category("gradient") | evidence.category("communication")
     whole = kept_in & evidence.phase("backward") & _outlives_a_forward(case)
@@ -132,7 +131,8 @@ def gathered_parameters(case: Case) -> Iterator[Fault]:
         if case.is_worth(int(blocks["bytes"].to_numpy()[rows].sum())):
             yield Fault(
                 f"whole parameters, {format_bytes(held)}, gathered for forward, stay until {until}",
-                "fully_shard(layer, reshard_after_forward=True), or reshard() after use outside of forward",
+                "fully_shard(layer, reshard_after_forward=True), or reshard() after use outside of forward "
+                "(DeepSpeed: stage3_max_reuse_distance)",
                 evidence.main_line(kept),
                 gives_bytes=None if phase == "backward" else (0, case.saved(np.where(kept, blocks["bytes"], 0))),
                 costs_bytes=held,
@@ -325,14 +325,13 @@ def large_bucket(case: Case) -> Iterator[Fault]:
     """
     evidence = case.evidence
     calls = evidence.last_calls
-    if (calls["operation"].str.startswith("all_gather") & (calls["phase"] == "forward")).any():
-        return
+    is_sharded = (calls["operation"].str.startswith("all_gather") & (calls["phase"] == "forward")).any()
     blocks = evidence.blocks
     # Views of DeepSpeed's buckets are gradients.
     of_views = evidence.category("gradient") & evidence.operation(r"aten\.empty\.")
     buffers = blocks[(evidence.category("communication") | of_views) & blocks["at_peak"].to_numpy(bool)]
     parameters = evidence.at_peak(evidence.category("parameter"))
-    if not len(buffers) or not parameters:
+    if is_sharded or not len(buffers) or not parameters:
         return
     row = buffers["bytes"].idxmax()
     size = int(buffers["bytes"].loc[row])
@@ -478,13 +477,14 @@ def recomputed_together(case: Case) -> Iterator[Fault]:
     unit = owners(evidence.layers, [layer for fold in stacks(evidence) for layer in fold.layers])
     of_block = unit[blocks["layer"].to_numpy()]
     again = blocks["recompute"].to_numpy(bool) & evidence.phase("backward") & (of_block >= 0)
-    compiled = again & evidence.operation("inductor::graph") & blocks["at_peak"].to_numpy(bool)
-    for _, same in pd.Series(of_block[compiled]).groupby(blocks["op"].to_numpy()[compiled]):
-        units = set(same) & set(of_block[case.is_saved])
-        ours = again & np.isin(of_block, list(same)) & blocks["at_peak"].to_numpy(bool)
-        held = blocks["bytes"][ours].groupby(of_block[ours]).sum()
-        if len(units) < _FEWEST_TOGETHER or not case.is_worth(held.sum() - held.max()):
-            continue
+    at_peak = again & blocks["at_peak"].to_numpy(bool)
+    compiled = at_peak & evidence.operation("inductor::graph")
+    units = [set(own) for _, own in pd.Series(of_block[compiled]).groupby(blocks["op"].to_numpy()[compiled])]
+    most = max(units, key=len, default=set())
+    ours = at_peak & np.isin(of_block, list(most))
+    held = blocks["bytes"][ours].groupby(of_block[ours]).sum()
+    is_one_by_one = len(most & set(of_block[case.is_saved])) >= _FEWEST_TOGETHER
+    if is_one_by_one and case.is_worth(held.sum() - held.max()):
         gives = case.saved(np.where(again & (of_block != held.idxmax()), blocks["bytes"], 0))
         yield Fault(
             f"a compiled backward recomputes {len(held)} layers before it uses the first: their results hold "
@@ -493,7 +493,6 @@ def recomputed_together(case: Case) -> Iterator[Fault]:
             evidence.main_line(ours),
             gives_bytes=(0, gives),
         )
-        return
 
 
 @rule("FD115", "fragmentation", "segments", "blocks", "events")
@@ -613,5 +612,4 @@ def doubled_activations(case: Case) -> Iterator[Fault]:
 def _as_large_as_half_a_weight(case: Case) -> Array:
     """Mask of the blocks as large as half of a parameter: casts of weights that autocast caches."""
     blocks = case.evidence.blocks
-    of_parameters = blocks.loc[case.evidence.category("parameter"), "bytes"].unique()
-    return np.asarray(np.isin(2 * blocks["bytes"], of_parameters))
+    return np.asarray(np.isin(2 * blocks["bytes"], blocks.loc[case.evidence.category("parameter"), "bytes"]))

@@ -58,10 +58,9 @@ def repeated_reductions(case: Case) -> Iterator[Fault]:
     calls = calls[calls.groupby("bytes_in")["sequence"].transform("count") % number == 0]
     gathered = evidence.category("parameter") & evidence.phase("forward", "backward")
     held = evidence.at_peak(evidence.category("parameter")) - evidence.at_peak(gathered)
-    if calls["bytes_in"].sum() < _MOST_GRADIENTS * number * held:
-        return
     parts = np.array_split(calls["bytes_in"].to_numpy(), number)
-    if any((part != parts[0]).any() for part in parts):
+    is_all = calls["bytes_in"].sum() >= _MOST_GRADIENTS * number * held
+    if not is_all or any((part != parts[0]).any() for part in parts):
         return
     group = [row for row in time.by_group if row.group == replicas.label and row.operation.startswith("all_reduce")]
     takes = evidence.calls_us(calls["sequence"]) * (number - 1) / number
@@ -271,20 +270,20 @@ def reductions_in_the_way(case: Case) -> Iterator[Fault]:
     takes = evidence.kernels.groupby("launch")["duration_us"].sum().reindex(range(len(launches)), fill_value=0.0)
     on_main = np.append(np.flatnonzero(works & (stream == main)), len(launches))
     ends = np.append(np.flatnonzero(works & case.in_phase(launches, "forward", "optimizer")), len(launches))
-    held: dict[int, float] = {}
-    most = 0.0
+    held: dict[int, tuple[float, float]] = {}
     for at in np.flatnonzero(chosen).tolist():
         first, last = np.searchsorted(on_main, (at, ends[np.searchsorted(ends, at)]))
         behind_us = float(takes[on_main[first:last]].sum())
         if stream[at] == main or _waits_for(launches[at : on_main[first]], main):
-            held[at] = min(float(takes[at]), behind_us)
-            most = max(most, behind_us)
-    names = launches["call"].iloc[list(held)]
-    exposed = sum(row.exposed_us for row in time.by_group if row.operation in set(calls["operation"][reduces & is_ours]))
-    gives = min(sum(held.values()), most, exposed)
+            held[at] = min(float(takes[at]), behind_us), behind_us
+    operations = set(calls["operation"][reduces & is_ours])
+    exposed = sum(row.exposed_us for row in time.by_group if row.operation in operations)
+    hidden, most = sum(one for one, _ in held.values()), max((behind for _, behind in held.values()), default=0.0)
+    gives = min(hidden, most, exposed)
     if not case.is_worth_us(gives):
         return
-    terms = case.table("call_terms")["lines"][case.table("calls")["sequence"].isin(names).to_numpy()]
+    is_held = case.table("calls")["sequence"].isin(launches["call"].iloc[list(held)]).to_numpy()
+    terms = case.table("call_terms")["lines"][is_held]
     yield Fault(
         f"backward waits for {counted(len(held), 'reduction')} of gradients, which take "
         f"{format_us(float(takes[list(held)].sum()))}, before it goes on; {format_us(gives)} could be hidden",

@@ -37,10 +37,12 @@ def findings(run_fakedist: RunFakedist, job: str, *more: str) -> dict[str, dict[
     return {finding["code"]: finding for finding in report["findings"]}
 
 
-@pytest.mark.parametrize("code", _CODES)
-def test_a_fault_is_found_and_its_twin_has_none(run_fakedist: RunFakedist, code: str) -> None:
-    assert code in findings(run_fakedist, code)
-    assert code not in findings(run_fakedist, code, "mended")
+@pytest.mark.parametrize(("job", "code"), [*zip(_CODES, _CODES, strict=True), *_FORMS.items()])
+def test_a_fault_is_found_and_its_twin_has_none(run_fakedist: RunFakedist, job: str, code: str) -> None:
+    found = findings(run_fakedist, job)
+    assert job == code or job in found[code]["text"].lower()
+    assert code in found
+    assert code not in findings(run_fakedist, job, "mended")
 
 
 @pytest.mark.parametrize(("code", "more"), [("FD301", ""), ("FD301", "models"), ("FD302", ""), ("FD303", "")])
@@ -61,14 +63,12 @@ def test_a_thing_is_said_once(run_fakedist: RunFakedist) -> None:
     assert "FD102" not in findings(run_fakedist, "FD101")
 
 
+def test_what_two_threads_train_does_not_outlive_a_step(run_fakedist: RunFakedist) -> None:
+    assert "FD108" not in findings(run_fakedist, "threads")
+
+
 def test_what_mending_gives_is_what_the_mended_job_saves(run_fakedist: RunFakedist) -> None:
     """Whole gradients between micro-batches: 22.01 MiB where a shard of eight is an eighth."""
     found = findings(run_fakedist, "FD103")["FD103"]
     assert "whole gradients, 22.0" in found["text"]
     assert found["gives_high_bytes"] == pytest.approx(22.01 * MIB * 7 / 8, rel=0.01)
-
-
-@pytest.mark.parametrize(("job", "code"), _FORMS.items())
-def test_another_form_of_a_fault_is_found(run_fakedist: RunFakedist, job: str, code: str) -> None:
-    assert job in findings(run_fakedist, job)[code]["text"].lower()
-    assert code not in findings(run_fakedist, job, "mended")

@@ -125,16 +125,14 @@ def whole_gradients(mended: bool) -> Step:
     for layer in model.layers:
         fully_shard(layer)
     fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
-    def step() -> None:
-        for number in range(2):
-            model.set_requires_gradient_sync(mended or number == 1)
-            F.cross_entropy(model(tokens), tokens).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def loss() -> torch.Tensor:
+        model.set_requires_gradient_sync(mended)
+        F.cross_entropy(model(tokens), tokens).backward()
+        model.set_requires_gradient_sync(True)
+        return F.cross_entropy(model(tokens), tokens)
 
-    return step
+    return train(model, loss)
 
 
 def gathered_parameters(mended: bool) -> Step:
@@ -217,16 +215,14 @@ def dropped_activations(mended: bool) -> Step:
 
 def reduced_each_micro_batch(mended: bool) -> Step:
     model, tokens = DistributedDataParallel(Model().to("cuda")), make_tokens(number=256)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
-    def step() -> None:
-        for number in range(4):
-            with model.no_sync() if mended and number < 3 else nullcontext():
+    def loss() -> torch.Tensor:
+        with model.no_sync() if mended else nullcontext():
+            for _ in range(3):
                 F.cross_entropy(model(tokens), tokens).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return F.cross_entropy(model(tokens), tokens)
 
-    return step
+    return train(model, loss)
 
 
 def small_collectives(mended: bool) -> Step:
@@ -518,21 +514,16 @@ def reduced_in_hooks(mended: bool) -> Step:
 
 def in_two_threads(mended: bool) -> Step:
     """Each thread's step ends within the other's, whose activations are no fault."""
-    steps = [train(model, logits_loss(model)) for model in (Model().to("cuda"), Model().to("cuda"))]
-    threads: list[threading.Thread] = []
+    one, other = (train(model, logits_loss(model)) for model in (Model().to("cuda"), Model().to("cuda")))
 
     def run() -> None:
         torch.cuda.set_device(0)
         for _ in range(NUM_STEPS):
-            steps[1]()
+            other()
 
-    def step() -> None:
-        if not threads and not mended:
-            threads.append(threading.Thread(target=run))
-            threads[0].start()
-        steps[0]()
-
-    return step
+    if not mended:
+        threading.Thread(target=run).start()
+    return one
 
 
 FAULTS: dict[str, Callable[[bool], Step]] = {
@@ -544,6 +535,7 @@ FAULTS: dict[str, Callable[[bool], Step]] = {
     "FD106": many_communicators,
     "FD107": graph_pools,
     "FD108": kept_losses,
+    "threads": in_two_threads,
     "FD109": kept_evaluation,
     "FD110": large_bucket,
     "FD111": half_state,
