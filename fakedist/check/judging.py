@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
-from fakedist.check.config import CheckJob, Figure, Limit
+from fakedist.check.config import CheckJob, Figure
 from fakedist.errors import CheckError, did_you_mean
 from fakedist.results.compare.changed_memory import (
     BLOCK_COLUMNS,

@@ -503,8 +503,8 @@ def fragmentation(case: Case) -> Iterator[Fault]:
     stream is not given to another.
 
     The rule sees 15 % or more of what is reserved outside of CUDA graphs' pools at the reserved peak, and more than
-    200 MiB, that was in no block at any one time. If half of it is in segments of other streams than the one that holds the
-    most, the streams are the reason. It says nothing of a snapshot that does not know when its segments were made.
+    200 MiB, that was in no block at any one time. If half of it is in segments of other streams than the one that holds
+    the most, the streams are the reason. It says nothing of a snapshot that does not know when its segments were made.
 
     **Mend**: `PYTORCH_ALLOC_CONF=expandable_segments:True`, which maps pages where they are needed; or pad to a few
     sizes, the largest first. Free blocks of another stream need one stream to allocate on.

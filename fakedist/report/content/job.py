@@ -277,7 +277,8 @@ def _kinds_sheet(found: JobKinds, runs: Sequence[Run]) -> Sheet:
     kinds = sorted(found.kinds, key=lambda kind: (-most(kind, "peak_reserved_bytes"), kind.ranks))
     stages = ["" if kind.stage is None else str(kind.stage) for kind in kinds]
     places = [", ".join(kind.where) for kind in kinds]
-    fits = ["" if not runs else "yes" if all(run.fits for run in runs) else "no" for runs in (ran[kind.ranks] for kind in kinds)]
+    runs_of = (ran[kind.ranks] for kind in kinds)
+    fits = ["" if not runs else "yes" if all(run.fits for run in runs) else "no" for runs in runs_of]
     columns = [
         SheetColumn("ranks", [format_rank_list(kind.ranks) for kind in kinds], is_text=True),
         *([SheetColumn("stage", stages, rank=1)] if any(stages) else []),

@@ -481,8 +481,8 @@ def short_report(run_directory: Path | Run) -> Report:
     if summary.notes and (not summary.peak_allocated_bytes or run.by_category is None):  # they say why
         blocks.append(Items("Notes", note_texts(summary.notes, cwd)))
     if run.findings:
-        texts = [finding_text(one, cwd) for one in run.findings[:_NUM_FINDINGS]]
-        blocks.append(Items(FINDINGS_TITLE, texts, least=1))
+        shown = [finding_text(one, cwd) for one in run.findings[:_NUM_FINDINGS]]
+        blocks.append(Items(FINDINGS_TITLE, shown, least=1))
     blocks += _outlook(summary, run.findings)
     warnings = note_texts(summary.notes, cwd)[: num_warnings(summary.notes)] if summary.peak_allocated_bytes else []
     blocks += [Remark(text, is_warning=True) for text in warnings[:1]]
