@@ -513,7 +513,7 @@ def reduced_in_hooks(mended: bool) -> Step:
 
 
 def in_two_threads(mended: bool) -> Step:
-    """Each thread's step ends within the other's, whose activations are no fault."""
+    """Each thread's step ends within the other's, whose activations have to stay."""
     one, other = (train(model, logits_loss(model)) for model in (Model().to("cuda"), Model().to("cuda")))
 
     def run() -> None:
