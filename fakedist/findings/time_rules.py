@@ -35,7 +35,8 @@ _ALIGNED_BYTES = 16
 def repeated_reductions(case: Case) -> Iterator[Fault]:
     """With gradient accumulation, every micro-batch all-reduces all gradients, though only their sum is needed.
 
-    The rule sees the same all-reduces of one group, of most gradients, with each backward of the timed step.
+    The rule sees the same all-reduces of one group, of most gradients and from the same layers, with each backward of
+    the timed step.
 
     **Mend**: `with model.no_sync():` around all micro-batches but the last (DDP). With hybrid sharding,
     `set_requires_all_reduce(False)`, which costs no memory; `no_sync` of FSDP does (FD103).
@@ -58,7 +59,7 @@ def repeated_reductions(case: Case) -> Iterator[Fault]:
     calls = calls[calls.groupby("bytes_in")["sequence"].transform("count") % number == 0]
     gathered = evidence.category("parameter") & evidence.phase("forward", "backward")
     held = evidence.at_peak(evidence.category("parameter")) - evidence.at_peak(gathered)
-    parts = np.array_split(calls["bytes_in"].to_numpy(), number)
+    parts = np.array_split(calls[["bytes_in", "layer"]].to_numpy(), number)
     is_all = calls["bytes_in"].sum() >= _MOST_GRADIENTS * number * held
     if not is_all or any((part != parts[0]).any() for part in parts):
         return
