@@ -367,7 +367,7 @@ def chunk_loss(evidence: Evidence) -> Iterator[Change]:
     if not chosen.any():
         return
     held = evidence.at_peak(chosen)
-    where = f" ({_short(sorted(lines)[0])})" if lines else ""
+    where = f" ({sorted(lines)[0].partition(' (')[0].rpartition('/')[2]})" if lines else ""
     sizes, line = evidence.blocks["bytes"].to_numpy(), evidence.main_line(chosen)
     megatron = Megatron.of(evidence)
     also = "; --cross-entropy-loss-fusion" if megatron and not megatron.has("cross-entropy-loss-fusion") else ""
@@ -509,7 +509,3 @@ def _gathered_logits(evidence: Evidence, is_loss: Array) -> tuple[int, int] | No
         if group in evidence.splits_tensors and evidence.group_size(int(group)) > 1:
             return int(group), int(bytes_)
     return None
-
-
-def _short(line: str) -> str:
-    return line.partition(" (")[0].rpartition("/")[2]

@@ -52,10 +52,6 @@ def channels_of(groups: Iterable[Sequence[int]]) -> list[Channel]:
     return found
 
 
-def _shape(groups: Sequence[JobGroup]) -> list[tuple[str, int]]:
-    return [(group.description, len(group.members)) for group in groups]
-
-
 @dataclass(frozen=True)
 class CopiedCalls:
     """The calls of a rank as an alike one makes them: on its own groups, with the peers in the same direction."""
@@ -110,7 +106,7 @@ def find_kinds(
     """
     possible: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
     for rank in range(world_size):
-        shape = tuple(_shape(groups.of(rank)))
+        shape = tuple((group.description, len(group.members)) for group in groups.of(rank))
         possible[_stage(groups.of(rank), rank, pipeline), shape].append(rank)
     search = _Search(groups, programs)
     for (stage, _), ranks in possible.items():

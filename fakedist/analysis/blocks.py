@@ -271,11 +271,13 @@ class Held:
         layer: The layer that the block was for; -1 if no graph shows it.
         is_saved: Its contents are those that it held when the graph that allocated it ended.
         is_last: They are the last thing it held.
+        is_again: They are a result of the graph's forward, computed again.
     """
 
     layer: Array
     is_saved: Array
     is_last: Array
+    is_again: Array
 
 
 @dataclass(frozen=True)
@@ -294,7 +296,7 @@ def held_blocks(frame: pd.DataFrame, recording: Recording, peak_event: int) -> H
         peak_event: -1 without events.
     """
     num = len(frame)
-    held = Held(np.full(num, -1, "i8"), np.ones(num, bool), np.ones(num, bool))
+    held = Held(np.full(num, -1, "i8"), np.ones(num, bool), np.ones(num, bool), np.zeros(num, bool))
     graphs = recording.graphs
     if not graphs or not num:
         return held
@@ -308,15 +310,16 @@ def held_blocks(frame: pd.DataFrame, recording: Recording, peak_event: int) -> H
     alive = ((frame["alloc_event"] <= peak_event) & (frame["free_event"] > peak_event)).to_numpy()
     placings = {row.number: row.layers for row in recording.placings}
     lines = {code.number: {row.line: row.module for row in code.lines} for code in recording.generated}
+    again = {(code.number, line) for code in recording.generated for line in code.recomputed}
     chains = _chains(recording)
     for block in np.flatnonzero(is_inside):
         number, of_graph = int(code[block]), int(graph[block])
         line = int(line_of[stack[block]])
         layers = placings[graphs[of_graph].placing]
-        held.layer[block] = _layer(layers, lines[number].get(line))
+        held.layer[block], held.is_again[block] = _layer(layers, lines[number].get(line)), (number, line) in again
         for at, module in chains.get((number, line), ()):
             if not alive[block] or _is_before(of_graph, at, peak):
-                held.layer[block] = _layer(layers, module)
+                held.layer[block], held.is_again[block] = _layer(layers, module), (number, at) in again
             else:
                 held.is_saved[block] = held.is_last[block] = False
     _inputs(frame, recording, held, alive=alive, peak=peak, of_op=of_op)
@@ -480,6 +483,7 @@ def _add_place(frame: pd.DataFrame, recording: Recording, held: Held) -> None:
     for name in ("step", "phase", "layer", "recompute"):
         frame[name] = position[name].to_numpy() if name != "phase" else position[name].array
     frame["layer"] = np.where(held.layer >= 0, held.layer, frame["layer"]).astype("i4")
+    frame["recompute"] |= held.is_again
     frame["operation"] = operation_names(recording, op)
 
 

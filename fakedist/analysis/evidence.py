@@ -150,10 +150,15 @@ class Evidence:
     @cached_property
     def kept_peak(self) -> int:
         """The most bytes in blocks at one time, with those that are freed and still in use on a stream."""
+        return self.kept_without(np.zeros(len(self.blocks), bool))
+
+    def kept_without(self, gone: Array) -> int:
+        """The same without some blocks."""
+        made, freed, reused = (self.blocks[name].to_numpy() for name in ("alloc_event", "free_event", "reuse_event"))
         size = self.blocks["bytes"].to_numpy()
-        freed, reused = (self.blocks[name].to_numpy() for name in ("free_event", "reuse_event"))
-        waiting = curve(freed, reused, size, len(self.allocated))
-        return int((self.allocated + waiting).max(initial=self.peak))
+        waiting = curve(freed, reused, np.where(gone, 0, size), len(self.allocated))
+        held = self.allocated - curve(made, freed, np.where(gone, size, 0), len(self.allocated))
+        return int((held + waiting).max(initial=0))
 
     @cached_property
     def rounding(self) -> int:

@@ -271,12 +271,9 @@ def read_recording(run_directory: Path, *, may_be_empty: bool = True) -> Recordi
 
 def recorded_so_far(run_directory: Path) -> tuple[object, ...]:
     """Identities, sizes and times of the files that :func:`read_recording` reads, to be compared."""
-    statuses = (path.stat() if path.exists() else None for path in _files(run_directory))
+    paths = (run_directory / name for name in (JOURNAL_NAME, KERNELS_NAME, SMI_NAME))
+    statuses = (path.stat() if path.exists() else None for path in paths)
     return tuple(status and (status.st_ino, status.st_size, status.st_mtime_ns) for status in statuses)
-
-
-def _files(run_directory: Path) -> list[Path]:
-    return [run_directory / name for name in (JOURNAL_NAME, KERNELS_NAME, SMI_NAME)]
 
 
 def _kept_by() -> tuple[dict[type[Record], str], ...]:

@@ -104,15 +104,11 @@ def _innermost(stack: Sequence[int], lines: Sequence[str], boundary: int) -> str
     for frame in stack:
         is_backward |= frame == boundary
         if lines[frame]:
-            return _named(lines[frame], is_backward=is_backward)
+            return lines[frame].removesuffix(")") + _IN_BACKWARD if is_backward else lines[frame]
     return ""
 
 
 _IN_BACKWARD = ", backward)"
-
-
-def _named(line: str, *, is_backward: bool) -> str:
-    return line.removesuffix(")") + _IN_BACKWARD if is_backward else line
 
 
 def is_of_backward(line: str) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
-from fakedist.check.config import CheckJob, Figure, Limit
+from fakedist.check.config import CheckJob, Figure
 from fakedist.errors import CheckError, did_you_mean
 from fakedist.results.compare.changed_memory import (
     BLOCK_COLUMNS,
@@ -356,16 +356,12 @@ def judge(job: CheckJob, rank: int, now: RankFigures, before: RankFigures | None
             value,
             budget=None if budget is None else budget.of(now.record.capacity_bytes),
             baseline=was,
-            allowed=_allowed(was, tolerance),
+            allowed=None if was is None or tolerance is None else was + tolerance.of(was),
             tolerance="" if tolerance is None else tolerance.text,
             source=now.time_source if figure.is_time else "",
         )
         findings.append(_blamed(finding, now, before) if finding.is_exceeded else finding)
     return findings
-
-
-def _allowed(was: float | None, tolerance: Limit | None) -> float | None:
-    return None if was is None or tolerance is None else was + tolerance.of(was)
 
 
 def _blamed(finding: JudgedFigure, now: RankFigures, before: RankFigures | None) -> JudgedFigure:

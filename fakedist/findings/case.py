@@ -46,15 +46,10 @@ class Case:
     @cached_property
     def evidence(self) -> Evidence:
         """The tables of memory and calls. Those that the run lacks have no rows."""
-        tables = {name: self._table_or_none(name) for name in _EVIDENCE}
+        tables = {name: self.table(name) if self.has(name) else table_of(name) for name in _EVIDENCE}
         if self.has("kernels"):
             tables["kernels"] = self.table("kernels")
         return Evidence(tables, fold_layers(tables["layers"]))
-
-    def _table_or_none(self, name: str) -> pd.DataFrame:
-        if self.has(name):
-            return self.table(name)
-        return table_of(name)
 
     @property
     def time(self) -> StepTime | None:

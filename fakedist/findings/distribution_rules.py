@@ -48,7 +48,9 @@ def swapped_axes(case: Case) -> Iterator[Fault]:
             if min(map(evidence.group_size, (number, shards))) < 2:
                 continue
             are_named = _words(case, number) & _SHARDS and _words(case, shards) & _REPLICAS
-            if not are_named and not (_is_in_a_node(case, number) and _is_over_nodes(case, shards)):
+            inner, outer = (_nodes(case, group) for group in (number, shards))
+            is_inside_out = case.gpus_per_node > 1 and len(set(inner)) == 1 and len(set(outer)) == len(outer)
+            if not are_named and not is_inside_out:
                 continue
             shard_size, replicas_size = map(evidence.group_size, (shards, number))
             yield Fault(
@@ -70,16 +72,7 @@ def _words(case: Case, group: int) -> set[str]:
 
 def _nodes(case: Case, group: int) -> list[int]:
     ranks = parse_rank_list(str(case.evidence.groups["ranks"].iloc[group]))
-    return [rank // case.gpus_per_node for rank in ranks]
-
-
-def _is_in_a_node(case: Case, group: int) -> bool:
-    return case.gpus_per_node > 1 and len(set(_nodes(case, group))) == 1
-
-
-def _is_over_nodes(case: Case, group: int) -> bool:
-    nodes = _nodes(case, group)
-    return len(set(nodes)) == len(nodes)
+    return [rank // max(case.gpus_per_node, 1) for rank in ranks]
 
 
 @rule("FD301", "calls of ranks that do not match", "calls", "call_terms", "groups", "steps", of_job=True)
@@ -176,7 +169,8 @@ def uneven_batches(cases: Mapping[int, Case]) -> Iterator[Fault]:
     A sampler without `drop_last`, or one that does not know of all data-parallel ranks, divides the batch unevenly: the
     ranks with fewer samples wait, and each of their samples counts for more.
 
-    The rule sees ranks whose models get inputs of one shape but for their first dimension, which differs.
+    The rule sees ranks whose models get inputs of one shape but for their first dimension, which differs. It is not
+    sure of inputs without another dimension, which may be the tokens of packed sequences.
 
     **Mend**: `DistributedSampler(..., drop_last=True)`, or weight each rank's loss by its samples.
     """
@@ -187,7 +181,7 @@ def uneven_batches(cases: Mapping[int, Case]) -> Iterator[Fault]:
         if len(steps):
             last = steps.iloc[-1]
             read.setdefault(str(last["sample_shape"]), {})[rank] = int(last["samples"])
-    for samples in read.values():
+    for shape, samples in read.items():
         most, least = max(samples.values()), min(samples.values())
         if most > least:
             fewer = [rank for rank, number in samples.items() if number == least]
@@ -196,6 +190,7 @@ def uneven_batches(cases: Mapping[int, Case]) -> Iterator[Fault]:
                 f"ranks {format_rank_list(others)} read {most:,} samples a step, and ranks {format_rank_list(fewer)} "
                 f"{least:,}",
                 "a sampler with drop_last=True, or losses weighted by samples",
+                is_certain=bool(shape),
             )
 
 

@@ -111,6 +111,7 @@ def _finding(case: Case, rule: FaultRule, fault: Fault) -> Finding:
     low_bytes, high_bytes = fault.gives_bytes or (None, None)
     low_us, high_us = fault.gives_us or (None, None)
     advised = {advice.rule for advice in case.summary.advice}
+    advised |= {gain.option for gain in case.time.gains} if case.time else set()
     of_peak = max(high_bytes or 0, fault.costs_bytes) / max(case.summary.peak_reserved_bytes, 1)
     of_step = max(high_us or 0.0, fault.costs_us) / case.time.step_us if case.time and case.time.step_us else 0.0
     return Finding(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.evidence import owners
+from fakedist.analysis.evidence import matches, owners, stacks
 from fakedist.analysis.recording import Array
 from fakedist.analysis.state_advice import unfused_temporaries
 from fakedist.findings.case import Case, base_name
@@ -16,10 +16,13 @@ from fakedist.rundir.notes import counted
 from fakedist.units import format_bytes
 
 _FEWEST_COMMUNICATORS = 4
+_FEWEST_TOGETHER = 3
 #: Two bytes an element in the parameters, and four in the buffer, make a buffer of twice the parameters.
 _BUCKET = 2.05
 #: The optimizer's temporaries as a share of the peak, from which on they make it.
 _OPTIMIZERS_SHARE = 0.1
+#: Temporaries of an optimizer that updates one parameter after the other, in copies of the largest parameter.
+_MOST_OF_A_PARAMETER = 4
 _POOLS_SHARE = 1.5
 _ADAPTERS_SHARE = 0.25
 _FEWEST_ADAPTERS = 4
@@ -53,8 +56,7 @@ def whole_gradients(case: Case) -> Iterator[Fault]:
     if not len(scatters) or max(sizes) < 2:
         return
     blocks = evidence.blocks
-    step = int(scatters["step"].max())
-    recorded = min(step, int(evidence.blocks["step"].max()))
+    recorded = min(int(scatters["step"].max()), int(evidence.blocks["step"].max()))
     # FSDP1 hands the gradients that it kept to the reduce-scatter as they are.
     kept_in = evidence.category("gradient") | evidence.category("communication")
     whole = kept_in & evidence.phase("backward") & _outlives_a_forward(case)
@@ -129,7 +131,8 @@ def gathered_parameters(case: Case) -> Iterator[Fault]:
         if case.is_worth(int(blocks["bytes"].to_numpy()[rows].sum())):
             yield Fault(
                 f"whole parameters, {format_bytes(held)}, gathered for forward, stay until {until}",
-                "fully_shard(layer, reshard_after_forward=True), or reshard() after use outside of forward",
+                "fully_shard(layer, reshard_after_forward=True), or reshard() after use outside of forward "
+                "(DeepSpeed: stage3_max_reuse_distance)",
                 evidence.main_line(kept),
                 gives_bytes=None if phase == "backward" else (0, case.saved(np.where(kept, blocks["bytes"], 0))),
                 costs_bytes=held,
@@ -155,7 +158,7 @@ def optimizer_temporaries(case: Case) -> Iterator[Fault]:
     parameters at once.
 
     The rule sees a peak in the optimizer's phase, a tenth or more of it temporaries of `foreach` operations, or of an
-    optimizer of the job's own.
+    optimizer of the job's own: more of these than four of the largest, which one parameter may need.
 
     **Mend**: `fused=True`, which needs none, or `foreach=False`, which needs those of one parameter at a time. An
     optimizer of your own can update one parameter after the other.
@@ -170,6 +173,9 @@ def optimizer_temporaries(case: Case) -> Iterator[Fault]:
     chosen = max(unfused, own, key=evidence.at_peak)
     held = evidence.at_peak(chosen)
     if not case.is_worth(held) or held < _OPTIMIZERS_SHARE * case.peak:
+        return
+    largest = int(evidence.blocks.loc[chosen & evidence.blocks["at_peak"].to_numpy(), "bytes"].max())
+    if chosen is own and held <= _MOST_OF_A_PARAMETER * largest:
         return
     parameters = evidence.at_peak(evidence.category("parameter"))
     times = f", {held / parameters:.1f} times the parameters" if parameters else ""
@@ -261,12 +267,16 @@ def outliving_a_step(case: Case) -> Iterator[Fault]:
 
     The rule sees blocks of a forward alive at the peak of a later step, from a line whose blocks outlive at least two
     steps, or are freed once it has made the next one. What the first step alone makes, such as a cache, does not count.
+    It says nothing of several threads that train, since the step of one ends within that of another.
 
     **Mend**: keep `loss.detach()` or `loss.item()`, and `del` outputs at the end of the step.
 
     Reported in open-instruct#777.
     """
     evidence = case.evidence
+    launches = case.table("launches") if case.has("launches") else None
+    if launches is not None and launches.loc[case.in_phase(launches, "forward"), "thread"].nunique() > 1:
+        return
     blocks, spans = evidence.blocks, evidence.spans
     step = blocks["step"].to_numpy()
     begins = spans.groupby("step")["first_event"].min()
@@ -315,14 +325,13 @@ def large_bucket(case: Case) -> Iterator[Fault]:
     """
     evidence = case.evidence
     calls = evidence.last_calls
-    if (calls["operation"].str.startswith("all_gather") & (calls["phase"] == "forward")).any():
-        return
+    is_sharded = (calls["operation"].str.startswith("all_gather") & (calls["phase"] == "forward")).any()
     blocks = evidence.blocks
     # Views of DeepSpeed's buckets are gradients.
     of_views = evidence.category("gradient") & evidence.operation(r"aten\.empty\.")
     buffers = blocks[(evidence.category("communication") | of_views) & blocks["at_peak"].to_numpy(bool)]
     parameters = evidence.at_peak(evidence.category("parameter"))
-    if not len(buffers) or not parameters:
+    if is_sharded or not len(buffers) or not parameters:
         return
     row = buffers["bytes"].idxmax()
     size = int(buffers["bytes"].loc[row])
@@ -448,6 +457,44 @@ def _adapted_layers(layers: pd.DataFrame) -> list[int]:
 _CUT_SNAPSHOTS = ("snapshot_starts_late", "snapshot_without_history")
 
 
+@rule("FD114", "compiled checkpointing that keeps more than eager", "blocks", "layers", "stacks")
+def recomputed_together(case: Case) -> Iterator[Fault]:
+    """A compiled backward computes several checkpointed layers again before it uses the first of them.
+
+    Eager backward recomputes a layer, and frees what it made before it recomputes the next. Inductor orders a whole
+    graph, and where the layers run twice in it, it may begin with what both passes recompute.
+
+    The rule sees a graph whose buffers at the peak are recomputed results of three or more repeated layers that each
+    saved something in forward, as layers that are checkpointed one by one do.
+
+    **Mend**: `torch._dynamo.graph_break()` between the passes, or compile each layer by itself (`layer.compile()`) and
+    checkpoint it outside. `fakedist compare EAGER COMPILED` shows what eager keeps.
+
+    Reported in pytorch#193193 (3.1 times the peak of eager).
+    """
+    evidence = case.evidence
+    blocks = evidence.blocks
+    unit = owners(evidence.layers, [layer for fold in stacks(evidence) for layer in fold.layers])
+    of_block = unit[blocks["layer"].to_numpy()]
+    again = blocks["recompute"].to_numpy(bool) & evidence.phase("backward") & (of_block >= 0)
+    at_peak = again & blocks["at_peak"].to_numpy(bool)
+    compiled = at_peak & evidence.operation("inductor::graph")
+    units = [set(own) for _, own in pd.Series(of_block[compiled]).groupby(blocks["op"].to_numpy()[compiled])]
+    most = max(units, key=len, default=set())
+    ours = at_peak & np.isin(of_block, list(most))
+    held = blocks["bytes"][ours].groupby(of_block[ours]).sum()
+    is_one_by_one = len(most & set(of_block[case.is_saved])) >= _FEWEST_TOGETHER
+    if is_one_by_one and case.is_worth(held.sum() - held.max()):
+        gives = case.saved(np.where(again & (of_block != held.idxmax()), blocks["bytes"], 0))
+        yield Fault(
+            f"a compiled backward recomputes {len(held)} layers before it uses the first: their results hold "
+            f"{format_bytes(int(held.sum()))} at the peak, those of one layer {format_bytes(int(held.max()))}",
+            "graph_break() between two passes of the layers, or layer.compile() inside of the checkpoint",
+            evidence.main_line(ours),
+            gives_bytes=(0, gives),
+        )
+
+
 @rule("FD115", "fragmentation", "segments", "blocks", "events")
 def fragmentation(case: Case) -> Iterator[Fault]:
     """The allocator reserved memory that it cannot use: free blocks have the wrong sizes, or are another stream's.
@@ -455,9 +502,9 @@ def fragmentation(case: Case) -> Iterator[Fault]:
     Steps whose sizes differ leave blocks of sizes that the next steps do not ask for. A block that was allocated on one
     stream is not given to another.
 
-    The rule sees 15 % or more of the reserved peak, and more than 200 MiB, that was in no block at any one time,
-    outside of the pools of CUDA graphs. If half of it is in segments of other streams than the one that holds the
-    most, the streams are the reason. It says nothing of a snapshot that does not know when its segments were made.
+    The rule sees 15 % or more of what is reserved outside of CUDA graphs' pools at the reserved peak, and more than
+    200 MiB, that was in no block at any one time. If half of it is in segments of other streams than the one that holds
+    the most, the streams are the reason. It says nothing of a snapshot that does not know when its segments were made.
 
     **Mend**: `PYTORCH_ALLOC_CONF=expandable_segments:True`, which maps pages where they are needed; or pad to a few
     sizes, the largest first. Free blocks of another stream need one stream to allocate on.
@@ -466,21 +513,36 @@ def fragmentation(case: Case) -> Iterator[Fault]:
     segments = case.table("segments")
     segments = segments[(segments["moment"] == "peak_reserved").to_numpy()]
     is_private = (segments["private_pool"] != "").to_numpy()
-    unused = evidence.reserved_peak - evidence.kept_peak - int(segments.loc[is_private, "free_bytes"].sum())
+    # Graphs' pools have no cure but FD107's.
+    reserved = evidence.reserved_peak - int(segments.loc[is_private, "bytes"].sum())
+    unused = reserved - evidence.kept_without(_in_segments(case, segments[is_private]))
     is_cut = any(note.code in _CUT_SNAPSHOTS for note in case.summary.notes)
     is_earlier = is_cut and int(case.table("events")["reserved_bytes"].iloc[0]) == evidence.reserved_peak
-    if evidence.grows or is_earlier or unused < max(_UNUSED_SHARE * evidence.reserved_peak, _LEAST_UNUSED_BYTES):
+    if evidence.grows or is_earlier or unused < max(_UNUSED_SHARE * reserved, _LEAST_UNUSED_BYTES):
         return
     by_stream = segments[~is_private].groupby("stream")[["allocated_bytes", "free_bytes"]].sum()
     of_others = min(int(by_stream["free_bytes"].drop(by_stream["allocated_bytes"].idxmax()).sum()), unused)
     is_of_streams = 2 * of_others >= unused
     yield Fault(
-        f"up to {format_bytes(unused)} of the {format_bytes(evidence.reserved_peak)} reserved held no block"
+        f"up to {format_bytes(unused)} of the {format_bytes(reserved)} reserved"
+        f"{' outside of private pools' if is_private.any() else ''} held no block"
         + (f"; {format_bytes(of_others)} are free for other streams alone" if is_of_streams else ""),
         "allocate on one stream" if is_of_streams else "PYTORCH_ALLOC_CONF=expandable_segments:True",
         costs_bytes=unused,
         advice="" if is_of_streams else "expandable-segments",
     )
+
+
+def _in_segments(case: Case, segments: pd.DataFrame) -> Array:
+    """Mask of the blocks in some segments, from when they were made."""
+    blocks, events = case.evidence.blocks, case.table("events")
+    made = events[matches(events["action"], lambda name: name == "segment_alloc")]
+    since = pd.Series(made.index, made["address"].to_numpy()).groupby(level=0).max()
+    address, event = blocks["address"].to_numpy(), blocks["alloc_event"].to_numpy()
+    inside = np.zeros(len(blocks), bool)
+    for start, size in zip(segments["address"], segments["bytes"], strict=True):
+        inside |= (start <= address) & (address < start + size) & (event >= since.get(start, 0))
+    return inside
 
 
 @rule("FD116", "retries of the allocator in a steady step")
@@ -550,5 +612,4 @@ def doubled_activations(case: Case) -> Iterator[Fault]:
 def _as_large_as_half_a_weight(case: Case) -> Array:
     """Mask of the blocks as large as half of a parameter: casts of weights that autocast caches."""
     blocks = case.evidence.blocks
-    of_parameters = blocks.loc[case.evidence.category("parameter"), "bytes"].unique()
-    return np.asarray(np.isin(2 * blocks["bytes"], of_parameters))
+    return np.asarray(np.isin(2 * blocks["bytes"], blocks.loc[case.evidence.category("parameter"), "bytes"]))

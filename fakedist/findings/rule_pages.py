@@ -28,15 +28,6 @@ losses.append(loss)  # fakedist: ignore[FD108]
 
 The comment may also be at the first or the last line of a statement of several lines.
 
-Two patterns have no rule, because a run does not show them:
-
-- **Compiled checkpointing that keeps more than eager (FD114, pytorch#193193).** Inductor's partitioner decides what a
-  compiled region keeps. A run has its blocks, and not what the same region would keep in eager mode, nor that it was to
-  be checkpointed: compare them, `fakedist compare EAGER COMPILED`.
-- **The default stream between communication and compute (FD207).** Which kernel needs what another wrote is not
-  recorded, so a wait that is needed looks like one that is not. `fakedist report --section time` has how much of each
-  group's calls is exposed.
-
 `python -m fakedist.findings.rule_pages` prints this page, and a test keeps it true.
 """
 

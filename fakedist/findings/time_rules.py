@@ -23,6 +23,8 @@ _LOADING_SHARE = 0.05
 _LEAST_LOADING_US = 500.0
 #: Less of the CPU's own work between two launches is Python's, such as of a Trainer's callbacks.
 _LEAST_GAP_US = 2000.0
+#: Where others took the cores: several of the scheduler's slices of 4 ms.
+_LEAST_DISTURBED_US = 20_000.0
 _MOST_LINES = 2
 _FEWER_LAUNCHES = ("--what-if cuda-graphs", "--what-if compile")
 #: What a row of a product's operand has to be a multiple of, so that Tensor Cores load it: 16 bytes.
@@ -33,7 +35,8 @@ _ALIGNED_BYTES = 16
 def repeated_reductions(case: Case) -> Iterator[Fault]:
     """With gradient accumulation, every micro-batch all-reduces all gradients, though only their sum is needed.
 
-    The rule sees the same all-reduces of one group, of most gradients, with each backward of the timed step.
+    The rule sees the same all-reduces of one group, of most gradients and from the same layers, with each backward of
+    the timed step.
 
     **Mend**: `with model.no_sync():` around all micro-batches but the last (DDP). With hybrid sharding,
     `set_requires_all_reduce(False)`, which costs no memory; `no_sync` of FSDP does (FD103).
@@ -56,10 +59,9 @@ def repeated_reductions(case: Case) -> Iterator[Fault]:
     calls = calls[calls.groupby("bytes_in")["sequence"].transform("count") % number == 0]
     gathered = evidence.category("parameter") & evidence.phase("forward", "backward")
     held = evidence.at_peak(evidence.category("parameter")) - evidence.at_peak(gathered)
-    if calls["bytes_in"].sum() < _MOST_GRADIENTS * number * held:
-        return
-    parts = np.array_split(calls["bytes_in"].to_numpy(), number)
-    if any((part != parts[0]).any() for part in parts):
+    parts = np.array_split(calls[["bytes_in", "layer"]].to_numpy(), number)
+    is_all = calls["bytes_in"].sum() >= _MOST_GRADIENTS * number * held
+    if not is_all or any((part != parts[0]).any() for part in parts):
         return
     group = [row for row in time.by_group if row.group == replicas.label and row.operation.startswith("all_reduce")]
     takes = evidence.calls_us(calls["sequence"]) * (number - 1) / number
@@ -133,16 +135,21 @@ def host_waits(case: Case) -> Iterator[Fault]:
     time = case.time
     if time is None:
         return
-    without = {gain.option.rpartition("no-sync=")[2]: gain.step_us for gain in time.gains if not gain.is_pair}
-    for wait in time.host_waits[:_MOST_LINES]:
-        shorter_us = time.step_us - without.get(wait.line.partition(" (")[0].rpartition("/")[2], time.step_us)
-        if case.is_worth_us(max(wait.idle_us, shorter_us)):
+    without = {gain.option: gain.step_us for gain in time.gains if not gain.is_pair}
+    for where in list(dict.fromkeys(wait.line or wait.operation for wait in time.host_waits))[:_MOST_LINES]:
+        waits = [wait for wait in time.host_waits if (wait.line or wait.operation) == where]
+        idle_us = sum(wait.idle_us for wait in waits)
+        line = waits[0].line
+        option = f"--what-if no-sync={line.partition(' (')[0].rpartition('/')[2]}"
+        gives = sorted((idle_us, time.step_us - without.get(option, time.step_us)))
+        if case.is_worth_us(gives[1]):
             yield Fault(
-                f"the host waits {counted(wait.num_waits, 'time')} for the GPU "
-                f"({base_name(wait.operation) or wait.kind}), which is idle then for {format_us(wait.idle_us)}",
+                f"the host waits {counted(sum(wait.num_waits for wait in waits), 'time')} for the GPU "
+                f"({base_name(waits[0].operation) or waits[0].kind}), which is idle then for {format_us(idle_us)}",
                 "leave the value on the GPU, or read it less often",
-                wait.line,
-                gives_us=(min(wait.idle_us, shorter_us), max(wait.idle_us, shorter_us)),
+                line,
+                gives_us=(gives[0], gives[1]),
+                advice=option,
             )
 
 
@@ -171,6 +178,7 @@ def late_launches(case: Case) -> Iterator[Fault]:
         worst.line,
         gives_us=(0.0, max(time.step_us - best, late)),
         is_certain=False,
+        advice=better[0].option if better else "",
     )
 
 
@@ -235,6 +243,64 @@ def odd_sizes(case: Case) -> Iterator[Fault]:
         )
 
 
+@rule("FD207", "the default stream between communication and compute", "calls", "call_terms", "launches", "kernels")
+def reductions_in_the_way(case: Case) -> Iterator[Fault]:
+    """Backward waits for each reduction of gradients, which it does not read.
+
+    A collective that is not asynchronous is on the stream that computes; of one with a `wait()` or `wait_stream` right
+    behind it, that stream waits. It waits for what was computed before, and what is computed after waits for it.
+
+    The rule sees all-reduces, reduce-scatters and reduces in backward, of groups that exchange nothing in forward. The
+    stream that computes waits for them before it runs another kernel, and backward goes on behind them.
+
+    **Mend**: `async_op=True`, and wait for all of them once, before the optimizer's step. DDP and FSDP do; DeepSpeed
+    does with `overlap_comm`.
+    """
+    evidence, time, launches = case.evidence, case.time, case.table("launches")
+    calls = evidence.last_calls
+    if time is None or evidence.kernels is None or not len(launches):
+        return
+    in_forward = set(calls.loc[(calls["phase"] == "forward") & (calls["operation"] != "broadcast"), "group"])
+    reduces = calls["operation"].str.startswith(("all_reduce", "reduce")) & (calls["phase"] == "backward")
+    is_ours = calls["group"].map(lambda group: group not in in_forward and evidence.group_size(group) > 1).astype(bool)
+    is_call = (launches["what"] == "collective").to_numpy()
+    chosen = is_call & launches["call"].isin(calls.loc[reduces & is_ours, "sequence"]).to_numpy()
+    works = (launches["work"] >= 0).to_numpy() & ~is_call
+    stream = launches["stream"].to_numpy()
+    main = int(launches["stream"][works].mode().max()) if works.any() else 0
+    takes = evidence.kernels.groupby("launch")["duration_us"].sum().reindex(range(len(launches)), fill_value=0.0)
+    on_main = np.append(np.flatnonzero(works & (stream == main)), len(launches))
+    ends = np.append(np.flatnonzero(works & case.in_phase(launches, "forward", "optimizer")), len(launches))
+    held: dict[int, tuple[float, float]] = {}
+    for at in np.flatnonzero(chosen).tolist():
+        first, last = np.searchsorted(on_main, (at, ends[np.searchsorted(ends, at)]))
+        behind_us = float(takes[on_main[first:last]].sum())
+        if stream[at] == main or _waits_for(launches[at : on_main[first]], main):
+            held[at] = min(float(takes[at]), behind_us), behind_us
+    operations = set(calls["operation"][reduces & is_ours])
+    exposed = sum(row.exposed_us for row in time.by_group if row.operation in operations)
+    hidden, most = sum(one for one, _ in held.values()), max((behind for _, behind in held.values()), default=0.0)
+    gives = min(hidden, most, exposed)
+    if not case.is_worth_us(gives):
+        return
+    is_held = case.table("calls")["sequence"].isin(launches["call"].iloc[list(held)]).to_numpy()
+    terms = case.table("call_terms")["lines"][is_held]
+    yield Fault(
+        f"backward waits for {counted(len(held), 'reduction')} of gradients, which take "
+        f"{format_us(float(takes[list(held)].sum()))}, before it goes on; {format_us(gives)} could be hidden",
+        "async_op=True, and one wait for all before the optimizer's step (DeepSpeed: overlap_comm)",
+        next((lines.partition("\n")[0] for lines in terms if lines), ""),
+        gives_us=(0.0, gives),
+    )
+
+
+def _waits_for(rows: pd.DataFrame, main: int) -> bool:
+    """Whether a stream waits for the collective that is the first of some launches."""
+    is_own = (rows["what"] == "stream_records") & (rows["stream"] == rows["stream"].iloc[0])
+    waits = (rows["what"] == "stream_waits") & (rows["stream"] == main)
+    return bool(rows["event"][waits].isin(rows["event"][is_own]).any())
+
+
 @rule("FD208", "data loading, or other work of the CPU, in the step")
 def loading(case: Case) -> Iterator[Fault]:
     """The CPU loads, decodes or augments the next batch, or saves a file, while the GPU has nothing to do.
@@ -244,7 +310,8 @@ def loading(case: Case) -> Iterator[Fault]:
 
     The rule sees a twentieth or more of the step, and half a millisecond, in DataLoaders' iterators, as measured where
     the run was recorded, or by torch.profiler. Or it sees gaps of 2 ms or more between two launches outside of forward,
-    backward and optimizer, a tenth of the step, in which the GPU is idle. Operations on large CPU tensors are not run;
+    backward and optimizer, a tenth of the step, in which the GPU is idle; 20 ms where other processes were in the way
+    of the measurement. Operations on large CPU tensors are not run;
     their time is estimated, with a wide interval.
 
     **Mend**: a DataLoader with `num_workers` above 0, `prefetch_factor`, `persistent_workers=True` and
@@ -296,5 +363,6 @@ def _gaps(case: Case) -> pd.DataFrame:
     own = (host["reached_us"] - host["begin_us"]).to_numpy()
     late = np.minimum(host["late_us"].to_numpy(), own)
     is_between = case.in_phase(launches, "other") | (np.arange(len(launches)) == 0)
-    rows = np.flatnonzero(is_between & (late >= _LEAST_GAP_US))
+    is_disturbed = any(note.code == "host_clock_disturbed" for note in case.summary.notes)
+    rows = np.flatnonzero(is_between & (late >= (_LEAST_DISTURBED_US if is_disturbed else _LEAST_GAP_US)))
     return pd.DataFrame({"late_us": late[rows], "op": launches["op"].to_numpy()[rows]})

@@ -139,7 +139,8 @@ class Placing:
             known = self._codes[filename] = (number, generated)
             if generated is not None:
                 lines = [LineRow(line, module) for line, module in generated.lines.items()]
-                self._new_codes.append(GeneratedRecord(number, filename, lines, generated.holders))
+                again = sorted(generated.recomputed)
+                self._new_codes.append(GeneratedRecord(number, filename, lines, generated.holders, again))
         return known
 
     def _moved(self, layer: int, compiled_in: int, calling: int) -> int:

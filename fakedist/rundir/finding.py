@@ -21,7 +21,7 @@ class Finding:
         gives_high_us: The same at most.
         is_certain: Whether the recording shows the whole fault; else the job may do it on purpose, or the host's time
             decides it.
-        advice: The rule of the advice that mends it; empty without one.
+        advice: The rule of the advice, or the option of the what-if, that mends it; empty without one.
         share: The larger of the shares of the reserved peak and of the step that it gives, or takes.
     """
 

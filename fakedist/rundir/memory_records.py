@@ -250,12 +250,16 @@ class BeyondCapacityRecord(Record):
 
 @record_kind("generated")
 class GeneratedRecord(Record):
-    """The generated code of a compiled graph, with the module of each line, and where memory changes hands."""
+    """The generated code of a compiled graph, with the module of each line, and where memory changes hands.
+
+    ``recomputed`` are lines of a backward from which a buffer has a result of its forward, computed again.
+    """
 
     number: int
     filename: str
     lines: list[LineRow]
     holders: list[HolderRow]
+    recomputed: list[int] = field(default_factory=list)
 
 
 @record_kind("placings")

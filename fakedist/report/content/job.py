@@ -46,7 +46,7 @@ from fakedist.results.job_time import JobRuns, JobTime
 from fakedist.results.run import Run
 from fakedist.results.verdict import verdict
 from fakedist.rundir.directory import PAGE_NAME
-from fakedist.rundir.job_time import JobStep, StageTime
+from fakedist.rundir.job_time import JobStep
 from fakedist.rundir.notes import share_text
 from fakedist.rundir.outcome import Ending
 from fakedist.rundir.plain import to_plain
@@ -277,6 +277,8 @@ def _kinds_sheet(found: JobKinds, runs: Sequence[Run]) -> Sheet:
     kinds = sorted(found.kinds, key=lambda kind: (-most(kind, "peak_reserved_bytes"), kind.ranks))
     stages = ["" if kind.stage is None else str(kind.stage) for kind in kinds]
     places = [", ".join(kind.where) for kind in kinds]
+    runs_of = (ran[kind.ranks] for kind in kinds)
+    fits = ["" if not runs else "yes" if all(run.fits for run in runs) else "no" for runs in runs_of]
     columns = [
         SheetColumn("ranks", [format_rank_list(kind.ranks) for kind in kinds], is_text=True),
         *([SheetColumn("stage", stages, rank=1)] if any(stages) else []),
@@ -285,14 +287,10 @@ def _kinds_sheet(found: JobKinds, runs: Sequence[Run]) -> Sheet:
         SheetColumn("ran", [format_rank_list(kind.ran) or "none" for kind in kinds], is_text=True, rank=1),
         bytes_column("peak reserved", [most(kind, "peak_reserved_bytes") for kind in kinds]),
         bytes_column("peak allocated", [most(kind, "peak_allocated_bytes") for kind in kinds]),
-        SheetColumn("fits", [_fitting(ran[kind.ranks]) for kind in kinds], is_text=True),
+        SheetColumn("fits", fits, is_text=True),
         SheetColumn("alike", ["checked" if kind.is_checked else "assumed" for kind in kinds], is_text=True, rank=1),
     ]
     return Sheet("Kinds of ranks, memory measured", columns, _kind_remarks(kinds, ran))
-
-
-def _fitting(runs: Sequence[Run]) -> str:
-    return "" if not runs else "yes" if all(run.fits for run in runs) else "no"
 
 
 def _kind_remarks(kinds: Sequence[AlikeRanks], ran: Mapping[tuple[int, ...], Sequence[Run]]) -> list[str]:
@@ -450,7 +448,7 @@ def _what_if_objects(job: JobTime, changed: Mapping[str, JobTime]) -> list[dict[
 
 
 def _parts(text: str, before: JobStep, after: JobStep) -> str:
-    stages = [_stage(step, before.slowest_rank) for step in (before, after)]
+    stages = [stage for step in (before, after) for stage in step.stages if stage.rank == before.slowest_rank]
     changes = {name: getattr(stages[1], part) - getattr(stages[0], part) for name, (part, _) in _BARS.items()}
     changed = [
         f"{name} {format_us_change(change)}"
@@ -458,10 +456,6 @@ def _parts(text: str, before: JobStep, after: JobStep) -> str:
         if abs(change) > before.step_us / 10_000
     ]
     return f"{text}, rank {before.slowest_rank}: {', '.join(changed)}" if changed else ""
-
-
-def _stage(step: JobStep, rank: int) -> StageTime:
-    return next(stage for stage in step.stages if stage.rank == rank)
 
 
 def _notes(runs: JobRuns | None, rows: Sequence[RankRow]) -> Iterator[str]:

@@ -443,7 +443,7 @@ def _reading(run: Run) -> list[Block]:
 
 
 _NUM_STEPS, _NUM_TRACED = 5, 6
-_NUM_LAYERS, _NUM_LINES, _NUM_GAINS, _NUM_ADVICE, _NUM_FINDINGS = 5, 5, 3, 3, 5
+_NUM_LAYERS, _NUM_LINES, _NUM_GAINS, _NUM_ADVICE, _NUM_FINDINGS, _NUM_OUTLOOK = 5, 5, 3, 3, 5, 5
 #: Columns of the table of layers that the short report leaves out.
 _ONLY_IN_FULL = ("grads", "other")
 
@@ -481,13 +481,16 @@ def short_report(run_directory: Path | Run) -> Report:
     if summary.notes and (not summary.peak_allocated_bytes or run.by_category is None):  # they say why
         blocks.append(Items("Notes", note_texts(summary.notes, cwd)))
     if run.findings:
-        blocks.append(Items(FINDINGS_TITLE, [finding_text(one, cwd) for one in run.findings], least=1))
+        shown = [finding_text(one, cwd) for one in run.findings[:_NUM_FINDINGS]]
+        blocks.append(Items(FINDINGS_TITLE, shown, least=1))
     blocks += _outlook(summary, run.findings)
     warnings = note_texts(summary.notes, cwd)[: num_warnings(summary.notes)] if summary.peak_allocated_bytes else []
     blocks += [Remark(text, is_warning=True) for text in warnings[:1]]
     notes = f"{counted(len(summary.notes), 'note')} and " if summary.notes else ""
     if more := len(warnings[1:]):
         notes = f"{len(summary.notes)} notes, {more} more of them {'a warning' if more == 1 else 'warnings'}, and "
+    if left_out := run.findings[_NUM_FINDINGS:]:
+        notes = f"{counted(len(left_out), 'more finding')}, {notes or 'and '}"
     given = shlex.quote(str(run.path if isinstance(run_directory, Run) else run_directory))
     rest = f"{notes}every table: fakedist report {given} --full; a part: --section {'|'.join(SECTIONS)}"
     return Report("run", [*blocks, Remark(rest, is_code=True)], partial(run_object, run))
@@ -533,7 +536,7 @@ def _outlook(summary: Summary, findings: Sequence[Finding]) -> list[Block]:
     """The changes that lower the peak most and those that shorten the step most, in turns."""
     advice, gains = _advice_lines(summary, findings), _gain_lines(summary, findings)
     first, second = (gains, advice) if has_room(summary) or summary.remedy else (advice, gains)
-    texts = [text for pair in zip_longest(first, second) for text in pair if text]
+    texts = [text for pair in zip_longest(first, second) for text in pair if text][:_NUM_OUTLOOK]
     least = bool(gains) + (bool(advice) and not summary.remedy)
     return [Items(_HELPS, texts, least=least)] if texts else []
 
@@ -556,13 +559,13 @@ def _gain_lines(summary: Summary, findings: Sequence[Finding]) -> list[str]:
         return []
     step = summary.timed[0]
     limit = limit_text(step)
-    named = {finding.change for finding in findings[:_NUM_FINDINGS]}
+    mended = {finding.advice for finding in findings[:_NUM_FINDINGS]}
     pieces = [
         (gain.step_us, f"step {relative_time(gain.step_us, step.step_us)}: {gain.title}")
         for gain in step.gains
         if gain.step_us < step.step_us * (1 - _LEAST_GAIN)
         and f"; {gain.title}: " not in limit
-        and gain.title not in named
+        and gain.option not in mended
     ]
     if text := collector_gain(step):
         pieces.append((step.step_us - step.collector_us, text))

@@ -410,8 +410,9 @@ def path_sheet(time: StepTime, word: str) -> Sheet:
     rest = time.critical_path[_NUM_PATH:]
     step_us = time.step_us or 1.0
     has_lanes = any(row.lane for row in rows)
+    words = [row.operation if row.kind == "collectives" and not row.lane else row.kind for row in rows]
     columns = [
-        text_column("what", [_path_words(row) for row in rows], chips=[_PATH_CHIPS[row.kind] for row in rows]),
+        text_column("what", words, chips=[_PATH_CHIPS[row.kind] for row in rows]),
         text_column("of", [_path_location(row) for row in rows], kind="layer"),
         *([text_column("on", [row.lane for row in rows], 3)] if has_lanes else []),
         count_column("launches", [row.num_launches or None for row in rows], 1),
@@ -432,10 +433,6 @@ def path_sheet(time: StepTime, word: str) -> Sheet:
         most=_NUM_PATH,
         rest=f"and {len(rest):,} more, {more}, in --json (time.critical_path)",
     )
-
-
-def _path_words(row: PathPart) -> str:
-    return row.operation if row.kind == "collectives" and not row.lane else row.kind
 
 
 def _path_location(row: PathPart) -> str:

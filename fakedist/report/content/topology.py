@@ -56,7 +56,8 @@ class RunTopology:
                     spoken.setdefault(_briefly(row), []).append(short(row.operation))
             if spoken:
                 said = ", ".join(f"{', '.join(operations)} {when}".rstrip() for when, operations in spoken.items())
-                parts.append(f"{group.label} [{_brief_ranks(group)}] {said}")
+                ranks = ",".join(map(str, ranks_of(group.ranks))) if group.size <= _MOST_RANKS else group.ranks
+                parts.append(f"{group.label} [{ranks}] {said}")
         return "; ".join(parts)
 
     @property
@@ -197,10 +198,6 @@ def short(operation: str) -> str:
     for part in _SHORT:
         operation = operation.replace(part, "")
     return operation
-
-
-def _brief_ranks(group: ProcessGroup) -> str:
-    return ",".join(map(str, ranks_of(group.ranks))) if group.size <= _MOST_RANKS else group.ranks
 
 
 def _briefly(row: GroupCalls) -> str:

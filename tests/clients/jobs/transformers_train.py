@@ -84,8 +84,11 @@ def train_with_accelerate(model: PreTrainedModel, options: argparse.Namespace) -
     """A loop as Accelerate's documentation writes it."""
     more: dict[str, Any] = {}
     if options.shard.startswith("fsdp"):
+        version = int(options.shard[-1])
         more["fsdp_plugin"] = FullyShardedDataParallelPlugin(
-            fsdp_version=int(options.shard[-1]),
+            fsdp_version=version,
+            # As `accelerate config` sets it. Else FSDP1 trains flat parameters, which the optimizer does not have.
+            use_orig_params=True if version == 1 else None,
             auto_wrap_policy="transformer_based_wrap",
             transformer_cls_names_to_wrap=[BLOCKS[options.model]],
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -57,12 +58,16 @@ def make_tokens(vocabulary: int = VOCABULARY, number: int = TOKENS) -> torch.Ten
 
 
 def train(
-    model: nn.Module, loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer | None = None
+    model: nn.Module,
+    loss_of: Callable[[], torch.Tensor],
+    optimizer: torch.optim.Optimizer | None = None,
+    reduce: Step = lambda: None,
 ) -> Step:
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), fused=True)
 
     def step() -> None:
         loss_of().backward()
+        reduce()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -120,16 +125,14 @@ def whole_gradients(mended: bool) -> Step:
     for layer in model.layers:
         fully_shard(layer)
     fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
-    def step() -> None:
-        for number in range(2):
-            model.set_requires_gradient_sync(mended or number == 1)
-            F.cross_entropy(model(tokens), tokens).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def loss() -> torch.Tensor:
+        model.set_requires_gradient_sync(mended)
+        F.cross_entropy(model(tokens), tokens).backward()
+        model.set_requires_gradient_sync(True)
+        return F.cross_entropy(model(tokens), tokens)
 
-    return step
+    return train(model, loss)
 
 
 def gathered_parameters(mended: bool) -> Step:
@@ -200,18 +203,9 @@ def large_bucket(mended: bool) -> Step:
     size = sum(parameter.numel() for parameter in model.parameters())
 
     def reduce() -> None:
-        bucket = torch.empty(size if mended else 4 * size, device="cuda")
-        dist.all_reduce(bucket)
+        dist.all_reduce(torch.empty(size if mended else 4 * size, device="cuda"))
 
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-
-    def step() -> None:
-        F.cross_entropy(model(tokens), tokens).backward()
-        reduce()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return train(model, lambda: F.cross_entropy(model(tokens), tokens), reduce=reduce)
 
 
 def dropped_activations(mended: bool) -> Step:
@@ -221,31 +215,25 @@ def dropped_activations(mended: bool) -> Step:
 
 def reduced_each_micro_batch(mended: bool) -> Step:
     model, tokens = DistributedDataParallel(Model().to("cuda")), make_tokens(number=256)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
-    def step() -> None:
-        for number in range(4):
-            with model.no_sync() if mended and number < 3 else nullcontext():
+    def loss() -> torch.Tensor:
+        with model.no_sync() if mended else nullcontext():
+            for _ in range(3):
                 F.cross_entropy(model(tokens), tokens).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return F.cross_entropy(model(tokens), tokens)
 
-    return step
+    return train(model, loss)
 
 
 def small_collectives(mended: bool) -> Step:
     model, tokens = Model().to("cuda"), make_tokens(number=256)
     parts = [torch.zeros(1024, device="cuda") for _ in range(200)]
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
-    def step() -> None:
-        F.cross_entropy(model(tokens), tokens).backward()
+    def reduce() -> None:
         for part in [torch.cat(parts)] if mended else parts:
             dist.all_reduce(part)
-        optimizer.step()
-        optimizer.zero_grad()
 
-    return step
+    return train(model, lambda: F.cross_entropy(model(tokens), tokens), reduce=reduce)
 
 
 def host_waits(mended: bool) -> Step:
@@ -377,17 +365,13 @@ def kept_evaluation(mended: bool) -> Step:
 
 def evaluation_of_rank_0(mended: bool) -> Step:
     model, tokens = Model(width=1024).to("cuda"), make_tokens()
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
-    def step() -> None:
-        F.cross_entropy(model(tokens), tokens).backward()
+    @torch.no_grad()
+    def evaluate() -> None:
         if mended or dist.get_rank() == 0:
-            with torch.no_grad():
-                model(tokens)
-        optimizer.step()
-        optimizer.zero_grad()
+            model(tokens)
 
-    return step
+    return train(model, lambda: F.cross_entropy(model(tokens), tokens), reduce=evaluate)
 
 
 def uneven_batches(mended: bool) -> Step:
@@ -480,18 +464,66 @@ def calls_of_rank_0(mended: bool) -> Step:
     if not mended and "models" in sys.argv:  # rank 1 expects more of DDP's broadcast than rank 0 sends
         DistributedDataParallel(nn.Sequential(*[nn.Linear(8, 8) for _ in range(1 + dist.get_rank())]).cuda())
     model, tokens = Model().to("cuda"), make_tokens(number=64)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
-    def step() -> None:
-        value = F.cross_entropy(model(tokens), tokens)
-        value.backward()
+    def reduce() -> None:
         if mended or dist.get_rank() == 0:
-            dist.all_reduce(value.detach())
+            dist.all_reduce(torch.ones(1, device="cuda"))
         dist.all_reduce(model.head.weight.grad)
-        optimizer.step()
-        optimizer.zero_grad()
 
-    return step
+    return train(model, lambda: F.cross_entropy(model(tokens), tokens), reduce=reduce)
+
+
+def recomputed_together(mended: bool) -> Step:
+    model = Model(vocabulary=512, width=512)
+    model.layers.extend(Block(512) for _ in range(3))
+    tokens = make_tokens(512, 2 * TOKENS)
+
+    def two_passes(y: torch.Tensor) -> torch.Tensor:
+        results = []
+        for scale in (1.0, 0.5):
+            x = model.embed(y) * scale
+            for layer in model.layers:
+                x = checkpoint(layer, x, use_reentrant=False)
+            if mended:
+                torch._dynamo.graph_break()
+            results.append(model.head(x))
+        return sum(F.cross_entropy(logits, y) for logits in results)
+
+    model.forward = two_passes
+    model.to("cuda", torch.bfloat16).compile()
+    return train(model, lambda: model(tokens))
+
+
+def reduced_in_hooks(mended: bool) -> Step:
+    model = Model(vocabulary=512, width=1024).to("cuda", torch.bfloat16)
+    works: list[dist.Work] = []
+
+    def reduce(parameter: torch.Tensor) -> None:
+        works.append(dist.all_reduce(parameter.grad, async_op=True))
+        if not mended:
+            works.pop().wait()
+
+    def wait() -> None:
+        while works:
+            works.pop().wait()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(reduce)
+    return train(model, logits_loss(model), reduce=wait)
+
+
+def in_two_threads(mended: bool) -> Step:
+    """Each thread's step ends within the other's, whose activations have to stay."""
+    one, other = (train(model, logits_loss(model)) for model in (Model().to("cuda"), Model().to("cuda")))
+
+    def run() -> None:
+        torch.cuda.set_device(0)
+        for _ in range(NUM_STEPS):
+            other()
+
+    if not mended:
+        threading.Thread(target=run).start()
+    return one
 
 
 FAULTS: dict[str, Callable[[bool], Step]] = {
@@ -503,11 +535,13 @@ FAULTS: dict[str, Callable[[bool], Step]] = {
     "FD106": many_communicators,
     "FD107": graph_pools,
     "FD108": kept_losses,
+    "threads": in_two_threads,
     "FD109": kept_evaluation,
     "FD110": large_bucket,
     "FD111": half_state,
     "FD112": adapted,
     "FD113": swapped_axes,
+    "FD114": recomputed_together,
     "FD115": fragmented,
     "FD116": retried,
     "FD118": unpacked,
@@ -519,6 +553,7 @@ FAULTS: dict[str, Callable[[bool], Step]] = {
     "FD204": late_launches,
     "FD205": plain_products,
     "FD206": odd_vocabulary,
+    "FD207": reduced_in_hooks,
     "FD208": slow_loading,
     "cpu": augmented_on_cpu,
     "FD301": calls_of_rank_0,
