@@ -156,7 +156,9 @@ class _StartedJournal:
         """Drop a record, or give it to the rank. One write appends a whole line, whichever process it comes from."""
         if isinstance(record, FailedRequestRecord):
             record = NoteRecord(self._out_of_memory(record))
-        elif isinstance(record, (EngineRecord, EngineSleepRecord, EngineCacheRecord)) and self._is_on_the_ranks():
+        elif isinstance(record, (EngineRecord, EngineSleepRecord, EngineCacheRecord)) and (
+            self._gpu.visible()[sys.modules["torch"].cuda.current_device()] == self._device
+        ):
             record = replace(record, process=_own_name())
         else:
             return
@@ -165,9 +167,6 @@ class _StartedJournal:
             os.write(file, (json.dumps(encode(record)) + "\n").encode())
         finally:
             os.close(file)
-
-    def _is_on_the_ranks(self) -> bool:
-        return bool(self._gpu.visible()[sys.modules["torch"].cuda.current_device()] == self._device)
 
     def _out_of_memory(self, failed: FailedRequestRecord) -> Note:
         used = self._gpu.in_use(failed.device, restarts=False)

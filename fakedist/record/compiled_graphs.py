@@ -147,7 +147,9 @@ class _GraphReader:
         first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
         writes = isinstance(target, OpOverload) and target._schema.is_mutable
         text = self._text(node)
-        if first is not None and (writes or _may_view(target)):
+        if first is not None and (
+            writes or (isinstance(target, OpOverload) and (target.is_view or target._schema.name == "aten::reshape"))
+        ):
             self._roots[node] = self._roots.get(first, first)
         self._lost.update(self._roots.get(value, value) for value in _written_by_triton(node))
         if writes:
@@ -207,11 +209,6 @@ def _constant(node: fx.Node) -> tuple[str, str, list[object], dict[str, object]]
 def _outputs(node: fx.Node) -> tuple[object, ...]:
     outputs = node.args[0]
     return tuple(outputs) if isinstance(outputs, (list, tuple)) else (outputs,)
-
-
-def _may_view(target: object) -> bool:
-    """Return whether an operation's result may show its first argument's memory."""
-    return isinstance(target, OpOverload) and (target.is_view or target._schema.name == "aten::reshape")
 
 
 def _target_name(target: object) -> str | None:
@@ -353,7 +350,7 @@ class _Function:
             self._roots[name] = statement.lineno
             if isinstance(value, ast.Call) and (name in self._modules):
                 self._mark(statement, name)
-                if _is_allocation(value):
+                if isinstance(value.func, ast.Name) and value.func.id.startswith("empty"):
                     self._unwritten.add(name)
             return
         root = self._roots.get(source)
@@ -400,10 +397,6 @@ def _viewed(value: ast.expr) -> str | None:
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "reinterpret_tensor":
         return _viewed(value.args[0])
     return None
-
-
-def _is_allocation(value: ast.Call) -> bool:
-    return isinstance(value.func, ast.Name) and value.func.id.startswith("empty")
 
 
 _STACKS = ("nn_module_stack", "fwd_nn_module_stack")

@@ -505,7 +505,12 @@ def _plan(parts: _SweepParts, command_line: CommandLineSettings) -> SweepPlan:
         tuple(parts.axes.values()), tuple(parts.derived.items()), tuple(parts.conditions), _constants(parts.options)
     )
     command = SweptCommand(
-        parts.program, parts.options, tuple(parts.files), _without_none(parts.price), parts.door, parts.directory
+        parts.program,
+        parts.options,
+        tuple(parts.files),
+        {name: value for name, value in parts.price.items() if value is not None},
+        parts.door,
+        parts.directory,
     )
     return SweepPlan(
         name=parts.name,
@@ -537,10 +542,6 @@ def _named(text: str, flag: str, example: str) -> tuple[str, str]:
     if not equals or not name or not value:
         raise SweepError(f"{flag} {text!r} is not a name and a value", f"{flag} {example}")
     return name, value
-
-
-def _without_none(values: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _constants(options: Mapping[str, object]) -> dict[str, Scalar]:

@@ -42,7 +42,7 @@ from fakedist.results.compare import changed_times
 from fakedist.results.compare.against_trace import slower_parts
 from fakedist.results.compare.allocation_streams import StreamDifference
 from fakedist.results.compare.changed_memory import COLUMNS, ChangeTable
-from fakedist.results.compare.layer_matching import Stretch, on_axis
+from fakedist.results.compare.layer_matching import on_axis
 from fakedist.results.compare.reasons import changed_text
 from fakedist.results.comparison import Compared, Comparison, SnapshotComparison, StepComparison
 from fakedist.results.run import Run
@@ -320,7 +320,11 @@ def _timeline(a: Run, b: Run) -> Chart:
             for side, (name, curve) in enumerate(zip("ab", curves, strict=True))
         }
         figures = {"compared": figure_object(compared_timeline(a, b, num_points=_NUM_COLUMNS))}
-        return Drawing(figures, {"has_steps": has_steps, "pieces": [_piece(piece) for piece in pieces]}, {}, arrays)
+        stretches = [
+            {"step": one.step, "phase": one.phase, "from": round(one.at[0], 6), "to": round(one.at[1], 6)}
+            for one in pieces
+        ]
+        return Drawing(figures, {"has_steps": has_steps, "pieces": stretches}, {}, arrays)
 
     return Chart("compared", title, draw, "measured", remark, "Memory")
 
@@ -459,7 +463,3 @@ def _bar(side: str, us: float, by_family: pd.Series, most: float) -> dict[str, o
 
 def _part(name: str, style: str, us: float, most: float) -> dict[str, str]:
     return {"name": name, "style": style, "width": f"{100 * us / most:.3f}%", "text": format_us(us)}
-
-
-def _piece(piece: Stretch) -> dict[str, object]:
-    return {"step": piece.step, "phase": piece.phase, "from": round(piece.at[0], 6), "to": round(piece.at[1], 6)}

@@ -39,17 +39,16 @@ def gpu_list() -> Sheet:
             SheetColumn("memory", [format_bytes(spec.memory_bytes) for spec in models], rank=KEY),
             *(SheetColumn(dtype, peak(dtype), rank=rank) for dtype, rank in (("fp8", 2), ("bf16", KEY), ("tf32", 3))),
             SheetColumn("memory GB/s", [f"{spec.memory_bandwidth / _GIGA:,.0f}" for spec in models]),
-            SheetColumn("NVLink GB/s", [_or_none(spec.nvlink_bandwidth) for spec in models]),
+            SheetColumn(
+                "NVLink GB/s",
+                [f"{spec.nvlink_bandwidth / _GIGA:,.0f}" if spec.nvlink_bandwidth else "none" for spec in models],
+            ),
             SheetColumn("host GB/s", [f"{spec.host_bandwidth / _GIGA:,.0f}" for spec in models], rank=2),
             SheetColumn("limit", [f"{spec.watts:,.0f} W" for spec in models], rank=1),
         ],
         ["for any other, write a GPU file: --gpu my_gpu.toml"],
         has_json=False,
     )
-
-
-def _or_none(bandwidth: float) -> str:
-    return f"{bandwidth / _GIGA:,.0f}" if bandwidth else "none"
 
 
 def fabric_list() -> Sheet:

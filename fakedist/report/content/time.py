@@ -411,7 +411,11 @@ def path_sheet(time: StepTime, word: str) -> Sheet:
     step_us = time.step_us or 1.0
     has_lanes = any(row.lane for row in rows)
     columns = [
-        text_column("what", [_path_words(row) for row in rows], chips=[_PATH_CHIPS[row.kind] for row in rows]),
+        text_column(
+            "what",
+            [row.operation if row.kind == "collectives" and not row.lane else row.kind for row in rows],
+            chips=[_PATH_CHIPS[row.kind] for row in rows],
+        ),
         text_column("of", [_path_location(row) for row in rows], kind="layer"),
         *([text_column("on", [row.lane for row in rows], 3)] if has_lanes else []),
         count_column("launches", [row.num_launches or None for row in rows], 1),
@@ -432,10 +436,6 @@ def path_sheet(time: StepTime, word: str) -> Sheet:
         most=_NUM_PATH,
         rest=f"and {len(rest):,} more, {more}, in --json (time.critical_path)",
     )
-
-
-def _path_words(row: PathPart) -> str:
-    return row.operation if row.kind == "collectives" and not row.lane else row.kind
 
 
 def _path_location(row: PathPart) -> str:
@@ -605,7 +605,17 @@ def priced_report(
 
     def data() -> dict[str, object]:
         plain: dict[str, object] = {"run_directory": str(run.path), "kernels": to_plain(source), "time": to_plain(time)}
-        plain |= {"what_ifs": [_what_if_object(text, time, after) for text, after in steps.items()]} if steps else {}
+        if steps:
+            plain["what_ifs"] = [
+                {
+                    "what_if": text,
+                    "step_us": after.step_us,
+                    "change_us": after.step_us - time.step_us,
+                    "parts": changed_times.part_changes(time, after).to_dict("records"),
+                    "groups": changed_times.group_changes(time, after).to_dict("records"),
+                }
+                for text, after in steps.items()
+            ]
         return plain | {report.title: report.data() for report in added}
 
     rows = partial(table_rows, run, table, all_layers=all_rows)
@@ -626,16 +636,6 @@ def what_if_sheets(before: StepTime, steps: Mapping[str, StepTime]) -> list[Shee
     as_it_is = f"the step as it is: {format_us(before.step_us)}"
     whole = Sheet("What if, estimated, each on its own", overview, [as_it_is])
     return [whole, *(_change_sheet(text, before, after) for text, after in steps.items())]
-
-
-def _what_if_object(text: str, before: StepTime, after: StepTime) -> dict[str, object]:
-    return {
-        "what_if": text,
-        "step_us": after.step_us,
-        "change_us": after.step_us - before.step_us,
-        "parts": changed_times.part_changes(before, after).to_dict("records"),
-        "groups": changed_times.group_changes(before, after).to_dict("records"),
-    }
 
 
 def _change_sheet(text: str, before: StepTime, after: StepTime) -> Sheet:
