@@ -26,9 +26,8 @@ from fakedist.errors import FakedistError, SetupError
 from fakedist.gpu.driver.build import torch_build
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.virtual import LEDGER_VARIABLE, VirtualGpu, virtual_gpu
-from fakedist.importing import when_imported
 from fakedist.options import Job, profile_command
-from fakedist.patch import patched, present
+from fakedist.patch import patched, present, when_imported
 from fakedist.rank.reporter import Reporter
 from fakedist.rundir.directory import load_job
 from fakedist.rundir.encoding import RECORDS, Record, decode, encode

@@ -31,8 +31,7 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
-from fakedist.importing import when_imported
-from fakedist.patch import patched, present
+from fakedist.patch import patched, present, when_imported
 from fakedist.rundir.rows import HolderRow
 
 #: Of the text, for the keys of caches.

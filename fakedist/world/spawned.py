@@ -38,9 +38,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, TypeGuard, cast
 
 from fakedist.errors import JobError
-from fakedist.importing import now_and_when_imported
 from fakedist.options import Job
-from fakedist.patch import patched, present
+from fakedist.patch import now_and_when_imported, patched, present
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
 from fakedist.world.environ import rank_environment
