@@ -20,7 +20,7 @@ from fakedist.analysis.typed_tables import rows_of, table_of
 from fakedist.errors import JobError
 from fakedist.rank_list import format_rank_list, parse_rank_list
 from fakedist.rundir.rows import CallRow, ScopeRow
-from fakedist.rundir.table_rows import TABLES
+from fakedist.rundir.table_rows import TABLES, GroupsTable
 
 _OF_HOSTS = ("gloo", "mpi")
 #: Calls whose host reads the sizes of objects that it gets.
@@ -114,16 +114,8 @@ _WORKING = ("forward", "backward", "optimizer")
 Read = Callable[..., pd.DataFrame]
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessGroup:
+class ProcessGroup(GroupsTable):
     """A process group that the rank is in; a row of the table ``groups``."""
-
-    name: str
-    description: str
-    backend: str
-    size: int
-    group_rank: int
-    ranks: str
 
     @property
     def label(self) -> str:

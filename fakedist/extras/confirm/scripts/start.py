@@ -2,8 +2,8 @@
 
     python start.py MODULE[:FUNCTION] [JOB] RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
 
-The function is ``measure`` by default. Its module imports torch, so it is imported once the device exists. Standard library
-only, but for the virtual GPU, which is fakedist's.
+The function is ``measure`` by default. Its module imports torch, so it is imported once the device exists. Standard
+library only, but for the virtual GPU, which is fakedist's.
 """
 
 from __future__ import annotations
