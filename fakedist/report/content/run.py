@@ -356,7 +356,7 @@ def _time(run: Run, charts: Callable[[], RunCharts], *, all_layers: bool) -> lis
 
 def _communication(run: Run, charts: Callable[[], RunCharts]) -> list[Block]:
     summary = run.summary
-    section = Chapter("communication", "Communication", "Who this rank talks to", "simulated")
+    section = Chapter("communication", "Communication", "Communication peers", "simulated")
     calls = [memory.collective_sheet(summary.collectives, has_lanes=bool(summary.timed))] if summary.collectives else []
     return [section, Details(lambda: charts().groups()), *calls, Details(lambda: charts().calls_over_time())]
 

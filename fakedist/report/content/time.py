@@ -53,7 +53,7 @@ from fakedist.report.content.wording import (
     unknown_time,
 )
 from fakedist.results.compare import changed_times
-from fakedist.results.compare.changed_memory import ChangeTable
+from fakedist.results.compare.change_tables import ChangeTable
 from fakedist.results.run import Run
 from fakedist.results.verdict import (
     communication_word,

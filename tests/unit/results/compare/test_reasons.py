@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from fakedist.options import Job
-from fakedist.results.compare.changed_memory import path_changes, reserved_changes, segment_changes, with_change
+from fakedist.results.compare.change_tables import with_change
+from fakedist.results.compare.changed_memory import path_changes, reserved_changes, segment_changes
 from fakedist.results.compare.changed_times import collective_changes, family_changes, part_changes
 from fakedist.results.compare.layer_matching import OUTSIDE
 from fakedist.results.compare.reasons import (
