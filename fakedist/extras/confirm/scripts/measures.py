@@ -1,4 +1,4 @@
-"""What is measured in a process of its own, each by a function for start.py.
+"""Measures one thing in a process of its own, each by a function for start.py.
 
 ``one_job`` writes down what the allocator did in a job. Under ``fakedist profile`` the history belongs to the profile,
 so that only the statistics are written. ``growing`` is a job that grows until it does not fit, with less and less
