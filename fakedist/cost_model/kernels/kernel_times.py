@@ -209,8 +209,7 @@ class KernelTimes:
 
     def load(self) -> None:
         """Load the measurements for the first price; SetupError if they are missing or damaged."""
-        for rules in (self._products, self._attention, self._memory):
-            rules.load()
+        _ = [rules.times for rules in (self._products, self._attention, self._memory)]
 
     @property
     def clock(self) -> SustainedClock:

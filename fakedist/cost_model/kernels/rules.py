@@ -103,12 +103,9 @@ class AttentionRules(Rules):
         return _training_table(self.table.name)
 
     @cached_property
-    def _times(self) -> AttentionTimes:
+    def times(self) -> AttentionTimes:
+        """What was measured."""
         return _measured_times(self.table.name)
-
-    def load(self) -> None:
-        """Load what was measured, which the first price needs."""
-        _ = self._times
 
     def price(self, rows: WorkArrays) -> Estimates:
         """Attentions, forward and backward."""
@@ -139,11 +136,11 @@ class AttentionRules(Rules):
         kernel = _KERNELS.get(library, "flash2")
         roof = attention_roof(self.gpu)
         is_backward = direction == "backward"
-        price = self._times.backward_us if is_backward else self._times.forward_us
+        price = self.times.backward_us if is_backward else self.times.forward_us
         time_us = price(shapes, kernel, roof)
         time_us = np.where(rows.flags("deterministic"), time_us / _FACTORS["deterministic_rate"], time_us)
         time_us = time_us + np.where(rows.flags("dropout"), self._dropout_us(shapes, kernel), 0.0)
-        family = f"attention training {direction}" if self._times.has_training else "attention forward"
+        family = f"attention training {direction}" if self.times.has_training else "attention forward"
         source = self._training_on or self.table.name
         spread = self.intervals.half_width(family, time_us, gpu=source)
         assumed = self._assumed(rows, shapes, kernel, library, is_backward=is_backward)
@@ -179,9 +176,9 @@ class AttentionRules(Rules):
     ) -> Assumptions:
         assumed = Assumptions(len(rows))
         every = np.ones(len(rows), bool)
-        if kernel != "cudnn" and self._times.has_training:
+        if kernel != "cudnn" and self.times.has_training:
             assumed.add(every, _SPREADS["flash2"], "FlashAttention-2 as much slower than cuDNN as on H100")
-        if is_backward and not self._times.has_training:
+        if is_backward and not self.times.has_training:
             assumed.add(every, _SPREADS["attention_backward"], "backward at FlashAttention-2's rate on A100")
         if kernel in ("flex", "efficient"):
             slower = _SPREADS["flex"] if kernel == "flex" else _SPREADS["efficient"]
@@ -309,17 +306,14 @@ class MemoryRules(Rules):
     """Prices kernels that are limited by memory on one GPU."""
 
     @cached_property
-    def _times(self) -> MovingTimes:
+    def times(self) -> MovingTimes:
+        """What was measured."""
         return _moving_times(self.table.name)
 
     @cached_property
     def start_us(self) -> float:
         """The time of a kernel that moves nothing."""
-        return self._times.start_us(ELEMENTWISE, self.gpu.memory_bandwidth)
-
-    def load(self) -> None:
-        """Load what was measured, which the first price needs."""
-        _ = self._times
+        return self.times.start_us(ELEMENTWISE, self.gpu.memory_bandwidth)
 
     def price(self, rows: WorkArrays) -> Estimates:
         """Kernels with bytes, and kernels with neither bytes nor FLOPs, which take a start."""
@@ -357,20 +351,20 @@ class MemoryRules(Rules):
 
     def _by_rule(self, rows: WorkArrays, rule: MemoryRule) -> Estimates:
         moved = rows.numbers("moved_bytes")
-        time_us = self._times.time_us(rule.kind, moved, self.gpu.memory_bandwidth) * rule.slower
-        source = self._times.measured_on(rule.kind)
+        time_us = self.times.time_us(rule.kind, moved, self.gpu.memory_bandwidth) * rule.slower
+        source = self.times.measured_on(rule.kind)
         family = "elementwise" if rule.kind == ELEMENTWISE else "norms"
         spread = np.square(self.intervals.half_width(family, time_us, gpu=source)) + rule.spread**2
         basis = f"measured: {rule.kind} on {source}"
         if not self.table.is_own or source != self.table.name:
             spread = spread + _SPREADS["memory_other_gpu"] ** 2
             basis += f"; assumed: {self.gpu.name} reaches the same fraction of its bandwidth"
-        if self._times.is_like_another(rule.kind):
+        if self.times.is_like_another(rule.kind):
             spread = spread + _SPREADS["one_size"] ** 2
             basis += "; assumed: other sizes as RMSNorm's"
         if rule.words:
             basis += f"; assumed: {rule.words}"
-        start = self._times.start_us(rule.kind, self.gpu.memory_bandwidth) * rule.slower
+        start = self.times.start_us(rule.kind, self.gpu.memory_bandwidth) * rule.slower
         return Estimates(
             time_us,
             np.sqrt(np.where(np.isnan(moved), np.nan, spread)),
@@ -382,7 +376,7 @@ class MemoryRules(Rules):
     def _narrow(self, rule: MemoryRule) -> MemoryRule:
         """The rule for narrow rows: eager norms of them have a kind of their own."""
         kind = f"{rule.kind}.narrow"
-        return replace(rule, kind=kind) if kind in self._times.kinds else rule
+        return replace(rule, kind=kind) if kind in self.times.kinds else rule
 
 
 def memory_rule(family: str, name: str, operation: str) -> MemoryRule:
@@ -422,7 +416,8 @@ class ProductRules(Rules):
     """Prices products on one GPU."""
 
     @cached_property
-    def _times(self) -> dict[str, ProductTimes]:
+    def times(self) -> dict[str, ProductTimes]:
+        """What was measured."""
         return _single_times(self.table.name)
 
     @cached_property
@@ -432,10 +427,6 @@ class ProductRules(Rules):
     @cached_property
     def _grouped(self) -> GroupedTimes:
         return _grouped_times(self._experts)
-
-    def load(self) -> None:
-        """Load what was measured, which the first price needs."""
-        _ = self._times
 
     def single(self, rows: WorkArrays) -> Estimates:
         """Products of one size each."""
@@ -451,14 +442,14 @@ class ProductRules(Rules):
     def _of_type(self, rows: WorkArrays, dtype: str, *, is_block: bool) -> Estimates:
         if dtype == "" and is_block:  # what cuBLAS scales by blocks is fp8, or 4 bits, which have no name in ``dtype``
             wanted = "nvfp4"
-            peak = self.gpu.peak("fp8") if "nvfp4" in self._times else None
+            peak = self.gpu.peak("fp8") if "nvfp4" in self.times else None
         else:
             wanted = "fp8_block" if dtype == "fp8" and is_block else "fp8" if dtype in ("fp8", "int8") else "bf16"
             peak = self.gpu.peak(dtype)
         if peak is None:
             return Estimates.unknown(len(rows))
-        kind = wanted if wanted in self._times else "bf16"
-        times = self._times[kind]
+        kind = wanted if wanted in self.times else "bf16"
+        times = self.times[kind]
         sizes = _sizes(rows, NVFP4_BYTES)
         roof = product_roof(self.gpu, kind) if kind == "nvfp4" else self._roof(peak)
         time_us = times.time_us(sizes, roof)
@@ -501,7 +492,7 @@ class ProductRules(Rules):
 
     def _nvfp4_spare(self, rows: WorkArrays, time_us: Floats) -> Floats:
         """How much less (logarithm) products in NVFP4 take at the fraction of their peak that those in fp8 reach."""
-        in_fp8 = self._times["fp8"].time_us(_sizes(rows, 1.0), product_roof(self.gpu, "fp8"))
+        in_fp8 = self.times["fp8"].time_us(_sizes(rows, 1.0), product_roof(self.gpu, "fp8"))
         higher = _ASSUMED["nvfp4_peak"].get(self.table.name, 2.0)
         return np.asarray(np.log(np.maximum(time_us / np.maximum(in_fp8 / higher, START_US), 1.0)))
 
