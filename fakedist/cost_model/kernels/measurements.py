@@ -116,11 +116,6 @@ class Measured:
     origins: dict[str, list[str]]
 
 
-def measured_names() -> list[str]:
-    """Names of the GPU models with measurements."""
-    return sorted(path.stem for path in DATA.glob("*.npz"))
-
-
 @cache
 def load_measured(name: str, directory: Path = DATA) -> Measured:
     """Read the measurements of a GPU model; SetupError if the table is missing or damaged."""

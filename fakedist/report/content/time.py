@@ -31,7 +31,6 @@ from fakedist.report.content.report_blocks import (
     SheetColumn,
     SheetRow,
     count_column,
-    no_blocks,
     share_column,
     text_column,
     us_column,
@@ -88,7 +87,7 @@ _NAME_ON_PAGE = 200
 _SUMS = "Sums of kernels do not include communication, which is counted apart."
 
 
-def time_blocks(run: Run, *, all_layers: bool, charts: Callable[[], Sequence[Block]] = no_blocks) -> list[Block]:
+def time_blocks(run: Run, *, all_layers: bool, charts: Callable[[], Sequence[Block]] = tuple) -> list[Block]:
     """The time of the timed step, by what it is spent on. ``charts`` makes those of a page."""
     time, source = timed(run)
     name = timed_step_name(run.summary, source.step)
