@@ -181,9 +181,11 @@ def find_topology(read: Read) -> Topology:
     calls = calls[calls["step"] == step].reset_index(drop=True)
     names = read("layers", ("name",))["name"].astype(str)
     blocks = names.map(_block)
-    calls["block"] = calls["layer"].map(blocks).fillna("")
-    calls["when"] = _when(calls, read, step)
-    calls["lane"] = _lanes(calls, groups, _compute_stream(read, step))
+    calls = calls.assign(
+        block=calls["layer"].map(blocks).fillna(""),
+        when=lambda rows: _when(rows, read, step),
+        lane=lambda rows: _lanes(rows, groups, _compute_stream(read, step)),
+    )
     grouped = _grouped(calls, num_blocks=blocks[blocks != ""].nunique())
     return Topology(step, groups, grouped, _overlaps(grouped, [group.size for group in groups]))
 

@@ -346,7 +346,7 @@ class KernelTimes:
         """Estimates that rest on an assumption alone. NaN where the GPU has no units for the type."""
         time_us = np.maximum(compute, memory)
         assumed = Assumptions(len(rows))
-        assumed.add(np.ones(len(rows), bool), spread, words)
+        assumed.add((np.ones(len(rows), bool), spread, words))
         basis = assumed.basis(np.full(len(rows), "no measurement", object))
         bound = which_limits(compute, memory, self._memory.start_us)
         return Estimates(time_us, assumed.spread(0 * time_us), bound, np.full(len(rows), "", object), basis)

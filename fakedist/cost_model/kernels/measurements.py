@@ -257,10 +257,9 @@ class Assumptions:
     number: int
     _found: list[tuple[Flags, Floats | float, str]] = field(default_factory=list)
 
-    def add(self, where: Flags, spread: Floats | float, words: str) -> None:
-        """Assume something of these rows: half a width (logarithm) that adds to the others, and why."""
-        if where.any():
-            self._found.append((where, spread, words))
+    def add(self, *assumed: tuple[Flags, Floats | float, str]) -> None:
+        """Assume something of some rows: which, half a width (logarithm) that adds to the others, and why."""
+        self._found.extend(one for one in assumed if one[0].any())
 
     def spread(self, measured: Floats) -> Floats:
         """The widths with every assumption: independent, so their squares add."""

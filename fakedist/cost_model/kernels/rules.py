@@ -177,43 +177,44 @@ class AttentionRules(Rules):
         assumed = Assumptions(len(rows))
         every = np.ones(len(rows), bool)
         if kernel != "cudnn" and self.times.has_training:
-            assumed.add(every, _SPREADS["flash2"], "FlashAttention-2 as much slower than cuDNN as on H100")
+            assumed.add((every, _SPREADS["flash2"], "FlashAttention-2 as much slower than cuDNN as on H100"))
         if is_backward and not self.times.has_training:
-            assumed.add(every, _SPREADS["attention_backward"], "backward at FlashAttention-2's rate on A100")
+            assumed.add((every, _SPREADS["attention_backward"], "backward at FlashAttention-2's rate on A100"))
         if kernel in ("flex", "efficient"):
             slower = _SPREADS["flex"] if kernel == "flex" else _SPREADS["efficient"]
-            assumed.add(every, slower, f"{kernel} attention a fraction of FlashAttention-2's rate")
-        assumed.add(every & (library == ""), _SPREADS["no_library"], "FlashAttention-2, as the library is not known")
+            assumed.add((every, slower, f"{kernel} attention a fraction of FlashAttention-2's rate"))
         is_other = self.gpu.compute_capability != self.table.measured_on.compute_capability
-        assumed.add(
-            every & (not self.table.is_own), _SPREADS["attention_other_gpu"] * (1 + is_other), f"like {self.table.name}"
-        )
         cut = (shapes.window > 0) & (shapes.window < shapes.keys)
         blocks = cut & shapes.in_blocks
-        assumed.add(cut & (shapes.window >= _NARROW) & ~blocks, _SPREADS["window"], "a window costs what its keys do")
         assumed.add(
-            cut & (shapes.window < _NARROW) & ~blocks, _SPREADS["narrow_window"], "a narrow window costs whole tiles"
-        )
-        assumed.add(blocks & (shapes.window >= _NARROW), _SPREADS["window"], "a mask costs what its blocks do")
-        assumed.add(
-            blocks & (shapes.window < _NARROW), _SPREADS["narrow_window"], "a mask of few blocks costs what they do"
-        )
-        assumed.add(
-            shapes.queries != shapes.keys, _SPREADS["cross"], "queries and keys of different length like their mean"
-        )
-        is_short = shapes.length() < _PUBLISHED
-        assumed.add(
-            is_short, _SPREADS["short"], "short sequences slow down further as they do from 2,048 to 512 tokens"
-        )
-        assumed.add(rows.flags("is_dense"), 0.0, "every query meets every key, as the mask is not known")
-        assumed.add(
-            rows.flags("deterministic"),
-            _SPREADS["deterministic"],
-            "a deterministic backward as much slower as on GB200",
-        )
-        assumed.add(rows.flags("dropout"), _SPREADS["dropout"], "dropout takes integer instructions")
-        assumed.add(
-            rows.texts("dtype") != "bf16", _SPREADS["attention_other_type"], "the type's fraction of the peak is bf16's"
+            (every & (library == ""), _SPREADS["no_library"], "FlashAttention-2, as the library is not known"),
+            (
+                every & (not self.table.is_own),
+                _SPREADS["attention_other_gpu"] * (1 + is_other),
+                f"like {self.table.name}",
+            ),
+            (cut & (shapes.window >= _NARROW) & ~blocks, _SPREADS["window"], "a window costs what its keys do"),
+            (cut & (shapes.window < _NARROW) & ~blocks, _SPREADS["narrow_window"], "a narrow window costs whole tiles"),
+            (blocks & (shapes.window >= _NARROW), _SPREADS["window"], "a mask costs what its blocks do"),
+            (blocks & (shapes.window < _NARROW), _SPREADS["narrow_window"], "a mask of few blocks costs what they do"),
+            (shapes.queries != shapes.keys, _SPREADS["cross"], "queries and keys of different length like their mean"),
+            (
+                shapes.length() < _PUBLISHED,
+                _SPREADS["short"],
+                "short sequences slow down further as they do from 2,048 to 512 tokens",
+            ),
+            (rows.flags("is_dense"), 0.0, "every query meets every key, as the mask is not known"),
+            (
+                rows.flags("deterministic"),
+                _SPREADS["deterministic"],
+                "a deterministic backward as much slower as on GB200",
+            ),
+            (rows.flags("dropout"), _SPREADS["dropout"], "dropout takes integer instructions"),
+            (
+                rows.texts("dtype") != "bf16",
+                _SPREADS["attention_other_type"],
+                "the type's fraction of the peak is bf16's",
+            ),
         )
         return assumed
 
@@ -456,27 +457,26 @@ class ProductRules(Rules):
         within, beyond = times.octaves_away(sizes)
         assumed = Assumptions(len(rows))
         time_us = self._aligned(rows, sizes, time_us, dtype, assumed)
-        layout = rows.texts("layout")
-        assumed.add(layout != _MEASURED_LAYOUT, _SPREADS["layout"], f"as fast as {_MEASURED_LAYOUT}")
-        assumed.add(sizes.batch > 1, _SPREADS["batch"], "a batch like more rows")
-        assumed.add(rows.flags("accumulates"), _SPREADS["accumulates"], "adding to the result costs its bytes")
         every = np.ones(len(rows), bool)
         is_other = wanted != "nvfp4" and (dtype not in ("bf16", "fp8") or kind != wanted)
-        assumed.add(
-            every & is_other,
-            _SPREADS["product_other_type"],
-            f"{dtype} reaches the fraction of its peak that {kind} does",
-        )
-        assumed.add(
-            (rows.texts("scaling") == "row") & (dtype == "fp8"),
-            _SPREADS["rows_scaled"],
-            "scales a row like one a tensor",
-        )
-        assumed.add(
-            every & (not self.table.is_own), _SPREADS["product_other_gpu"], f"{self.gpu.name} like {self.table.name}"
-        )
         apart = _ASSUMED["apart"].get(kind, {}).get(self.table.name, 0.0)
-        assumed.add(every & (apart > 0.0), apart, "libraries and collectors differ")
+        assumed.add(
+            (rows.texts("layout") != _MEASURED_LAYOUT, _SPREADS["layout"], f"as fast as {_MEASURED_LAYOUT}"),
+            (sizes.batch > 1, _SPREADS["batch"], "a batch like more rows"),
+            (rows.flags("accumulates"), _SPREADS["accumulates"], "adding to the result costs its bytes"),
+            (
+                every & is_other,
+                _SPREADS["product_other_type"],
+                f"{dtype} reaches the fraction of its peak that {kind} does",
+            ),
+            (
+                (rows.texts("scaling") == "row") & (dtype == "fp8"),
+                _SPREADS["rows_scaled"],
+                "scales a row like one a tensor",
+            ),
+            (every & (not self.table.is_own), _SPREADS["product_other_gpu"], f"{self.gpu.name} like {self.table.name}"),
+            (every & (apart > 0.0), apart, "libraries and collectors differ"),
+        )
         family = f"products {kind}"
         spread = self.intervals.half_width(family, time_us, within) + _SPREADS["beyond"] * beyond
         compute, memory = times.limits_us(sizes, roof)
@@ -509,8 +509,10 @@ class ProductRules(Rules):
         slower = np.log(odd_us / time_us)
         words = "not aligned: as fast as such products on an H200"
         own = _SPREADS["unaligned"] if self.table.name in _HOPPER else _SPREADS["unaligned_elsewhere"]
-        assumed.add(is_odd & (slower > 0), own, words)
-        assumed.add(is_between & (slower > 0), slower / 2, f"{words}, or aligned")
+        assumed.add(
+            (is_odd & (slower > 0), own, words),
+            (is_between & (slower > 0), slower / 2, f"{words}, or aligned"),
+        )
         return np.asarray(time_us * np.exp(np.select([is_odd, is_between], [slower, slower / 2], 0.0)))
 
     def grouped(self, rows: WorkArrays) -> Estimates:
@@ -532,14 +534,16 @@ class ProductRules(Rules):
         time_us, compute, memory = self._grouped.estimate(m, groups, n, k, roof)
         assumed = Assumptions(len(rows))
         every = np.ones(len(rows), bool)
-        assumed.add(rows.texts("layout") != _MEASURED_LAYOUT, _SPREADS["layout"], f"as fast as {_MEASURED_LAYOUT}")
-        assumed.add(
-            every & (dtype != "bf16"),
-            _SPREADS["product_other_type"],
-            f"{dtype} reaches the fraction of its peak that bf16 does",
-        )
         is_own = self.table.is_own and self._experts == self.table.name
-        assumed.add(every & (not is_own), _SPREADS["product_other_gpu"], f"{self.gpu.name} like {self._experts}")
+        assumed.add(
+            (rows.texts("layout") != _MEASURED_LAYOUT, _SPREADS["layout"], f"as fast as {_MEASURED_LAYOUT}"),
+            (
+                every & (dtype != "bf16"),
+                _SPREADS["product_other_type"],
+                f"{dtype} reaches the fraction of its peak that bf16 does",
+            ),
+            (every & (not is_own), _SPREADS["product_other_gpu"], f"{self.gpu.name} like {self._experts}"),
+        )
         spread = self.intervals.half_width("experts bf16", time_us, gpu=self._experts)
         return Estimates(
             time_us,

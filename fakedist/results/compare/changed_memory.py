@@ -152,11 +152,11 @@ def peak_blocks(blocks: pd.DataFrame, stacks: pd.DataFrame, paths: dict[int, str
     alive = blocks[blocks["at_peak"]]
     cwd = cwd.rstrip("/") + "/"
     lines = [*stacks["line"].astype(str), ""]  # stack -1 (none) indexes the last
-    peak = alive[["bytes"]].copy()
-    for name in ("operation", "phase", "category"):
-        peak[name] = alive[name].astype(str)
-    peak["path"] = [paths.get(layer, "") or OUTSIDE for layer in alive["layer"].tolist()]
-    peak["line"] = np.array([line.removeprefix(cwd) for line in lines])[alive["stack"].to_numpy()]
+    peak = alive[["bytes"]].assign(
+        **{name: alive[name].astype(str) for name in ("operation", "phase", "category")},
+        path=[paths.get(layer, "") or OUTSIDE for layer in alive["layer"].tolist()],
+        line=np.array([line.removeprefix(cwd) for line in lines])[alive["stack"].to_numpy()],
+    )
     return peak.reset_index(drop=True)
 
 
@@ -357,9 +357,8 @@ def line_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     what (appeared, grew, shrank, gone, same).
     """
     both = _both(a, b, ["key"]).reset_index()
-    both["line"] = both["key"].map(_shown_lines(a, b))
     moved = both["line_a"].notna() & both["line_b"].notna() & (both["line_a"] != both["line_b"])
-    both["was"] = both["line_a"].where(moved, "")
+    both = both.assign(line=both["key"].map(_shown_lines(a, b)), was=both["line_a"].where(moved, ""))
     columns = ["line", "was", "num_a", "num_b", "a_bytes", "b_bytes"]
     return by_effect(with_change(both[columns]))
 
