@@ -243,19 +243,20 @@ def _hint(size: object) -> int:
 
 
 def _as_text(value: object) -> object:
-    if isinstance(value, fx.Node):
-        return {"n": value.name}
-    if isinstance(value, (list, tuple)):
-        texts = list(map(_as_text, value))
-        return _UNKNOWN if any(text is _UNKNOWN for text in texts) else texts
-    if isinstance(value, torch.dtype):
-        return {"d": str(value).removeprefix("torch.")}
-    if isinstance(value, torch.memory_format):
-        return {"f": str(value).removeprefix("torch.")}
-    if isinstance(value, torch.device):
-        return {"c": 0}
-    if isinstance(value, torch.layout):
-        return None if value is torch.strided else _UNKNOWN
+    match value:
+        case fx.Node():
+            return {"n": value.name}
+        case list() | tuple():
+            texts = list(map(_as_text, value))
+            return _UNKNOWN if any(text is _UNKNOWN for text in texts) else texts
+        case torch.dtype():
+            return {"d": str(value).removeprefix("torch.")}
+        case torch.memory_format():
+            return {"f": str(value).removeprefix("torch.")}
+        case torch.device():
+            return {"c": 0}
+        case torch.layout():
+            return None if value is torch.strided else _UNKNOWN
     return value if value is None or type(value) in (bool, int, float, str) else _UNKNOWN
 
 

@@ -135,19 +135,20 @@ def _take_line(known: JournalContent, line: bytes, where: str) -> None:
 
 def _take(known: JournalContent, entry: dict[str, object]) -> None:
     ((kind, value),) = entry.items()
-    if kind == "row":
-        row = from_plain(Row, value)
-        if row.status in (Status.FITS, Status.MAY_NOT_FIT) and row.fullest is None:
-            raise ValueError(f"row.status is '{row.status}', and no rank ran to the end")
-        _check_step(row.step)
-        known.rows[row.id] = row
-    elif kind == "rank" and isinstance(value, dict):
-        result = from_plain(RankResult, value["result"])
-        known.ranks.setdefault(str(value["key"]), {})[result.rank] = result
-    elif kind == "sources" and isinstance(value, dict):
-        known.sources[str(value["digest"])] = from_plain(SourceDigests, value["read"])
-    else:
-        raise ValueError(f"{kind} is not a kind of entry")
+    match kind, value:
+        case "row", _:
+            row = from_plain(Row, value)
+            if row.status in (Status.FITS, Status.MAY_NOT_FIT) and row.fullest is None:
+                raise ValueError(f"row.status is '{row.status}', and no rank ran to the end")
+            _check_step(row.step)
+            known.rows[row.id] = row
+        case "rank", {"key": key, "result": plain}:
+            result = from_plain(RankResult, plain)
+            known.ranks.setdefault(str(key), {})[result.rank] = result
+        case "sources", {"digest": digest, "read": plain}:
+            known.sources[str(digest)] = from_plain(SourceDigests, plain)
+        case _:
+            raise ValueError(f"{kind} is not a kind of entry")
 
 
 def _check_step(step: StepEstimate | None) -> None:

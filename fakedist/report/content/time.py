@@ -559,14 +559,15 @@ def uncertainty_sheets(source: KernelSource) -> list[Sheet]:
 
 
 def _measurement(part: UncertainPart) -> str:
-    if part.kind == "kernels":
-        return "a trace of more steps" if part.name == _CALIBRATED else _CALIBRATE
-    if part.kind == "host":
-        return "a profile of the job: how long the GPU waits for launches"
-    if part.kind == "cpu":
-        return "a profile of the job: how long these operations take"
-    if part.kind == "allocator":
-        return "a lower peak: fakedist report RUN says what would lower it"
+    match part.kind:
+        case "kernels":
+            return "a trace of more steps" if part.name == _CALIBRATED else _CALIBRATE
+        case "host":
+            return "a profile of the job: how long the GPU waits for launches"
+        case "cpu":
+            return "a profile of the job: how long these operations take"
+        case "allocator":
+            return "a lower peak: fakedist report RUN says what would lower it"
     if part.num_nodes > 1:
         return f"nccl-tests over {part.num_nodes:,} of your nodes: --fabric my_fabric.toml with spread"
     return "nccl-tests in one of your nodes, to compare with the time by group"
