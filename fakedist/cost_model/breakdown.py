@@ -361,20 +361,19 @@ def range_lanes(ranges: pd.DataFrame, most: int) -> pd.DataFrame:
 def by_range(ranges: pd.DataFrame) -> list[RangeTime]:
     """Ranges of one name together, most kernel time first."""
     rows = ranges.assign(gpu_us=ranges["gpu_end_us"] - ranges["gpu_begin_us"])
-    times = []
-    for name, part in rows.groupby("name", sort=False):
-        times.append(
-            RangeTime(
-                name=str(name),
-                num_ranges=len(part),
-                depth=int(part["depth"].min()),
-                num_kernels=int(part["num_kernels"].sum()),
-                num_unknown=int(part["num_unknown"].sum()),
-                kernel_us=float(part["kernel_us"].sum()),
-                gpu_us=float(part["gpu_us"].sum()),
-                num_calls=int(part["num_calls"].sum()),
-            )
+    times = [
+        RangeTime(
+            name=str(name),
+            num_ranges=len(part),
+            depth=int(part["depth"].min()),
+            num_kernels=int(part["num_kernels"].sum()),
+            num_unknown=int(part["num_unknown"].sum()),
+            kernel_us=float(part["kernel_us"].sum()),
+            gpu_us=float(part["gpu_us"].sum()),
+            num_calls=int(part["num_calls"].sum()),
         )
+        for name, part in rows.groupby("name", sort=False)
+    ]
     return sorted(times, key=lambda row: -row.kernel_us)
 
 
@@ -577,10 +576,10 @@ def call_spreads(
     prices = communication.calls.loc[own["sequence"].to_numpy("i8"), ["time_us", "high_us"]].set_axis(own.index)
     keys = [own["group"].map(lambda number: labels[int(number)]).astype(str), own["operation"].astype(str)]
     sums = prices.groupby(keys, observed=True).sum()
-    spreads = {}
-    for (label, operation), time_us, high_us in zip(sums.index, sums["time_us"], sums["high_us"], strict=True):
-        spreads[str(label), str(operation)] = float(high_us / time_us - 1) if time_us else 0.0
-    return spreads
+    return {
+        (str(label), str(operation)): float(high_us / time_us - 1) if time_us else 0.0
+        for (label, operation), time_us, high_us in zip(sums.index, sums["time_us"], sums["high_us"], strict=True)
+    }
 
 
 def uncertain_parts(

@@ -261,12 +261,13 @@ class Ground:
 def find_ground(job: Job, version: str = __version__) -> Ground:
     """The ground of a sweep by this version of fakedist, here and now."""
     versions = [*_installed(), f"python {platform.python_version()}", f"fakedist {version}"]
-    parts = {"versions": _digest(versions)}
-    for name, value in os.environ.items():
-        if name not in _TERMINAL_VARIABLES and not name.startswith(_SESSION_PREFIXES):
-            parts[f"variable {name}"] = _digest(value)
+    variables = {
+        f"variable {name}": _digest(value)
+        for name, value in os.environ.items()
+        if name not in _TERMINAL_VARIABLES and not name.startswith(_SESSION_PREFIXES)
+    }
     _content_once.cache_clear()
-    return Ground(parts, _script_digests(job))
+    return Ground({"versions": _digest(versions), **variables}, _script_digests(job))
 
 
 def key_of(run: PointRun, ground: Ground) -> str:

@@ -436,9 +436,7 @@ def job_times(
     """
     prices = StepPrices(models.prices, models.network.experts, models.host.costs)
     job = _Job(every, world_size, replace(models, prices=prices), micro_batches)
-    alone = {}
-    for rank, tables in ranks:
-        alone[rank] = _alone(rank, tables, job)
+    alone = {rank: _alone(rank, tables, job) for rank, tables in ranks}
     _check(alone, micro_batches)
     placed = place_together([priced.step for priced in alone.values()], prices.host)
     step_us = _end_us(placed)
