@@ -18,9 +18,9 @@ import pandas as pd
 from fakedist.analysis.recording import Recording
 from fakedist.analysis.typed_tables import rows_of, table_of
 from fakedist.errors import JobError
-from fakedist.rank_list import format_rank_list, parse_rank_list
 from fakedist.rundir.rows import CallRow, ScopeRow
 from fakedist.rundir.table_rows import TABLES, GroupsTable
+from fakedist.units import format_rank_list, parse_rank_list
 
 _OF_HOSTS = ("gloo", "mpi")
 #: Calls whose host reads the sizes of objects that it gets.

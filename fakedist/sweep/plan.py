@@ -26,7 +26,6 @@ from fakedist.errors import FakedistError, JobError, SweepError, did_you_mean
 from fakedist.launcher.checked_script import find_editable
 from fakedist.options import Door, Job, JobProgram
 from fakedist.options.definition import NOT_SWEPT, OPTIONS
-from fakedist.rank_list import parse_rank_list
 from fakedist.rundir.sources import RunSources
 from fakedist.section import Section
 from fakedist.sweep.command import (
@@ -53,7 +52,7 @@ from fakedist.sweep.space import (
     read_scalar,
     text_of,
 )
-from fakedist.units import parse_bytes, parse_percent
+from fakedist.units import parse_bytes, parse_percent, parse_rank_list
 
 #: How many of the best points run every stage, with ``ranks = "stages"``.
 NUM_BEST = 10
