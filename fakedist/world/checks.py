@@ -11,7 +11,7 @@ backend checks (another rank's sizes) is not checked here either.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, SupportsInt, TypeAlias
+from typing import NamedTuple, SupportsInt, TypeAlias, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -57,7 +57,11 @@ def listed(tensors: torch.Tensor | Tensors) -> list[torch.Tensor]:
 
 def only_list(tensors: Lists) -> list[torch.Tensor]:
     """A call's list of tensors, which C++ callers pass as the only one of a list of lists."""
-    return list(tensors if not tensors or isinstance(tensors[0], torch.Tensor) else tensors[0])
+    return list(tensors if not tensors or _are_tensors(tensors) else tensors[0])
+
+
+def _are_tensors(tensors: Lists) -> TypeGuard[Tensors]:
+    return isinstance(tensors[0], torch.Tensor)
 
 
 def is_even(tensors: Tensors) -> bool:
