@@ -89,7 +89,11 @@ def kernel_table(recording: Recording) -> pd.DataFrame:
     frame = frame.assign(
         **{name: np.array(known or ("",), object)[columns[name]] for name, known in texts.items()},
         recompute=frame["recompute"].astype(bool),
-        low_us=np.nan, high_us=np.nan, shape="", basis="", launch=-1,
+        low_us=np.nan,
+        high_us=np.nan,
+        shape="",
+        basis="",
+        launch=-1,
         path_us=columns["path_us"] if len(columns["path_us"]) else np.nan,
     )
     return frame.sort_values(["start_us", "stream"], kind="stable").reset_index(drop=True)
