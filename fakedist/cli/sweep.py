@@ -232,9 +232,8 @@ def _print(sweep: Sweep, output: Output) -> int:
 
     output.write(sweep_report(sweep))
     if sweep.ranking.best is None:
-        return last_line(
-            ExitCode.OUT_OF_MEMORY if any(row.status.ran for row in sweep.rows) else ExitCode.ERROR, "no point fits"
-        )
+        any_ran = any(row.status.ran for row in sweep.rows)
+        return last_line(ExitCode.OUT_OF_MEMORY if any_ran else ExitCode.ERROR, "no point fits")
     return ExitCode.DONE
 
 

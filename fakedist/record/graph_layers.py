@@ -117,8 +117,7 @@ class Placing:
         known = self._placed.get(key)
         if known is not None and known[0] is modules:
             return known[1]
-        codecache = sys.modules["torch._inductor.codecache"]
-        filename = str(present(codecache, "get_path")(present(compiled, "cache_key"), "py")[2])
+        filename = _filename(compiled)
         code, generated = self._code(filename, compiled)
         if generated is None:
             return None
@@ -155,6 +154,11 @@ def find_layers(modules: Modules, layers: LayerTable) -> None:
     for stack in modules.stacks:
         known = (layers.layer_by_id(key, modules.calling) for key, _ in reversed(stack))
         modules.layers.append(next((layer for layer in known if layer is not None), -1))
+
+
+def _filename(compiled: object) -> str:
+    codecache = sys.modules["torch._inductor.codecache"]
+    return str(present(codecache, "get_path")(present(compiled, "cache_key"), "py")[2])
 
 
 def is_dynamos(module: torch.nn.Module) -> bool:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Protocol
 
 import torch
 from torch import nn
 from torch._ops import OpOverload
 
 from fakedist.frames import script_line, script_lines
-from fakedist.record.compiled_graphs import Compilations, IntegerPart, compilations, compiled_graphs
+from fakedist.record.compiled_graphs import Compilations, compilations, compiled_graphs
 from fakedist.record.construction import Construction
 from fakedist.record.copies import Copies
 from fakedist.record.device_memory import (
@@ -23,7 +21,7 @@ from fakedist.record.device_memory import (
     allocator_history,
     changed_settings,
 )
-from fakedist.record.graph_layers import PlacedGraph, Placing, find_layers
+from fakedist.record.graph_layers import Placing, find_layers
 from fakedist.record.hooks import fsdp_is_loaded, fsdp_unshard_hook, out_of_memory_observer, tensor_swaps
 from fakedist.record.host_ledger import HostLedger
 from fakedist.record.ledger import Ledger
@@ -32,6 +30,7 @@ from fakedist.record.module_names import LayerTable
 from fakedist.record.numbering import FastPath
 from fakedist.record.operations import Execute, Operations
 from fakedist.record.position import Position
+from fakedist.record.running_graphs import GraphIntegers, RunningGraphs
 from fakedist.record.unseen import Unseen, compiles_backwards
 from fakedist.rundir.encoding import Record
 from fakedist.rundir.memory_records import AllocatorSettingsRecord, FailedRequestRecord
@@ -334,83 +333,3 @@ class Drain:
         if scopes := self._position.new_scopes:
             self._append(ScopesRecord(scopes))
             self._position.new_scopes = []
-
-
-class IntegerRun(Protocol):
-    """One run of the part of a graph that computes integers."""
-
-    def known(self, name: str) -> torch.Tensor | None:
-        """The values of a node; None if they are made up or not known."""
-
-    def settle(self, named: Iterable[tuple[torch.Tensor, str]]) -> None:
-        """Give buffers their values, by the names of their nodes."""
-
-    def returned(self, results: object) -> None:
-        """The graph returned its results. Give them their values."""
-
-
-class GraphIntegers(Protocol):
-    """Runs that part of compiled graphs."""
-
-    def begin(self, part: IntegerPart, inputs: Sequence[object]) -> IntegerRun:
-        """A graph with this part begins with these inputs."""
-
-
-class RunningGraphs:
-    """Gives a graph's integers to what it calls and returns."""
-
-    def __init__(
-        self, operations: Operations, position: Position, placing: Placing, integers: GraphIntegers | None
-    ) -> None:
-        self._operations = operations
-        self._position = position
-        self._placing = placing
-        self._integers = integers
-        self._now: tuple[PlacedGraph, IntegerRun] | None = None
-
-    @contextmanager
-    def graph(self, compiled: object, inputs: Sequence[object]) -> Iterator[Callable[[object], None]]:
-        """Follow the run of a compiled graph. Call what this gives with the results."""
-
-        def begins(op: int) -> PlacedGraph | None:
-            return self._placing.begins(compiled, inputs, op, self._position.layer)
-
-        with self._operations.graph(begins, self._settle) as known:
-            part = None if known is None else known.generated.integers
-            if known is None or part is None or self._integers is None:
-                yield lambda results: None
-                return
-            before = self._now
-            with self._operations.unseen():
-                run = self._integers.begin(part, inputs)
-
-            def returned(results: object) -> None:
-                with self._operations.unseen():
-                    run.returned(results)
-
-            self._now = (known, run)
-            try:
-                yield returned
-            finally:
-                self._now = before
-
-    def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The values of a buffer of the graph that runs now in this thread; None if they are not known."""
-        if self._now is None:
-            return None
-        placed, run = self._now
-        with self._operations.unseen():
-            for _, node in placed.buffers_here((tensor,)):
-                return run.known(node)
-        return None
-
-    def _settle(self, args: tuple[object, ...]) -> None:
-        if self._now is None:
-            return
-        placed, run = self._now
-        lists = (value for value in args if isinstance(value, (list, tuple)))
-        values = itertools.chain(args, *lists)
-        tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        tensors = [tensor for tensor in tensors if tensor.is_cuda and not tensor.is_floating_point()]
-        if tensors:
-            run.settle(placed.buffers_here(tensors))

@@ -23,12 +23,13 @@ from fakedist.record.graph_layers import is_dynamos
 from fakedist.record.hooks import backward_hook, made_optimizers, module_hooks, optimizer_hooks
 from fakedist.record.host_clock import ClockedGpu, HostClock
 from fakedist.record.ledger import Ledger
-from fakedist.record.memory_recording import Append, GraphIntegers, MemoryRecording
+from fakedist.record.memory_recording import Append, MemoryRecording
 from fakedist.record.module_names import OUTSIDE, LayerTable, remember_parents
 from fakedist.record.named_phases import DeviceInUse, NamedPhases
 from fakedist.record.numbering import FastPath
 from fakedist.record.operations import Execute
 from fakedist.record.position import Position
+from fakedist.record.running_graphs import GraphIntegers
 from fakedist.record.steps import StepListener, Training
 from fakedist.record.timed_step import LaterStep, RecordedStep
 from fakedist.record.tracer import OperationTracer, Tracer

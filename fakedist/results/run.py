@@ -98,8 +98,10 @@ class RunTables:
             raise RunDirectoryError(f"a memory snapshot has no table {name!r}", f"it has {has}")
         if columns is None:
             return self._made[name]
-        frame = self._made[name][list(columns)]
-        return frame.astype(dict.fromkeys(frame.select_dtypes(["object", "string"]).columns, "category"))
+        frame = self._made[name][list(columns)].copy()
+        for column in frame.select_dtypes(["object", "string"]).columns:
+            frame[column] = frame[column].astype("category")
+        return frame
 
 
 class RunMemory:

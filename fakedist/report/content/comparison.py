@@ -320,11 +320,11 @@ def _timeline(a: Run, b: Run) -> Chart:
             for side, (name, curve) in enumerate(zip("ab", curves, strict=True))
         }
         figures = {"compared": figure_object(compared_timeline(a, b, num_points=_NUM_COLUMNS))}
-        stretches = [
-            {"step": one.step, "phase": one.phase, "from": round(one.at[0], 6), "to": round(one.at[1], 6)}
-            for one in pieces
+        parts = [
+            {"step": piece.step, "phase": piece.phase, "from": round(piece.at[0], 6), "to": round(piece.at[1], 6)}
+            for piece in pieces
         ]
-        return Drawing(figures, {"has_steps": has_steps, "pieces": stretches}, {}, arrays)
+        return Drawing(figures, {"has_steps": has_steps, "pieces": parts}, {}, arrays)
 
     return Chart("compared", title, draw, "measured", remark, "Memory")
 

@@ -41,7 +41,7 @@ def gpu_list() -> Sheet:
             SheetColumn("memory GB/s", [f"{spec.memory_bandwidth / _GIGA:,.0f}" for spec in models]),
             SheetColumn(
                 "NVLink GB/s",
-                [f"{spec.nvlink_bandwidth / _GIGA:,.0f}" if spec.nvlink_bandwidth else "none" for spec in models],
+                [f"{one / _GIGA:,.0f}" if one else "none" for one in (spec.nvlink_bandwidth for spec in models)],
             ),
             SheetColumn("host GB/s", [f"{spec.host_bandwidth / _GIGA:,.0f}" for spec in models], rank=2),
             SheetColumn("limit", [f"{spec.watts:,.0f} W" for spec in models], rank=1),

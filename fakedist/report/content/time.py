@@ -409,12 +409,9 @@ def path_sheet(time: StepTime, word: str) -> Sheet:
     rest = time.critical_path[_NUM_PATH:]
     step_us = time.step_us or 1.0
     has_lanes = any(row.lane for row in rows)
+    words = [row.operation if row.kind == "collectives" and not row.lane else row.kind for row in rows]
     columns = [
-        text_column(
-            "what",
-            [row.operation if row.kind == "collectives" and not row.lane else row.kind for row in rows],
-            chips=[_PATH_CHIPS[row.kind] for row in rows],
-        ),
+        text_column("what", words, chips=[_PATH_CHIPS[row.kind] for row in rows]),
         text_column("of", [_path_location(row) for row in rows], kind="layer"),
         *([text_column("on", [row.lane for row in rows], 3)] if has_lanes else []),
         count_column("launches", [row.num_launches or None for row in rows], 1),
