@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fakedist.cost_model.accuracy import AccuracyRow, half_widths_at, widths_by_bin
+from fakedist.cost_model.accuracy import OCTAVE_EDGES, TIME_EDGES_US, AccuracyRow, bins_of, half_widths_at
 from fakedist.cost_model.kernels.attention import AttentionShapes, AttentionTimes
 from fakedist.cost_model.kernels.gpus import MEASURED_GPUS, attention_roof, measured_spec, product_roof
 from fakedist.cost_model.kernels.measurements import (
@@ -99,6 +99,25 @@ class Judged:
     def widths(self) -> list[list[float]]:
         """The 90 % intervals that their errors make."""
         return widths_by_bin(self.estimated_us, self.errors, self.octaves)
+
+
+#: A quantile of fewer errors says little.
+_LEAST = 30
+
+
+def widths_by_bin(estimated_us: Floats, errors: Floats, octaves: Floats) -> list[list[float]]:
+    """The 90 % quantiles of logarithmic errors by time and distance; a bin of few errors takes those of all."""
+    size = np.abs(errors)
+    every = float(np.quantile(size, 0.9))
+    longer, further = bins_of(estimated_us, octaves)
+    widths = []
+    for time in range(len(TIME_EDGES_US) + 1):
+        row = []
+        for distance in range(len(OCTAVE_EDGES) + 1):
+            own = size[(longer == time) & (further == distance)]
+            row.append(round(float(np.quantile(own, 0.9)) if len(own) >= _LEAST else every, 4))
+        widths.append(row)
+    return widths
 
 
 def together(parts: Sequence[Judged]) -> Judged:

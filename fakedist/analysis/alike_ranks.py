@@ -14,8 +14,8 @@ from functools import cache
 from typing import NamedTuple
 
 from fakedist.analysis.call_order import RankCall, RankCalls
-from fakedist.rank_list import format_rank_list
 from fakedist.rundir.tape import Channel, ranks_key
+from fakedist.units import format_rank_list
 
 
 class JobGroup(NamedTuple):

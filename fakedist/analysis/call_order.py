@@ -503,11 +503,10 @@ class _Play:
             if begun := [unit for unit in left if unit.has_begun]:
                 stuck.append(min(begun, key=lambda unit: unit.calls[0].sequence))
                 to_come = [*left, *([rank.next] if rank.next else ()), *rank.units]
-                is_required |= any(self._is_required(unit) for unit in to_come)
+                is_required |= any(
+                    self._last_required is None or unit.calls[0].step <= self._last_required for unit in to_come
+                )
         return [self._waiting_in(unit) for unit in stuck] if is_required else []
-
-    def _is_required(self, unit: _Unit) -> bool:
-        return self._last_required is None or unit.calls[0].step <= self._last_required
 
     def _waiting_in(self, unit: _Unit) -> Waiting:
         """The first call of a unit that is not over, and the ranks that it waits for."""

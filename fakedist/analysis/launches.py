@@ -86,11 +86,16 @@ def kernel_table(recording: Recording) -> pd.DataFrame:
     texts = {"family": FAMILIES, "phase": PHASES, "bound": BOUNDS}
     texts |= dict.fromkeys(("name", "grid", "block", "operation"), tuple(recording.kernel_texts))
     frame = pd.DataFrame({name: columns[name] for name in columns_of(KernelsRecord) if name != "path_us"})
-    for name, known in texts.items():
-        frame[name] = np.array(known or ("",), object)[columns[name]]
-    frame["recompute"] = frame["recompute"].astype(bool)
-    frame = frame.assign(low_us=np.nan, high_us=np.nan, shape="", basis="", launch=-1)
-    frame["path_us"] = columns["path_us"] if len(columns["path_us"]) else np.nan
+    frame = frame.assign(
+        **{name: np.array(known or ("",), object)[columns[name]] for name, known in texts.items()},
+        recompute=frame["recompute"].astype(bool),
+        low_us=np.nan,
+        high_us=np.nan,
+        shape="",
+        basis="",
+        launch=-1,
+        path_us=columns["path_us"] if len(columns["path_us"]) else np.nan,
+    )
     return frame.sort_values(["start_us", "stream"], kind="stable").reset_index(drop=True)
 
 

@@ -423,11 +423,12 @@ def step_table(recording: Recording, blocks: Blocks, positions: pd.DataFrame) ->
         np.maximum.at(peaks, which, curve)
         held = np.append(curve[np.maximum.accumulate(last)], 0)[index]
         table[f"peak_{name}_bytes"] = np.where(has_events, peaks[index], held)
-    table["samples"] = np.array([row.samples for row in recording.steps], "int64")
-    for name in ("sample_shape", "name"):
-        table[name] = pd.Series([getattr(row, name) for row in recording.steps], dtype="object")
-    table["elements"] = np.array([row.elements for row in recording.steps], "float64")
-    return table
+    texts = ("sample_shape", "name")
+    return table.assign(
+        samples=np.array([row.samples for row in recording.steps], "int64"),
+        **{name: pd.Series([getattr(row, name) for row in recording.steps], dtype="object") for name in texts},
+        elements=np.array([row.elements for row in recording.steps], "float64"),
+    )
 
 
 def by_category(blocks: Blocks) -> dict[str, int]:
@@ -491,11 +492,12 @@ def described_blocks(
 
     ``chosen`` are of the table ``blocks``; ``names`` and ``parents`` columns of ``layers``; ``lines`` of ``stacks``.
     """
-    table = chosen[["bytes", "category", "phase", "step", "operation"]].astype({"category": str, "phase": str})
-    table["operation"] = table["operation"].astype(str)
+    table = chosen[["bytes", "category", "phase", "step", "operation"]]
     owners = owner_names(shares[shares["block"].isin(chosen.index)], names, parents)
     numbered = zip(chosen.index.tolist(), chosen["layer"].tolist(), strict=True)
-    table["layer"] = [owners.get(block, names[layer]) for block, layer in numbered]
-    table["line"] = [lines[stack] if stack >= 0 else "" for stack in chosen["stack"]]
+    table = table.astype(dict.fromkeys(("category", "phase", "operation"), str)).assign(
+        layer=[owners.get(block, names[layer]) for block, layer in numbered],
+        line=[lines[stack] if stack >= 0 else "" for stack in chosen["stack"]],
+    )
     order = ["bytes", "category", "layer", "phase", "step", "operation", "line"]
     return table[order].reset_index(drop=True)

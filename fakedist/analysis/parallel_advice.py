@@ -32,7 +32,7 @@ from fakedist.analysis.memory_tables import Fold
 from fakedist.analysis.recording import Array
 from fakedist.analysis.topology import find_pipeline
 from fakedist.errors import JobError
-from fakedist.rank_list import parse_rank_list
+from fakedist.units import parse_rank_list
 
 _CORE, _ENGINE = re.compile(r"/megatron/(?:core|training)/"), re.compile(r"/transformer_engine/")
 

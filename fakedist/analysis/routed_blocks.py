@@ -26,9 +26,9 @@ from fakedist.analysis.topology import find_pipeline, read_groups
 from fakedist.analysis.typed_tables import table_of
 from fakedist.errors import JobError
 from fakedist.options import Job
-from fakedist.rank_list import parse_rank_list
 from fakedist.router_load import RouterLoad, RouterPass
 from fakedist.rundir.table_rows import TABLES
+from fakedist.units import parse_rank_list
 
 Ints = npt.NDArray[np.int64]
 #: Grouped products round the tokens of each expert up to a multiple of these, and reductions all of them.

@@ -128,16 +128,18 @@ def segments_at(recording: Recording, blocks: Blocks, event: int) -> pd.DataFram
     else:
         table["num_holes"], table["largest_hole_bytes"] = _holes(table, inside)
     sizes = inside.end - inside.start
-    table["allocated_bytes"] = inside.sums(np.where(inside.is_allocated, sizes, 0), len(table))
-    table["requested_bytes"] = inside.sums(np.where(inside.is_allocated, inside.requested, 0), len(table))
-    table["waiting_bytes"] = inside.sums(np.where(inside.is_allocated, 0, sizes), len(table))
-    table["free_bytes"] = table["bytes"] - table["allocated_bytes"] - table["waiting_bytes"]
-    table["num_blocks"] = inside.sums(np.ones(len(sizes)), len(table))
-    table["block"] = _largest(inside, len(table))
-    table["pool"] = _pools(table, blocks, event) if table["address"].all() else "unknown"
-    table["private_pool"] = ["" if pool == COMMON_POOL else f"{pool[0]},{pool[1]}" for pool in table["pool_id"]]
-    table["state"] = _states(table)
-    table["event"] = event
+    table = table.assign(
+        allocated_bytes=inside.sums(np.where(inside.is_allocated, sizes, 0), len(table)),
+        requested_bytes=inside.sums(np.where(inside.is_allocated, inside.requested, 0), len(table)),
+        waiting_bytes=inside.sums(np.where(inside.is_allocated, 0, sizes), len(table)),
+        free_bytes=lambda rows: rows["bytes"] - rows["allocated_bytes"] - rows["waiting_bytes"],
+        num_blocks=inside.sums(np.ones(len(sizes)), len(table)),
+        block=_largest(inside, len(table)),
+        pool=lambda rows: _pools(rows, blocks, event) if rows["address"].all() else "unknown",
+        private_pool=["" if pool == COMMON_POOL else f"{pool[0]},{pool[1]}" for pool in table["pool_id"]],
+        state=_states,
+        event=event,
+    )
     table = table.astype({"address": "uint64", "stream": "uint64"})
     return table.sort_values(["free_bytes", "address"], ascending=[False, True])
 

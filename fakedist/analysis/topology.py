@@ -18,9 +18,9 @@ import pandas as pd
 from fakedist.analysis.recording import Recording
 from fakedist.analysis.typed_tables import rows_of, table_of
 from fakedist.errors import JobError
-from fakedist.rank_list import format_rank_list, parse_rank_list
 from fakedist.rundir.rows import CallRow, ScopeRow
-from fakedist.rundir.table_rows import TABLES
+from fakedist.rundir.table_rows import TABLES, GroupsTable
+from fakedist.units import format_rank_list, parse_rank_list
 
 _OF_HOSTS = ("gloo", "mpi")
 #: Calls whose host reads the sizes of objects that it gets.
@@ -114,16 +114,8 @@ _WORKING = ("forward", "backward", "optimizer")
 Read = Callable[..., pd.DataFrame]
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessGroup:
+class ProcessGroup(GroupsTable):
     """A process group that the rank is in; a row of the table ``groups``."""
-
-    name: str
-    description: str
-    backend: str
-    size: int
-    group_rank: int
-    ranks: str
 
     @property
     def label(self) -> str:
@@ -189,9 +181,11 @@ def find_topology(read: Read) -> Topology:
     calls = calls[calls["step"] == step].reset_index(drop=True)
     names = read("layers", ("name",))["name"].astype(str)
     blocks = names.map(_block)
-    calls["block"] = calls["layer"].map(blocks).fillna("")
-    calls["when"] = _when(calls, read, step)
-    calls["lane"] = _lanes(calls, groups, _compute_stream(read, step))
+    calls = calls.assign(
+        block=calls["layer"].map(blocks).fillna(""),
+        when=lambda rows: _when(rows, read, step),
+        lane=lambda rows: _lanes(rows, groups, _compute_stream(read, step)),
+    )
     grouped = _grouped(calls, num_blocks=blocks[blocks != ""].nunique())
     return Topology(step, groups, grouped, _overlaps(grouped, [group.size for group in groups]))
 

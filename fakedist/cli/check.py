@@ -119,7 +119,7 @@ def check(
         annotations = os.environ.get("GITHUB_ACTIONS") == "true" and not is_printed
     if annotations:
         _annotate(checked)
-    if not output.prints_text:  # what failed the build is in its log, wherever the result went
+    if output.format != TEXT or output.file is not None:  # what failed the build is in its log, too
         for line in (*(finding.message for finding in checked.exceeded), *checked.problems):
             say(line, err=True)
         for failure in checked.failures:

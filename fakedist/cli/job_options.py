@@ -175,9 +175,11 @@ def job_options(
     options: list[click.Parameter] = [as_click(option) for option in listed]
     help_text = "Run a module, as python -m does. Its arguments follow."
     options.insert(after_rank, click.Option(["-m", "module"], metavar="MODULE", help=help_text))
-    for flag, takes_value in _IGNORED.items():
-        options.append(click.Option([flag], hidden=True, is_flag=not takes_value, expose_value=False, callback=_note))
-    return options
+    ignored = [
+        click.Option([flag], hidden=True, is_flag=not takes_value, expose_value=False, callback=_note)
+        for flag, takes_value in _IGNORED.items()
+    ]
+    return [*options, *ignored]
 
 
 def pricing_options(several: Collection[str] = ()) -> list[click.Parameter]:

@@ -62,11 +62,6 @@ class Output:
         """The directory that the result goes to; None if it is printed."""
         return None if self.file is None else self.file.parent
 
-    @property
-    def prints_text(self) -> bool:
-        """True if the result is on the terminal, for people."""
-        return self.format == TEXT and self.file is None
-
     def write(self, report: Report) -> None:
         """Print or write a report in the format that was chosen."""
         if self.format == JSON:

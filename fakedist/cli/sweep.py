@@ -232,12 +232,9 @@ def _print(sweep: Sweep, output: Output) -> int:
 
     output.write(sweep_report(sweep))
     if sweep.ranking.best is None:
-        return last_line(ExitCode.OUT_OF_MEMORY if _any_ran(sweep) else ExitCode.ERROR, "no point fits")
+        any_ran = any(row.status.ran for row in sweep.rows)
+        return last_line(ExitCode.OUT_OF_MEMORY if any_ran else ExitCode.ERROR, "no point fits")
     return ExitCode.DONE
-
-
-def _any_ran(sweep: Sweep) -> bool:
-    return any(row.status.ran for row in sweep.rows)
 
 
 def _run(

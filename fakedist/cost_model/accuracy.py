@@ -80,8 +80,6 @@ def closest(gpu: GpuSpec, families: Iterable[str]) -> list[AccuracyRow]:
 
 #: For a family whose errors are not known on any GPU.
 UNKNOWN = 0.35
-#: A quantile of fewer errors says little.
-_LEAST = 30
 
 
 class ErrorIntervals:
@@ -101,26 +99,12 @@ class ErrorIntervals:
 
 def half_widths_at(widths: list[list[float]], time_us: Floats, octaves: Floats) -> Floats:
     """Half the width of each interval, from ``AccuracyRow.half_widths``."""
-    longer, further = _bins(time_us, octaves)
+    longer, further = bins_of(time_us, octaves)
     return np.asarray(np.array(widths)[longer, further])
 
 
-def widths_by_bin(estimated_us: Floats, errors: Floats, octaves: Floats) -> list[list[float]]:
-    """The 90 % quantiles of logarithmic errors by time and distance; a bin of few errors takes those of all."""
-    size = np.abs(errors)
-    every = float(np.quantile(size, 0.9))
-    longer, further = _bins(estimated_us, octaves)
-    widths = []
-    for time in range(len(TIME_EDGES_US) + 1):
-        row = []
-        for distance in range(len(OCTAVE_EDGES) + 1):
-            own = size[(longer == time) & (further == distance)]
-            row.append(round(float(np.quantile(own, 0.9)) if len(own) >= _LEAST else every, 4))
-        widths.append(row)
-    return widths
-
-
-def _bins(time_us: Floats, octaves: Floats) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+def bins_of(time_us: Floats, octaves: Floats) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """The bin of each time, and of each distance."""
     longer = np.searchsorted(TIME_EDGES_US, np.nan_to_num(time_us), side="right")
     return longer, np.searchsorted(OCTAVE_EDGES, octaves, side="right")
 

@@ -167,19 +167,23 @@ def family_table(kernels: pd.DataFrame) -> pd.DataFrame:
 
 def name_table(kernels: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
     """The table ``kernel_names``: a row for each name, shape and folded layer of kernels, most time first."""
-    rows = _counted(kernels)
-    rows["name"] = rows["name"].astype("category")
-    rows["shape"] = _shapes(kernels)
-    rows["layer_name"] = _folded_names(kernels["layer"].to_numpy("i8"), folds)
+    rows = _counted(kernels).assign(
+        name=lambda table: table["name"].astype("category"),
+        shape=_shapes(kernels),
+        layer_name=_folded_names(kernels["layer"].to_numpy("i8"), folds),
+    )
     keys = ["name", "family", "shape", "layer_name"]
     groups = rows.groupby(keys, sort=False, observed=True)
-    table = groups[list(_SUMS)].sum()
-    for name in _INTERVAL:
-        table[name] = groups[name].sum(min_count=1)
     duration = groups["duration_us"]
-    table["least_us"], table["median_us"], table["largest_us"] = duration.min(), duration.median(), duration.max()
-    table["num_layers"] = groups["layer"].nunique()
-    table["bound"] = _main_bound(rows, keys).reindex(table.index).fillna("")
+    table = groups[list(_SUMS)].sum()
+    table = table.assign(
+        **{name: groups[name].sum(min_count=1) for name in _INTERVAL},
+        least_us=duration.min(),
+        median_us=duration.median(),
+        largest_us=duration.max(),
+        num_layers=groups["layer"].nunique(),
+        bound=_main_bound(rows, keys).reindex(table.index).fillna(""),
+    )
     table = table.reset_index().rename(columns={"layer_name": "layer"})
     table = table.astype({"name": str, "shape": str, "layer": str})
     table["family"] = [FAMILIES[at] for at in table["family"]]
@@ -269,27 +273,29 @@ def layer_time_table(kernels: pd.DataFrame, layers: pd.DataFrame, gap_us: Array,
         values = None if weights is None else weights[chosen]
         return np.bincount(layer[chosen], values, num)
 
-    table = pd.DataFrame({"name": layers["name"].astype(str)})
-    table["num_kernels"] = summed(compute).astype("i8")
     kind, family = kernels["kind"].to_numpy(), kernels["family"].to_numpy()
-    for at, column in enumerate(_KIND_COLUMNS):
-        table[column] = summed(compute & (kind == at), known_us)
-    table["own_us"] = table[_KIND_COLUMNS].sum(axis=1)
-    table["total_us"] = with_children(layers, table["own_us"].to_numpy())
-    for name in COMPUTE_FAMILIES:
-        table[f"family_{name}_us"] = summed(family == FAMILIES.index(name), known_us)
     bound = kernels["bound"].astype(str).to_numpy()
-    for name in filter(None, BOUNDS):
-        table[f"bound_{name}_us"] = summed(compute & (bound == name), known_us)
-    for column in ("flops", "moved_bytes"):
-        table[column] = summed(compute, np.nan_to_num(kernels[column].to_numpy("f8")))
-    table["num_lacking_flops"] = summed(kernels["lacks_flops"].to_numpy(bool)).astype("i8")
-    table["launch_gap_us"] = summed(np.ones(len(kernels), bool), gap_us)
     is_call = kernels["is_call"].to_numpy(bool)
-    table["num_calls"] = summed(is_call).astype("i8")
-    table["num_unknown_calls"] = summed(is_call & ~kernels["is_known"].to_numpy(bool)).astype("i8")
-    table["communication_us"] = summed(~compute, known_us)
-    return table.assign(host_us=host_us)
+    kinds = {column: summed(compute & (kind == at), known_us) for at, column in enumerate(_KIND_COLUMNS)}
+    own_us = pd.DataFrame(kinds).sum(axis=1).to_numpy()
+    families = {f"family_{name}_us": summed(family == FAMILIES.index(name), known_us) for name in COMPUTE_FAMILIES}
+    bounds = {f"bound_{name}_us": summed(compute & (bound == name), known_us) for name in filter(None, BOUNDS)}
+    work = {name: summed(compute, np.nan_to_num(kernels[name].to_numpy("f8"))) for name in ("flops", "moved_bytes")}
+    return pd.DataFrame({"name": layers["name"].astype(str)}).assign(
+        num_kernels=summed(compute).astype("i8"),
+        **kinds,
+        own_us=own_us,
+        total_us=with_children(layers, own_us),
+        **families,
+        **bounds,
+        **work,
+        num_lacking_flops=summed(kernels["lacks_flops"].to_numpy(bool)).astype("i8"),
+        launch_gap_us=summed(np.ones(len(kernels), bool), gap_us),
+        num_calls=summed(is_call).astype("i8"),
+        num_unknown_calls=summed(is_call & ~kernels["is_known"].to_numpy(bool)).astype("i8"),
+        communication_us=summed(~compute, known_us),
+        host_us=host_us,
+    )
 
 
 def fold_times(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
@@ -324,10 +330,12 @@ def range_table(ranges: pd.DataFrame, kernels: pd.DataFrame) -> pd.DataFrame:
     until = start + ordered["known_us"].to_numpy("f8")
     inside = list(zip(first.tolist(), end.tolist(), strict=True))
     nothing = float("nan")
-    table["begin_us"] = [host[a] if a < b else nothing for a, b in inside]
-    table["end_us"] = [host[b - 1] if a < b else nothing for a, b in inside]
-    table["gpu_begin_us"] = [start[a:b].min() if a < b else nothing for a, b in inside]
-    table["gpu_end_us"] = [until[a:b].max() if a < b else nothing for a, b in inside]
+    table = table.assign(
+        begin_us=[host[a] if a < b else nothing for a, b in inside],
+        end_us=[host[b - 1] if a < b else nothing for a, b in inside],
+        gpu_begin_us=[start[a:b].min() if a < b else nothing for a, b in inside],
+        gpu_end_us=[until[a:b].max() if a < b else nothing for a, b in inside],
+    )
     return table[TABLES["ranges"].names].astype(dict.fromkeys(("begin_us", "end_us"), "f8"))
 
 
@@ -353,20 +361,19 @@ def range_lanes(ranges: pd.DataFrame, most: int) -> pd.DataFrame:
 def by_range(ranges: pd.DataFrame) -> list[RangeTime]:
     """Ranges of one name together, most kernel time first."""
     rows = ranges.assign(gpu_us=ranges["gpu_end_us"] - ranges["gpu_begin_us"])
-    times = []
-    for name, part in rows.groupby("name", sort=False):
-        times.append(
-            RangeTime(
-                name=str(name),
-                num_ranges=len(part),
-                depth=int(part["depth"].min()),
-                num_kernels=int(part["num_kernels"].sum()),
-                num_unknown=int(part["num_unknown"].sum()),
-                kernel_us=float(part["kernel_us"].sum()),
-                gpu_us=float(part["gpu_us"].sum()),
-                num_calls=int(part["num_calls"].sum()),
-            )
+    times = [
+        RangeTime(
+            name=str(name),
+            num_ranges=len(part),
+            depth=int(part["depth"].min()),
+            num_kernels=int(part["num_kernels"].sum()),
+            num_unknown=int(part["num_unknown"].sum()),
+            kernel_us=float(part["kernel_us"].sum()),
+            gpu_us=float(part["gpu_us"].sum()),
+            num_calls=int(part["num_calls"].sum()),
         )
+        for name, part in rows.groupby("name", sort=False)
+    ]
     return sorted(times, key=lambda row: -row.kernel_us)
 
 
@@ -569,10 +576,10 @@ def call_spreads(
     prices = communication.calls.loc[own["sequence"].to_numpy("i8"), ["time_us", "high_us"]].set_axis(own.index)
     keys = [own["group"].map(lambda number: labels[int(number)]).astype(str), own["operation"].astype(str)]
     sums = prices.groupby(keys, observed=True).sum()
-    spreads = {}
-    for (label, operation), time_us, high_us in zip(sums.index, sums["time_us"], sums["high_us"], strict=True):
-        spreads[str(label), str(operation)] = float(high_us / time_us - 1) if time_us else 0.0
-    return spreads
+    return {
+        (str(label), str(operation)): float(high_us / time_us - 1) if time_us else 0.0
+        for (label, operation), time_us, high_us in zip(sums.index, sums["time_us"], sums["high_us"], strict=True)
+    }
 
 
 def uncertain_parts(

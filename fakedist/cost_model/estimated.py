@@ -60,7 +60,6 @@ from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.step_time import (
     ClockSteadiness,
     FamilyAccuracy,
-    HostWait,
     KernelSource,
     LayerTime,
     Peaks,
@@ -558,7 +557,14 @@ def _host_changes(time: StepBreakdown, tables: Mapping[str, pd.DataFrame]) -> It
             "copy": f"the copy at {line} is pinned and non-blocking",
             "synchronize": f"the host does not synchronize {'after' if wait.is_after else 'at'} {line}",
         }[wait.kind]
-        yield _Change(title, "--what-if", f"no-sync={line}", "host", _waits_there(wait, line))
+        times = "once" if wait.num_waits == 1 else f"{wait.num_waits:,} times"
+        yield _Change(
+            title,
+            "--what-if",
+            f"no-sync={line}",
+            "host",
+            f"{line}: the host waits {times}, and the GPU is idle for {format_us(wait.idle_us)} because of it",
+        )
     launches, work = tables["launches"], tables["work"]
     loop, per_parameter = loop_of_optimizer(launches, work)
     if loop.any():
@@ -572,11 +578,6 @@ def _host_changes(time: StepBreakdown, tables: Mapping[str, pd.DataFrame]) -> It
     if not _is_compiled(tables, bound):
         title = f"torch.compile for {bound.name}: launches without torch's operations, no kernel fused"
         yield _Change(title, "--what-if", f"compile={bound.name}", "host", why)
-
-
-def _waits_there(wait: HostWait, line: str) -> str:
-    times = "once" if wait.num_waits == 1 else f"{wait.num_waits:,} times"
-    return f"{line}: the host waits {times}, and the GPU is idle for {format_us(wait.idle_us)} because of it"
 
 
 def launch_bound(layers: Sequence[LayerTime]) -> list[LayerTime]:

@@ -141,20 +141,21 @@ def changed_launches(
     Raises:
         JobError: The step has no calls on such a group, no such layer or line, or the change changes nothing.
     """
-    if what_if.kind == "no-overlap":
-        return launches.assign(stream=np.uint64(0)), communication
-    if what_if.kind == "overlap":
-        return _overlapped(what_if, launches, communication), communication
-    if what_if.kind == "no-host-waits":
-        return launches.assign(host_us=0.0), communication
-    if what_if.kind == "host":
-        return launches.assign(host_speed=what_if.host), communication
-    if what_if.kind == "no-sync":
-        return _unsynchronized(what_if, launches, tables), communication
-    if what_if.kind in ("cuda-graphs", "compile"):
-        return _launched_by_layer(what_if, launches, tables["layers"]), communication
-    if what_if.kind == "foreach":
-        return _in_lists(what_if, launches, tables["work"]), communication
+    match what_if.kind:
+        case "no-overlap":
+            return launches.assign(stream=np.uint64(0)), communication
+        case "overlap":
+            return _overlapped(what_if, launches, communication), communication
+        case "no-host-waits":
+            return launches.assign(host_us=0.0), communication
+        case "host":
+            return launches.assign(host_speed=what_if.host), communication
+        case "no-sync":
+            return _unsynchronized(what_if, launches, tables), communication
+        case "cuda-graphs" | "compile":
+            return _launched_by_layer(what_if, launches, tables["layers"]), communication
+        case "foreach":
+            return _in_lists(what_if, launches, tables["work"]), communication
     if not what_if.groups:
         return launches, communication
     groups = tables["groups"]

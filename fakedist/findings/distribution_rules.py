@@ -10,8 +10,7 @@ import pandas as pd
 from fakedist.analysis.call_order import match_calls
 from fakedist.findings.case import Case
 from fakedist.findings.registry import Fault, rule
-from fakedist.rank_list import format_rank_list, parse_rank_list
-from fakedist.units import format_bytes, format_us
+from fakedist.units import format_bytes, format_rank_list, format_us, parse_rank_list
 
 _REPLICAS_SHARE = 0.25
 _UNEVEN = 0.05

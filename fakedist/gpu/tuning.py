@@ -19,8 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fakedist.importing import now_and_when_imported
-from fakedist.patch import patched, present
+from fakedist.patch import now_and_when_imported, patched, present
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
 from fakedist.rundir.sources import EVENT_TIME

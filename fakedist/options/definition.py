@@ -13,8 +13,7 @@ from fakedist.gpu.models.catalogue import GPUS
 from fakedist.options import kinds
 from fakedist.options.expert_loads import EVEN
 from fakedist.options.kinds import Door, Option, OptionGroup, RefusedError, declared, named, options_of
-from fakedist.rank_list import MAX_RANKS
-from fakedist.units import UNLIMITED_BYTES, format_bytes
+from fakedist.units import MAX_RANKS, UNLIMITED_BYTES, format_bytes
 
 Device = Literal["cuda", "virtual"]
 Launcher = Literal["torchrun", "slurm", "mpi", "accelerate", "deepspeed"]

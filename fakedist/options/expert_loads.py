@@ -62,14 +62,12 @@ def lines_of(path: str) -> tuple[CountsLine, ...]:
     Raises:
         RouterLoadError: It cannot be read, or its counts do not add up.
     """
-    lines = []
     try:
         with open(path, encoding="utf-8") as file:
             texts = [text for text in file if text.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise RouterLoadError(f"{path} cannot be read: {error}") from None
-    for number, text in enumerate(texts, 1):
-        lines.append(_line(text, f"line {number} of {path}"))
+    lines = [_line(text, f"line {number} of {path}") for number, text in enumerate(texts, 1)]
     if not lines:
         raise RouterLoadError(f"{path} is empty")
     return tuple(sorted(lines, key=lambda line: (line.step, line.layer)))

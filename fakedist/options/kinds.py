@@ -16,8 +16,7 @@ from typing import TypeGuard
 
 from fakedist.errors import JobError
 from fakedist.options.expert_loads import RouterLoadError, parse_router_load
-from fakedist.rank_list import format_rank_list, parse_rank_list
-from fakedist.units import GIB, UNLIMITED_BYTES, format_bytes, parse_bytes
+from fakedist.units import GIB, UNLIMITED_BYTES, format_bytes, format_rank_list, parse_bytes, parse_rank_list
 from fakedist.visible import visible
 
 

@@ -26,9 +26,8 @@ from fakedist.errors import FakedistError, SetupError
 from fakedist.gpu.driver.build import torch_build
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.virtual import LEDGER_VARIABLE, VirtualGpu, virtual_gpu
-from fakedist.importing import when_imported
 from fakedist.options import Job, profile_command
-from fakedist.patch import patched, present
+from fakedist.patch import patched, present, when_imported
 from fakedist.rank.reporter import Reporter
 from fakedist.rundir.directory import load_job
 from fakedist.rundir.encoding import RECORDS, Record, decode, encode
@@ -156,7 +155,9 @@ class _StartedJournal:
         """Drop a record, or give it to the rank. One write appends a whole line, whichever process it comes from."""
         if isinstance(record, FailedRequestRecord):
             record = NoteRecord(self._out_of_memory(record))
-        elif isinstance(record, (EngineRecord, EngineSleepRecord, EngineCacheRecord)) and self._is_on_the_ranks():
+        elif isinstance(record, (EngineRecord, EngineSleepRecord, EngineCacheRecord)) and (
+            self._gpu.visible()[sys.modules["torch"].cuda.current_device()] == self._device
+        ):
             record = replace(record, process=_own_name())
         else:
             return
@@ -165,9 +166,6 @@ class _StartedJournal:
             os.write(file, (json.dumps(encode(record)) + "\n").encode())
         finally:
             os.close(file)
-
-    def _is_on_the_ranks(self) -> bool:
-        return bool(self._gpu.visible()[sys.modules["torch"].cuda.current_device()] == self._device)
 
     def _out_of_memory(self, failed: FailedRequestRecord) -> Note:
         used = self._gpu.in_use(failed.device, restarts=False)

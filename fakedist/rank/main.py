@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, NoReturn
 from fakedist.errors import ExitCode, FakedistError
 from fakedist.gpu.models.catalogue import CONTEXT_BYTES, find_gpu
 from fakedist.gpu.virtual import LEDGER_VARIABLE, VirtualGpu, virtual_gpu
-from fakedist.importing import imported_within, when_imported
 from fakedist.options import Job
+from fakedist.patch import imported_within, when_imported
 from fakedist.rank.ending import (
     how_it_ended,
     lack_of_machine,

@@ -32,9 +32,8 @@ from typing import Any
 from fakedist.gpu.models.catalogue import find_gpu
 from fakedist.gpu.smi.nvidia_smi import VARIABLE
 from fakedist.gpu.virtual import LEDGER_VARIABLE, virtual_gpu
-from fakedist.importing import when_imported
 from fakedist.options import Job
-from fakedist.patch import replacements
+from fakedist.patch import replacements, when_imported
 from fakedist.rank.fork_server import can_fork, end_with_parent, serve
 from fakedist.rank.joining import RUN_VARIABLE
 from fakedist.rank.reporter import PIPE_VARIABLE

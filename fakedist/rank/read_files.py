@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import CodeType
 
-from fakedist.importing import imported_within
+from fakedist.patch import imported_within
 from fakedist.rundir.sources import FILE_LINE, NAME_LINE, STARTED_LINE
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep

@@ -31,8 +31,7 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
-from fakedist.importing import when_imported
-from fakedist.patch import patched, present
+from fakedist.patch import patched, present, when_imported
 from fakedist.rundir.rows import HolderRow
 
 #: Of the text, for the keys of caches.
@@ -147,7 +146,9 @@ class _GraphReader:
         first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
         writes = isinstance(target, OpOverload) and target._schema.is_mutable
         text = self._text(node)
-        if first is not None and (writes or _may_view(target)):
+        if first is not None and (
+            writes or (isinstance(target, OpOverload) and (target.is_view or target._schema.name == "aten::reshape"))
+        ):
             self._roots[node] = self._roots.get(first, first)
         self._lost.update(self._roots.get(value, value) for value in _written_by_triton(node))
         if writes:
@@ -209,11 +210,6 @@ def _outputs(node: fx.Node) -> tuple[object, ...]:
     return tuple(outputs) if isinstance(outputs, (list, tuple)) else (outputs,)
 
 
-def _may_view(target: object) -> bool:
-    """Return whether an operation's result may show its first argument's memory."""
-    return isinstance(target, OpOverload) and (target.is_view or target._schema.name == "aten::reshape")
-
-
 def _target_name(target: object) -> str | None:
     if isinstance(target, OpOverload):
         if target.namespace not in _NAMESPACES or torch.Tag.nondeterministic_seeded in target.tags:
@@ -247,19 +243,20 @@ def _hint(size: object) -> int:
 
 
 def _as_text(value: object) -> object:
-    if isinstance(value, fx.Node):
-        return {"n": value.name}
-    if isinstance(value, (list, tuple)):
-        texts = list(map(_as_text, value))
-        return _UNKNOWN if any(text is _UNKNOWN for text in texts) else texts
-    if isinstance(value, torch.dtype):
-        return {"d": str(value).removeprefix("torch.")}
-    if isinstance(value, torch.memory_format):
-        return {"f": str(value).removeprefix("torch.")}
-    if isinstance(value, torch.device):
-        return {"c": 0}
-    if isinstance(value, torch.layout):
-        return None if value is torch.strided else _UNKNOWN
+    match value:
+        case fx.Node():
+            return {"n": value.name}
+        case list() | tuple():
+            texts = list(map(_as_text, value))
+            return _UNKNOWN if any(text is _UNKNOWN for text in texts) else texts
+        case torch.dtype():
+            return {"d": str(value).removeprefix("torch.")}
+        case torch.memory_format():
+            return {"f": str(value).removeprefix("torch.")}
+        case torch.device():
+            return {"c": 0}
+        case torch.layout():
+            return None if value is torch.strided else _UNKNOWN
     return value if value is None or type(value) in (bool, int, float, str) else _UNKNOWN
 
 

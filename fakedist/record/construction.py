@@ -19,8 +19,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.nn.parameter import is_lazy
 
-from fakedist.importing import when_imported
-from fakedist.patch import patched, present
+from fakedist.patch import patched, present, when_imported
 from fakedist.record.compiled_graphs import is_tracing
 from fakedist.record.copies import Copies
 from fakedist.record.hooks import FSDP_PARAM

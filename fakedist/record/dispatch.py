@@ -212,7 +212,7 @@ def every_operation(
                 return func(*args, **kwargs)
             try:
                 result = run(func, args, kwargs)
-                return _all_defined(result) if type(result) is list else result
+                return [empty(0) if tensor is None else tensor for tensor in result] if type(result) is list else result
             except torch.OutOfMemoryError as error:
                 # Without us no frame would hold the arguments, and a script that catches this may need their memory.
                 args, kwargs = (), {}
@@ -235,11 +235,6 @@ def every_operation(
             yield interception
     finally:
         interception.end()
-
-
-def _all_defined(tensors: list[object]) -> list[object]:
-    """The list, with an empty tensor for each undefined one: torch takes no None in a list of tensors from Python."""
-    return [empty(0) if tensor is None else tensor for tensor in tensors]
 
 
 @contextmanager

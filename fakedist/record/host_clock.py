@@ -341,7 +341,7 @@ class HostClock:
         self._budget_s = max(_FRACTION * recorded_s, _LEAST_S)
         self._limit_s = _RUNS_AWAY * longest_s + _RUNS_AWAY_S
         self._is_over, self.is_on = False, True
-        if root is not None and not _is_compiled(root):
+        if root is not None and root._compiled_call_impl is None:
             self._begins_with_forward = True
             handle = root.register_forward_pre_hook(lambda *_: self._forward(stop), prepend=True)
             self._inside.callback(handle.remove)
@@ -521,11 +521,6 @@ class HostClock:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(0)  # as any end of the script, it closes the recording
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """Return whether hooks of a module are part of a compiled graph, so that one more hook has it compiled again."""
-    return module._compiled_call_impl is not None
 
 
 def _has_compiled() -> bool:

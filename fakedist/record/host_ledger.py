@@ -22,8 +22,7 @@ from typing import Any
 import torch
 
 from fakedist.frames import script_line
-from fakedist.importing import now_and_when_imported
-from fakedist.patch import patched, present
+from fakedist.patch import now_and_when_imported, patched, present
 from fakedist.record.device_memory import without_inductor
 from fakedist.record.numbering import FastPath
 from fakedist.record.position import Position

@@ -16,8 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fakedist.frames import script_line
-from fakedist.importing import when_imported
-from fakedist.patch import patched, present
+from fakedist.patch import patched, present, when_imported
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
 

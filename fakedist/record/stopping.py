@@ -42,7 +42,9 @@ class Stopping:
 
     def error(self) -> StopRun:
         """The exception to raise now. The process ends here if the script has swallowed it too often."""
-        if not self._is_first and not _handles_stop():
+        if not self._is_first and not any(
+            isinstance(link, StopRun) for link in chain_of(sys.exception() or Exception())
+        ):
             self.num_swallowed += 1
             if self.num_swallowed >= MOST_SWALLOWED:
                 _end_process(self.num_swallowed)
@@ -55,11 +57,6 @@ class Stopping:
                 shell.instance().set_custom_exc((StopRun,), lambda *error, **offset: None)
         exit_error = getattr(sys.modules.get("_pytest.outcomes"), "Exit", None)
         return _pytest_stop(exit_error) if exit_error is not None and _runs("/_pytest/runner.py") else StopRun()
-
-
-def _handles_stop() -> bool:
-    """Return whether an ``except`` or ``finally`` that the stop runs through trains on."""
-    return any(isinstance(link, StopRun) for link in chain_of(sys.exception() or Exception()))
 
 
 def _end_process(num_swallowed: int) -> NoReturn:

@@ -25,8 +25,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils.hooks import RemovableHandle
 
 from fakedist.errors import RecordingError
-from fakedist.importing import when_imported
-from fakedist.patch import patched, present
+from fakedist.patch import patched, present, when_imported
 
 #: Hooks of one kind, by their number.
 Hooks = OrderedDict[int, object]

@@ -21,7 +21,7 @@ from fakedist.analysis.stack_lines import IN_TORCH, NO_STACK
 from fakedist.errors import RunDirectoryError
 from fakedist.results.compare import changed_memory, changed_times, layer_matching, reasons
 from fakedist.results.compare.allocation_streams import Allocation, StreamDifference, compare_streams, own_lines
-from fakedist.results.compare.changed_memory import SHOWN_AS_NONE_US, ChangeTable, run_names
+from fakedist.results.compare.change_tables import SHOWN_AS_NONE_US, ChangeTable, run_names
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.results.verdict import communication_word, short_line, step_word

@@ -15,12 +15,12 @@ from fakedist.analysis.routed_blocks import Counts, groups_of_stage, passes_of, 
 from fakedist.analysis.topology import find_pipeline, ranks_of
 from fakedist.errors import JobError
 from fakedist.options import Job
-from fakedist.rank_list import format_rank_list
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
 from fakedist.router_load import RouterLoad
 from fakedist.rundir.directory import rank_directories
 from fakedist.traces.flight_recorder import read_dumps
+from fakedist.units import format_rank_list
 
 #: What the ranks of one job have in common, and its name in a message.
 _IN_COMMON = {

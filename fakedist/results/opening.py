@@ -20,7 +20,6 @@ from fakedist.rundir.directory import (
     is_in_use,
     load_manifest,
 )
-from fakedist.rundir.notes import Note
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.traces.foreign_files import kind_of
 
@@ -118,7 +117,17 @@ def open_snapshot(path: Path, device: int | None = None) -> Run:
     path, recording = path.resolve(), snapshot.recording
     blocks, positions = build_blocks(recording), event_places(recording)
     tables, has_steps = make_tables(recording, blocks, positions), snapshot.is_inferred
-    manifest = _manifest_of_snapshot(snapshot.notes)
+    manifest = Manifest(
+        command=[],
+        cwd="",
+        git_commit="",
+        created="",
+        job=None,
+        exit=Ending(Outcome.FINISHED, 0),
+        versions={},
+        provenance={"memory": "measured: the caching allocator's own history"},
+        notes=snapshot.notes,
+    )
     summary = summarize(
         recording,
         None,
@@ -134,17 +143,3 @@ def open_snapshot(path: Path, device: int | None = None) -> Run:
     known = RunTables(None, {name: table for name, table in tables.items() if has_steps or name not in _STEP_TABLES})
     num_events = len(tables["events"]) - recording.num_events_before
     return Run(path, manifest, summary, known, device=f"cuda:{recording.device}", num_events=num_events)
-
-
-def _manifest_of_snapshot(notes: list[Note]) -> Manifest:
-    return Manifest(
-        command=[],
-        cwd="",
-        git_commit="",
-        created="",
-        job=None,
-        exit=Ending(Outcome.FINISHED, 0),
-        versions={},
-        provenance={"memory": "measured: the caching allocator's own history"},
-        notes=notes,
-    )

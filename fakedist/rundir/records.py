@@ -31,7 +31,7 @@ from fakedist.rundir.rows import (
     UnansweredRow,
 )
 from fakedist.rundir.step_time import Peaks
-from fakedist.rundir.summary import RouterLoadFacts
+from fakedist.rundir.summary import EngineSettings, RouterLoadFacts
 
 __all__ = ["RECORDS"]
 
@@ -259,58 +259,26 @@ class NamedPhaseRecord(Record):
 
 
 @record_kind("engine")
-class EngineRecord(Record):
+class EngineRecord(EngineSettings, Record):
     """Settings of vLLM's engine, and its measurements before it took its KV cache.
 
     Attributes:
-        version: vLLM's.
-        utilization: Its ``gpu_memory_utilization``.
         total_bytes: Memory of the GPU.
         free_bytes: Memory that was free when the engine looked first, before its weights.
         requested_bytes: What it may use of the GPU, its share, without weights that other processes hold for it.
-        weights_bytes: Its weights.
         consumed_bytes: What its weights and its profiling run took and kept.
-        activations_bytes: What the profiling run's peak had beyond that.
         graphs_estimate_bytes: What it set aside for CUDA graphs.
-        graphs_bytes: What the CUDA graphs then took.
-        num_blocks: Blocks of its KV cache.
         block_bytes: Size of a block, of all layers of this rank.
-        block_tokens: Tokens of a block.
         request_bytes: Blocks that one request of ``max_model_len`` tokens needs.
-        cache_dtype: Type of the KV cache's elements, such as "bfloat16" or "fp8".
-        enforce_eager: Whether it makes no CUDA graphs.
-        can_sleep: Whether its sleep mode is on.
-        max_model_len: Most tokens of a request.
-        process: Name of the process that the script started and that has it; empty for the rank's.
-        model_config: The ``config.json`` of its model.
-        ranks: GPUs that share its layers (tensor parallelism).
-        max_running: Most requests that it computes at once.
-        step_tokens: Most tokens that one of its steps computes.
     """
 
-    version: str
-    utilization: float
     total_bytes: int
     free_bytes: int
     requested_bytes: int
-    weights_bytes: int
     consumed_bytes: int
-    activations_bytes: int
     graphs_estimate_bytes: int
-    graphs_bytes: int
-    num_blocks: int
     block_bytes: int
-    block_tokens: int
     request_bytes: int
-    cache_dtype: str
-    enforce_eager: bool
-    can_sleep: bool
-    max_model_len: int
-    process: str = ""
-    model_config: str = ""
-    ranks: int = 1
-    max_running: int = 0
-    step_tokens: int = 0
 
 
 @record_kind("engine_sleep")

@@ -151,24 +151,53 @@ class PhasePeak:
     end_allocated_bytes: int
 
 
-@dataclass(frozen=True)
-class EngineMemory:
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """VLLM's engine, as it ran and as it measured itself.
+
+    Attributes:
+        version: vLLM's.
+        utilization: Its ``gpu_memory_utilization``.
+        weights_bytes: Its weights.
+        activations_bytes: What the peak of its profiling run had beyond what it kept.
+        graphs_bytes: What its CUDA graphs took.
+        num_blocks: Blocks of its KV cache.
+        block_tokens: Tokens of a block.
+        cache_dtype: Type of the KV cache's elements, such as "bfloat16" or "fp8".
+        enforce_eager: Whether it makes no CUDA graphs.
+        can_sleep: Whether its sleep mode is on.
+        max_model_len: Most tokens of a request.
+        process: Name of the process that the script started and that has it; empty for the rank's.
+        model_config: The ``config.json`` of its model.
+        ranks: GPUs that share its layers (tensor parallelism).
+        max_running: Most requests that it computes at once.
+        step_tokens: Most tokens that one of its steps computes.
+    """
+
+    version: str
+    utilization: float
+    weights_bytes: int
+    activations_bytes: int
+    graphs_bytes: int
+    num_blocks: int
+    block_tokens: int
+    cache_dtype: str
+    enforce_eager: bool
+    can_sleep: bool
+    max_model_len: int
+    process: str = ""
+    model_config: str = ""
+    ranks: int = 1
+    max_running: int = 0
+    step_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineMemory(EngineSettings):
     """Memory of vLLM's engine, and which ``gpu_memory_utilization`` it may have, in multiples of 0.0001; *estimated*
     from what it and the virtual GPU measured in this run.
 
     Attributes:
-        process: Name of the process that the script started and that has it; empty for the rank's.
-        version: vLLM's.
-        utilization: Its ``gpu_memory_utilization`` in this run.
-        max_model_len: Most tokens of a request.
-        cache_dtype: Type of the KV cache's elements.
-        enforce_eager: Whether it makes no CUDA graphs.
-        can_sleep: Whether its sleep mode is on.
-        weights_bytes: Its weights.
-        activations_bytes: Activations at the peak of its profiling run.
-        graphs_bytes: What its CUDA graphs took.
-        num_blocks: Blocks of its KV cache.
-        block_tokens: Tokens of a block.
         cache_bytes: Its KV cache.
         peak_awake_bytes: Most that was in use of the GPU with the KV cache, by all processes, without their contexts.
         peak_asleep_bytes: Most that was in use without the KV cache, from when the engine had one.
@@ -180,24 +209,8 @@ class EngineMemory:
         largest_num_blocks: Blocks of the KV cache with ``largest_utilization``; 0 if it is not known.
         largest_cache_bytes: Their bytes.
         unknown_because: Why ``largest_utilization`` is not known; empty if it is.
-        model_config: The ``config.json`` of its model.
-        ranks: GPUs that share its layers (tensor parallelism).
-        max_running: Most requests that it computes at once.
-        step_tokens: Most tokens that one of its steps computes.
     """
 
-    process: str
-    version: str
-    utilization: float
-    max_model_len: int
-    cache_dtype: str
-    enforce_eager: bool
-    can_sleep: bool
-    weights_bytes: int
-    activations_bytes: int
-    graphs_bytes: int
-    num_blocks: int
-    block_tokens: int
     cache_bytes: int
     peak_awake_bytes: int
     peak_asleep_bytes: int
@@ -208,10 +221,6 @@ class EngineMemory:
     largest_num_blocks: int
     largest_cache_bytes: int
     unknown_because: str
-    model_config: str = ""
-    ranks: int = 1
-    max_running: int = 0
-    step_tokens: int = 0
 
 
 @dataclass(frozen=True)

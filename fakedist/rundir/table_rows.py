@@ -448,6 +448,7 @@ class LayerTimesTable:
     host_us: Annotated[float, "The host's own time for the layer's launches, waits left out.", ColumnMark.NEWER]
 
 
+@dataclass(frozen=True)
 class GroupsTable:
     """A process group that this rank is in."""
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from fakedist.bounded import UnreadableError, open_file
 from fakedist.errors import JobError, RunDirectoryError
-from fakedist.rank_list import parse_rank_list
 from fakedist.rundir.directory import DAMAGED, SCRATCH_PREFIX, TABLES_NAME
 from fakedist.rundir.schema import Column, ColumnMark, Table
 from fakedist.rundir.table_rows import TABLES
 from fakedist.temporary import replacing
+from fakedist.units import parse_rank_list
 from fakedist.visible import visible
 
 #: A table that this version has may be missing for either reason.

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from fakedist.errors import RunDirectoryError
 from fakedist.options import Job
-from fakedist.rank_list import format_rank_list
 from fakedist.rundir.directory import (
     MANIFEST_NAME,
     TAPE_NAME,
@@ -29,6 +28,7 @@ from fakedist.rundir.directory import (
 )
 from fakedist.rundir.encoding import Kinds, Record, record_kind
 from fakedist.rundir.outcome import Outcome
+from fakedist.units import format_rank_list
 
 #: Evenly spaced ranks as ("range", start, stop, step); other ranks listed one by one.
 RanksKey = tuple[str | int, ...]

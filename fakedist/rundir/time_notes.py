@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fakedist.options.expert_loads import EVEN
-from fakedist.rank_list import format_rank_list
 from fakedist.rundir.notes import GRAVITIES, counted, note, share_text, warning
 from fakedist.rundir.step_time import AllocatorTime, CpuWork, HostTime
-from fakedist.units import format_bytes, format_us
+from fakedist.units import format_bytes, format_rank_list, format_us
 
 _MOST_NAMED = 3
 

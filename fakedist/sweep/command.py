@@ -73,17 +73,18 @@ class Filling:
 
     def plain(self, pattern: object) -> object:
         """A plain value with its placeholders filled. A text that is one placeholder becomes the value itself."""
-        if isinstance(pattern, str):
-            whole = _PLACEHOLDER.fullmatch(pattern)
-            if whole is not None and whole[2] and whole[2] not in self.arguments:
-                return self.values[whole[2]]
-            return self.text(pattern)
-        if isinstance(pattern, list | tuple):
-            return [self.plain(value) for value in pattern]
-        if isinstance(pattern, dict):
-            return {str(key): self.plain(value) for key, value in pattern.items()}
-        if isinstance(pattern, Texts):
-            return Texts(tuple(self.text(text) for text in pattern.texts))
+        match pattern:
+            case str():
+                whole = _PLACEHOLDER.fullmatch(pattern)
+                if whole is not None and whole[2] and whole[2] not in self.arguments:
+                    return self.values[whole[2]]
+                return self.text(pattern)
+            case list() | tuple():
+                return [self.plain(value) for value in pattern]
+            case dict():
+                return {str(key): self.plain(value) for key, value in pattern.items()}
+            case Texts():
+                return Texts(tuple(self.text(text) for text in pattern.texts))
         return pattern
 
     def command(self, patterns: Sequence[str]) -> tuple[str, ...]:
@@ -100,16 +101,15 @@ class Filling:
 
 def placeholders_of(pattern: object) -> Iterator[str]:
     """The names of all placeholders in a plain value, in order."""
-    if isinstance(pattern, str):
-        yield from (match[2] for match in _PLACEHOLDER.finditer(pattern) if match[2])
-    elif isinstance(pattern, list | tuple):
-        for part in pattern:
-            yield from placeholders_of(part)
-    elif isinstance(pattern, dict):
-        for part in pattern.values():
-            yield from placeholders_of(part)
-    elif isinstance(pattern, Texts):
-        yield from placeholders_of(pattern.texts)
+    match pattern:
+        case str():
+            yield from (whole[2] for whole in _PLACEHOLDER.finditer(pattern) if whole[2])
+        case list() | tuple():
+            yield from (name for part in pattern for name in placeholders_of(part))
+        case dict():
+            yield from placeholders_of([*pattern.values()])
+        case Texts():
+            yield from placeholders_of(pattern.texts)
 
 
 _ENDINGS = (".toml", ".yaml", ".yml", ".json")
@@ -230,20 +230,21 @@ def _key(key: str) -> str:
 
 
 def _value(value: object, path: tuple[str, ...]) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"inf": "inf", "-inf": "-inf"}.get(str(value), "nan")
-    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
-        return value.isoformat()
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list):
-        return f"[{', '.join(_value(item, path) for item in value)}]"
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_key(str(key))} = {_value(item, path)}' for key, item in value.items())} }}"
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case float() if not math.isfinite(value):
+            return {"inf": "inf", "-inf": "-inf"}.get(str(value), "nan")
+        case datetime.datetime() | datetime.date() | datetime.time():
+            return value.isoformat()
+        case int() | float():
+            return repr(value)
+        case str():
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case list():
+            return f"[{', '.join(_value(item, path) for item in value)}]"
+        case dict():
+            return f"{{ {', '.join(f'{_key(str(key))} = {_value(item, path)}' for key, item in value.items())} }}"
     raise SweepError(f"{'.'.join(path)} = {value!r} has no form in TOML", "leave it out")
 
 

@@ -26,7 +26,6 @@ from fakedist.errors import FakedistError, JobError, SweepError, did_you_mean
 from fakedist.launcher.checked_script import find_editable
 from fakedist.options import Door, Job, JobProgram
 from fakedist.options.definition import NOT_SWEPT, OPTIONS
-from fakedist.rank_list import parse_rank_list
 from fakedist.rundir.sources import RunSources
 from fakedist.section import Section
 from fakedist.sweep.command import (
@@ -53,7 +52,7 @@ from fakedist.sweep.space import (
     read_scalar,
     text_of,
 )
-from fakedist.units import parse_bytes, parse_percent
+from fakedist.units import parse_bytes, parse_percent, parse_rank_list
 
 #: How many of the best points run every stage, with ``ranks = "stages"``.
 NUM_BEST = 10
@@ -261,12 +260,13 @@ class Ground:
 def find_ground(job: Job, version: str = __version__) -> Ground:
     """The ground of a sweep by this version of fakedist, here and now."""
     versions = [*_installed(), f"python {platform.python_version()}", f"fakedist {version}"]
-    parts = {"versions": _digest(versions)}
-    for name, value in os.environ.items():
-        if name not in _TERMINAL_VARIABLES and not name.startswith(_SESSION_PREFIXES):
-            parts[f"variable {name}"] = _digest(value)
+    variables = {
+        f"variable {name}": _digest(value)
+        for name, value in os.environ.items()
+        if name not in _TERMINAL_VARIABLES and not name.startswith(_SESSION_PREFIXES)
+    }
     _content_once.cache_clear()
-    return Ground(parts, _script_digests(job))
+    return Ground({"versions": _digest(versions), **variables}, _script_digests(job))
 
 
 def key_of(run: PointRun, ground: Ground) -> str:
@@ -505,7 +505,12 @@ def _plan(parts: _SweepParts, command_line: CommandLineSettings) -> SweepPlan:
         tuple(parts.axes.values()), tuple(parts.derived.items()), tuple(parts.conditions), _constants(parts.options)
     )
     command = SweptCommand(
-        parts.program, parts.options, tuple(parts.files), _without_none(parts.price), parts.door, parts.directory
+        parts.program,
+        parts.options,
+        tuple(parts.files),
+        {name: value for name, value in parts.price.items() if value is not None},
+        parts.door,
+        parts.directory,
     )
     return SweepPlan(
         name=parts.name,
@@ -537,10 +542,6 @@ def _named(text: str, flag: str, example: str) -> tuple[str, str]:
     if not equals or not name or not value:
         raise SweepError(f"{flag} {text!r} is not a name and a value", f"{flag} {example}")
     return name, value
-
-
-def _without_none(values: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _constants(options: Mapping[str, object]) -> dict[str, Scalar]:

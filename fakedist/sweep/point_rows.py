@@ -10,7 +10,6 @@ from pathlib import Path
 from fakedist.cost_model.job.job_times import tokens_of
 from fakedist.errors import FakedistError, JobError, RunDirectoryError, WorldError
 from fakedist.launcher.executors.task import TaskResult
-from fakedist.rank_list import parse_rank_list
 from fakedist.results.job_time import JobTime, stages_of_job, time_job
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
@@ -23,7 +22,7 @@ from fakedist.rundir.summary import Summary
 from fakedist.sweep.command import PointRun, PricedFor
 from fakedist.sweep.plan import SweepPlan
 from fakedist.sweep.space import Scalar
-from fakedist.units import MIB, format_bytes
+from fakedist.units import MIB, format_bytes, parse_rank_list
 
 
 class Status(StrEnum):

@@ -316,13 +316,9 @@ def _sweep_object(sweep: Sweep) -> dict[str, object]:
 
 
 def _point(row: Row) -> dict[str, object]:
-    plain = to_plain(row)
-    assert isinstance(plain, dict)
-    fullest = row.fullest
-    plain["values"] = dict(row.values)
-    plain["total_bytes"] = None if fullest is None else fullest.total_bytes
-    plain["headroom_bytes"] = row.headroom_bytes
-    return plain
+    total_bytes = None if row.fullest is None else row.fullest.total_bytes
+    more = {"values": dict(row.values), "total_bytes": total_bytes, "headroom_bytes": row.headroom_bytes}
+    return to_plain(row) | more
 
 
 def _plain(record: object) -> dict[str, object]:

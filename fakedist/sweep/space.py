@@ -418,12 +418,8 @@ class Space:
 
     def allows(self, point: Point) -> bool:
         """True if a point meets every condition."""
-        return not self.broken_condition(point)
-
-    def broken_condition(self, point: Point) -> str:
-        """The first condition that a point does not meet; empty if it meets all."""
         values = self.named_values(point)
-        return next((condition.text for condition in self.conditions if not condition.value(values)), "")
+        return all(condition.value(values) for condition in self.conditions)
 
     def points(self, max_looked_at: int = MAX_LOOKED_AT) -> Iterator[Point]:
         """The points that meet every condition. A condition is tested as soon as the axes that it needs have values.

@@ -135,19 +135,20 @@ def _take_line(known: JournalContent, line: bytes, where: str) -> None:
 
 def _take(known: JournalContent, entry: dict[str, object]) -> None:
     ((kind, value),) = entry.items()
-    if kind == "row":
-        row = from_plain(Row, value)
-        if row.status in (Status.FITS, Status.MAY_NOT_FIT) and row.fullest is None:
-            raise ValueError(f"row.status is '{row.status}', and no rank ran to the end")
-        _check_step(row.step)
-        known.rows[row.id] = row
-    elif kind == "rank" and isinstance(value, dict):
-        result = from_plain(RankResult, value["result"])
-        known.ranks.setdefault(str(value["key"]), {})[result.rank] = result
-    elif kind == "sources" and isinstance(value, dict):
-        known.sources[str(value["digest"])] = from_plain(SourceDigests, value["read"])
-    else:
-        raise ValueError(f"{kind} is not a kind of entry")
+    match kind, value:
+        case "row", _:
+            row = from_plain(Row, value)
+            if row.status in (Status.FITS, Status.MAY_NOT_FIT) and row.fullest is None:
+                raise ValueError(f"row.status is '{row.status}', and no rank ran to the end")
+            _check_step(row.step)
+            known.rows[row.id] = row
+        case "rank", {"key": key, "result": plain}:
+            result = from_plain(RankResult, plain)
+            known.ranks.setdefault(str(key), {})[result.rank] = result
+        case "sources", {"digest": digest, "read": plain}:
+            known.sources[str(digest)] = from_plain(SourceDigests, plain)
+        case _:
+            raise ValueError(f"{kind} is not a kind of entry")
 
 
 def _check_step(step: StepEstimate | None) -> None:
@@ -372,9 +373,16 @@ def _is_on(row: Row, axes: Mapping[str, Container[str]]) -> bool:
 
 def _flat(row: Row, place: int | None, on_front: bool) -> dict[str, object]:
     fullest, step = row.fullest, row.step
-    cells: dict[str, object] = dict(row.values)
-    cells |= {"id": row.id, "status": str(row.status), "place": place, "on_front": on_front}
-    cells |= {"reason": row.reason, "layer": row.layer, "line": row.line}
+    cells: dict[str, object] = {
+        **dict(row.values),
+        "id": row.id,
+        "status": str(row.status),
+        "place": place,
+        "on_front": on_front,
+        "reason": row.reason,
+        "layer": row.layer,
+        "line": row.line,
+    }
     if fullest is not None:
         cells |= {name: value for name, value in asdict(fullest).items() if name in COLUMNS}
         cells |= {"total_bytes": fullest.total_bytes, "headroom_bytes": row.headroom_bytes}
@@ -382,11 +390,17 @@ def _flat(row: Row, place: int | None, on_front: bool) -> dict[str, object]:
         cells |= {name: value for name, value in asdict(step).items() if name in COLUMNS}
         cells |= {"step_low_us": step.low_us, "step_high_us": step.high_us}
         cells |= {"priced_gpu": step.gpu, "priced_fabric": step.fabric}
-    cells |= {"ranks": [result.rank for result in row.ranks], "has_every_stage": row.has_every_stage}
-    cells |= {"stages": to_plain(row.ranks), "is_check": row.is_check, "run": row.run_directory, "reason": row.reason}
-    cells |= {"layer": row.layer, "line": row.line}
-    cells |= {"host": ",".join(dict.fromkeys(result.host for result in row.ranks))}
-    cells |= {"worker": ",".join(dict.fromkeys(result.worker for result in row.ranks))}
-    cells["wall_s"] = sum(result.wall_s for result in row.ranks)
-    cells["peak_rss_bytes"] = max((result.peak_rss_bytes for result in row.ranks), default=None)
-    return cells
+    return cells | {
+        "ranks": [result.rank for result in row.ranks],
+        "has_every_stage": row.has_every_stage,
+        "stages": to_plain(row.ranks),
+        "is_check": row.is_check,
+        "run": row.run_directory,
+        "reason": row.reason,
+        "layer": row.layer,
+        "line": row.line,  # of the point, where a rank has its own
+        "host": ",".join(dict.fromkeys(result.host for result in row.ranks)),
+        "worker": ",".join(dict.fromkeys(result.worker for result in row.ranks)),
+        "wall_s": sum(result.wall_s for result in row.ranks),
+        "peak_rss_bytes": max((result.peak_rss_bytes for result in row.ranks), default=None),
+    }

@@ -92,11 +92,6 @@ ProcessGroup: Any = dist.ProcessGroup
 FakeProcessGroup: Any = torch._C._distributed_c10d.FakeProcessGroup
 
 
-def _make_holder(rank: int, num_ranks: int) -> Backend:
-    holder: Backend = FakeProcessGroup._create_internal(rank, num_ranks, FakeProcessGroup.Options())
-    return holder
-
-
 class OneBackend:
     """Result of ``group._get_backend(device)``: enough of a C++ backend for callers that want its options."""
 
@@ -213,7 +208,7 @@ class BareGroup(ProcessGroup):  # type: ignore[misc]
         """
         self.number = number
         self._store = store
-        self._holder = _make_holder(self._own_rank, self._num_ranks)
+        self._holder = FakeProcessGroup._create_internal(self._own_rank, self._num_ranks, FakeProcessGroup.Options())
         self._hold(ProcessGroup.BackendType.CUSTOM)
         self._set_group_name(name)
         self._set_group_desc(description)

@@ -38,9 +38,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, TypeGuard, cast
 
 from fakedist.errors import JobError
-from fakedist.importing import now_and_when_imported
 from fakedist.options import Job
-from fakedist.patch import patched, present
+from fakedist.patch import now_and_when_imported, patched, present
 from fakedist.rundir import notes
 from fakedist.rundir.notes import Note
 from fakedist.world.environ import rank_environment
@@ -413,11 +412,20 @@ def _joins_a_group(target: Callable[..., object], seen: set[int], depth: int) ->
     if depth == 0 and isinstance(target, types.FunctionType) and not _is_the_users(target):
         return False
     if not isinstance(target, (types.FunctionType, type)):
-        return depth == 0 and callable(target) and not inspect.isbuiltin(target) and not _is_known_method(target)
+        return (
+            depth == 0
+            and callable(target)
+            and not inspect.isbuiltin(target)
+            and _is_the_users(getattr(target, "__func__", type(target)))
+        )
     if id(target) in seen or len(seen) > _MAX_SEEN or depth > _MAX_DEPTH:
         return False
     seen.add(id(target))
-    functions = [target] if isinstance(target, types.FunctionType) else _methods(target)
+    functions = (
+        [target]
+        if isinstance(target, types.FunctionType)
+        else [value for value in vars(target).values() if isinstance(value, types.FunctionType)]
+    )
     for function in functions:
         names = _names(function.__code__)
         if names & _JOINING or _sets_rank(function.__code__):
@@ -431,19 +439,10 @@ def _joins_a_group(target: Callable[..., object], seen: set[int], depth: int) ->
     return False
 
 
-def _is_known_method(target: object) -> bool:
-    """Recognise methods of torch or Python itself (a manager's server, a DataLoader's worker)."""
-    return not _is_the_users(getattr(target, "__func__", type(target)))
-
-
 def _is_the_users(value: object) -> TypeGuard[types.FunctionType | type]:
     if not isinstance(value, (types.FunctionType, type)):
         return False
     return (value.__module__ or "").partition(".")[0] not in _NOT_THE_USERS
-
-
-def _methods(owner: type) -> list[types.FunctionType]:
-    return [value for value in vars(owner).values() if isinstance(value, types.FunctionType)]
 
 
 def _names(code: types.CodeType) -> set[str]:

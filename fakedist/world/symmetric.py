@@ -41,8 +41,7 @@ from torch._C._distributed_c10d import _SymmetricMemory
 from torch.distributed import distributed_c10d as c10d
 
 from fakedist.errors import WorldError
-from fakedist.importing import now_and_when_imported
-from fakedist.patch import patched, present
+from fakedist.patch import now_and_when_imported, patched, present
 from fakedist.world.process_group import RankGroup
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ SMALL_FOR_A_REASON = {
     **dict.fromkeys(
         ("cli/task_program", "launcher/count_gpus", "extras/plan/torch_orders"), "the program of a process"
     ),
-    **dict.fromkeys(("extras/confirm/jobs/parallel", "extras/confirm/scripts/third_step"), "the program of a process"),
+    **dict.fromkeys(("extras/confirm/jobs/parallel", "extras/confirm/scripts/start"), "the program of a process"),
     "rank/started/sitecustomize": "Python imports it by this name where a process begins",
     "rank/leaving": "ends the process; it must stay this short",
     **dict.fromkeys(

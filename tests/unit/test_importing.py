@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from fakedist.importing import when_imported
+from fakedist.patch import when_imported
 
 NAME = "watched_module"
 

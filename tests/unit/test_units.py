@@ -3,8 +3,17 @@ from __future__ import annotations
 import pytest
 
 from fakedist.errors import JobError
-from fakedist.rank_list import format_rank_list, parse_rank_list
-from fakedist.units import UNLIMITED_BYTES, format_age, format_bytes, format_flops, format_us, parse_bytes, parse_us
+from fakedist.units import (
+    UNLIMITED_BYTES,
+    format_age,
+    format_bytes,
+    format_flops,
+    format_rank_list,
+    format_us,
+    parse_bytes,
+    parse_rank_list,
+    parse_us,
+)
 from fakedist.visible import visible, visible_lines
 
 

@@ -424,7 +424,8 @@ class CollectiveTimes:
         whole_us = 0.0
         if usual.algorithm == "nvls" and chosen.algorithm != "nvls" and kind in ("all_reduce", "barrier"):
             # Rings in one domain were measured: a reduce_scatter and an all_gather, with one start.
-            whole_us = self._two_passes_us(num_bytes, shape.size)
+            parts = [self._in_domain(name, num_bytes, shape.size)[0] for name in ("reduce_scatter", "all_gather")]
+            whole_us = sum(parts) - self._in_domain("reduce_scatter", _LEAST_BYTES, shape.size)[0]
             others = self._free.candidates(kind, num_bytes, shape)
             usual = min((choice for choice in others if choice.algorithm == "ring"), key=lambda choice: choice.time_us)
         return max(cost_us / usual.time_us, 1.0), whole_us
@@ -455,14 +456,12 @@ class CollectiveTimes:
             time_us *= self._free.choose(name, num_bytes, GroupShape(size, 1, size)).time_us / measured_us(size)
         return time_us, spread, basis
 
-    def _two_passes_us(self, num_bytes: float, size: int) -> float:
-        parts = [self._in_domain(name, num_bytes, size)[0] for name in ("reduce_scatter", "all_gather")]
-        return sum(parts) - self._in_domain("reduce_scatter", _LEAST_BYTES, size)[0]
-
     def _between(self, name: str, num_bytes: float, shape: GroupShape) -> float:
         fabric = self.fabric
         if name == "send":
-            return fabric.send_us + num_bytes / self._send_bandwidth() * 1e6
+            gain = np.interp(math.log(max(self._nccl.net_chunk_bytes, 1)), np.log(_SEND_CHUNKS), _SEND_GAIN)
+            most = max(self.fabric.nic_bandwidth * self.fabric.achieved, self.fabric.send_bandwidth)
+            return fabric.send_us + num_bytes / float(min(self.fabric.send_bandwidth * gain, most)) * 1e6
         if name == "all_to_all":
             remote = num_bytes * (shape.size - shape.local) / shape.size
             transfer = remote / (self._own_nic() * fabric.achieved * _ALL_TO_ALL_ACHIEVED) * 1e6
@@ -470,11 +469,6 @@ class CollectiveTimes:
         if name == "all_reduce":
             return min(self._ring_us(num_bytes, shape, 2), self._tree_us(num_bytes, shape))
         return self._ring_us(num_bytes, shape, 1)
-
-    def _send_bandwidth(self) -> float:
-        gain = np.interp(math.log(max(self._nccl.net_chunk_bytes, 1)), np.log(_SEND_CHUNKS), _SEND_GAIN)
-        most = max(self.fabric.nic_bandwidth * self.fabric.achieved, self.fabric.send_bandwidth)
-        return float(min(self.fabric.send_bandwidth * gain, most))
 
     def _ring_us(self, num_bytes: float, shape: GroupShape, passes: int) -> float:
         # The second pass of an all_reduce follows the first through the node at once, so it pays the network's steps

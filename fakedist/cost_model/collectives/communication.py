@@ -20,9 +20,8 @@ from fakedist.cost_model.collectives.collective_times import (
 from fakedist.cost_model.nccl.settings import GroupShape, Settings, collective_of, interconnect_like
 from fakedist.cost_model.overlap import Contender, rates_with
 from fakedist.gpu.models.spec import GpuSpec
-from fakedist.rank_list import parse_rank_list
 from fakedist.rundir.notes import counted
-from fakedist.units import format_bytes
+from fakedist.units import format_bytes, parse_rank_list
 
 #: Between two ranks: a send through NCCL, a copy from memory that they share.
 _PAIRS = ("send", "get")

@@ -18,8 +18,8 @@ import pandas as pd
 
 from fakedist.cost_model.hosts import HostCosts
 from fakedist.cost_model.timeline import EVENTS, Array, Placed, Rendezvous, Timeline
-from fakedist.rank_list import parse_rank_list
 from fakedist.rundir.launch_records import LAUNCH_KINDS
+from fakedist.units import parse_rank_list
 
 
 class Transfer(NamedTuple):

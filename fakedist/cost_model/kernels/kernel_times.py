@@ -209,8 +209,7 @@ class KernelTimes:
 
     def load(self) -> None:
         """Load the measurements for the first price; SetupError if they are missing or damaged."""
-        for rules in (self._products, self._attention, self._memory):
-            rules.load()
+        _ = [rules.times for rules in (self._products, self._attention, self._memory)]
 
     @property
     def clock(self) -> SustainedClock:
@@ -347,7 +346,7 @@ class KernelTimes:
         """Estimates that rest on an assumption alone. NaN where the GPU has no units for the type."""
         time_us = np.maximum(compute, memory)
         assumed = Assumptions(len(rows))
-        assumed.add(np.ones(len(rows), bool), spread, words)
+        assumed.add((np.ones(len(rows), bool), spread, words))
         basis = assumed.basis(np.full(len(rows), "no measurement", object))
         bound = which_limits(compute, memory, self._memory.start_us)
         return Estimates(time_us, assumed.spread(0 * time_us), bound, np.full(len(rows), "", object), basis)

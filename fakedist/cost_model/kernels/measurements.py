@@ -116,11 +116,6 @@ class Measured:
     origins: dict[str, list[str]]
 
 
-def measured_names() -> list[str]:
-    """Names of the GPU models with measurements."""
-    return sorted(path.stem for path in DATA.glob("*.npz"))
-
-
 @cache
 def load_measured(name: str, directory: Path = DATA) -> Measured:
     """Read the measurements of a GPU model; SetupError if the table is missing or damaged."""
@@ -262,10 +257,9 @@ class Assumptions:
     number: int
     _found: list[tuple[Flags, Floats | float, str]] = field(default_factory=list)
 
-    def add(self, where: Flags, spread: Floats | float, words: str) -> None:
-        """Assume something of these rows: half a width (logarithm) that adds to the others, and why."""
-        if where.any():
-            self._found.append((where, spread, words))
+    def add(self, *assumed: tuple[Flags, Floats | float, str]) -> None:
+        """Assume something of some rows: which, half a width (logarithm) that adds to the others, and why."""
+        self._found.extend(one for one in assumed if one[0].any())
 
     def spread(self, measured: Floats) -> Floats:
         """The widths with every assumption: independent, so their squares add."""

@@ -103,12 +103,9 @@ class AttentionRules(Rules):
         return _training_table(self.table.name)
 
     @cached_property
-    def _times(self) -> AttentionTimes:
+    def times(self) -> AttentionTimes:
+        """What was measured."""
         return _measured_times(self.table.name)
-
-    def load(self) -> None:
-        """Load what was measured, which the first price needs."""
-        _ = self._times
 
     def price(self, rows: WorkArrays) -> Estimates:
         """Attentions, forward and backward."""
@@ -139,11 +136,11 @@ class AttentionRules(Rules):
         kernel = _KERNELS.get(library, "flash2")
         roof = attention_roof(self.gpu)
         is_backward = direction == "backward"
-        price = self._times.backward_us if is_backward else self._times.forward_us
+        price = self.times.backward_us if is_backward else self.times.forward_us
         time_us = price(shapes, kernel, roof)
         time_us = np.where(rows.flags("deterministic"), time_us / _FACTORS["deterministic_rate"], time_us)
         time_us = time_us + np.where(rows.flags("dropout"), self._dropout_us(shapes, kernel), 0.0)
-        family = f"attention training {direction}" if self._times.has_training else "attention forward"
+        family = f"attention training {direction}" if self.times.has_training else "attention forward"
         source = self._training_on or self.table.name
         spread = self.intervals.half_width(family, time_us, gpu=source)
         assumed = self._assumed(rows, shapes, kernel, library, is_backward=is_backward)
@@ -179,44 +176,45 @@ class AttentionRules(Rules):
     ) -> Assumptions:
         assumed = Assumptions(len(rows))
         every = np.ones(len(rows), bool)
-        if kernel != "cudnn" and self._times.has_training:
-            assumed.add(every, _SPREADS["flash2"], "FlashAttention-2 as much slower than cuDNN as on H100")
-        if is_backward and not self._times.has_training:
-            assumed.add(every, _SPREADS["attention_backward"], "backward at FlashAttention-2's rate on A100")
+        if kernel != "cudnn" and self.times.has_training:
+            assumed.add((every, _SPREADS["flash2"], "FlashAttention-2 as much slower than cuDNN as on H100"))
+        if is_backward and not self.times.has_training:
+            assumed.add((every, _SPREADS["attention_backward"], "backward at FlashAttention-2's rate on A100"))
         if kernel in ("flex", "efficient"):
             slower = _SPREADS["flex"] if kernel == "flex" else _SPREADS["efficient"]
-            assumed.add(every, slower, f"{kernel} attention a fraction of FlashAttention-2's rate")
-        assumed.add(every & (library == ""), _SPREADS["no_library"], "FlashAttention-2, as the library is not known")
+            assumed.add((every, slower, f"{kernel} attention a fraction of FlashAttention-2's rate"))
         is_other = self.gpu.compute_capability != self.table.measured_on.compute_capability
-        assumed.add(
-            every & (not self.table.is_own), _SPREADS["attention_other_gpu"] * (1 + is_other), f"like {self.table.name}"
-        )
         cut = (shapes.window > 0) & (shapes.window < shapes.keys)
         blocks = cut & shapes.in_blocks
-        assumed.add(cut & (shapes.window >= _NARROW) & ~blocks, _SPREADS["window"], "a window costs what its keys do")
         assumed.add(
-            cut & (shapes.window < _NARROW) & ~blocks, _SPREADS["narrow_window"], "a narrow window costs whole tiles"
-        )
-        assumed.add(blocks & (shapes.window >= _NARROW), _SPREADS["window"], "a mask costs what its blocks do")
-        assumed.add(
-            blocks & (shapes.window < _NARROW), _SPREADS["narrow_window"], "a mask of few blocks costs what they do"
-        )
-        assumed.add(
-            shapes.queries != shapes.keys, _SPREADS["cross"], "queries and keys of different length like their mean"
-        )
-        is_short = shapes.length() < _PUBLISHED
-        assumed.add(
-            is_short, _SPREADS["short"], "short sequences slow down further as they do from 2,048 to 512 tokens"
-        )
-        assumed.add(rows.flags("is_dense"), 0.0, "every query meets every key, as the mask is not known")
-        assumed.add(
-            rows.flags("deterministic"),
-            _SPREADS["deterministic"],
-            "a deterministic backward as much slower as on GB200",
-        )
-        assumed.add(rows.flags("dropout"), _SPREADS["dropout"], "dropout takes integer instructions")
-        assumed.add(
-            rows.texts("dtype") != "bf16", _SPREADS["attention_other_type"], "the type's fraction of the peak is bf16's"
+            (every & (library == ""), _SPREADS["no_library"], "FlashAttention-2, as the library is not known"),
+            (
+                every & (not self.table.is_own),
+                _SPREADS["attention_other_gpu"] * (1 + is_other),
+                f"like {self.table.name}",
+            ),
+            (cut & (shapes.window >= _NARROW) & ~blocks, _SPREADS["window"], "a window costs what its keys do"),
+            (cut & (shapes.window < _NARROW) & ~blocks, _SPREADS["narrow_window"], "a narrow window costs whole tiles"),
+            (blocks & (shapes.window >= _NARROW), _SPREADS["window"], "a mask costs what its blocks do"),
+            (blocks & (shapes.window < _NARROW), _SPREADS["narrow_window"], "a mask of few blocks costs what they do"),
+            (shapes.queries != shapes.keys, _SPREADS["cross"], "queries and keys of different length like their mean"),
+            (
+                shapes.length() < _PUBLISHED,
+                _SPREADS["short"],
+                "short sequences slow down further as they do from 2,048 to 512 tokens",
+            ),
+            (rows.flags("is_dense"), 0.0, "every query meets every key, as the mask is not known"),
+            (
+                rows.flags("deterministic"),
+                _SPREADS["deterministic"],
+                "a deterministic backward as much slower as on GB200",
+            ),
+            (rows.flags("dropout"), _SPREADS["dropout"], "dropout takes integer instructions"),
+            (
+                rows.texts("dtype") != "bf16",
+                _SPREADS["attention_other_type"],
+                "the type's fraction of the peak is bf16's",
+            ),
         )
         return assumed
 
@@ -309,17 +307,14 @@ class MemoryRules(Rules):
     """Prices kernels that are limited by memory on one GPU."""
 
     @cached_property
-    def _times(self) -> MovingTimes:
+    def times(self) -> MovingTimes:
+        """What was measured."""
         return _moving_times(self.table.name)
 
     @cached_property
     def start_us(self) -> float:
         """The time of a kernel that moves nothing."""
-        return self._times.start_us(ELEMENTWISE, self.gpu.memory_bandwidth)
-
-    def load(self) -> None:
-        """Load what was measured, which the first price needs."""
-        _ = self._times
+        return self.times.start_us(ELEMENTWISE, self.gpu.memory_bandwidth)
 
     def price(self, rows: WorkArrays) -> Estimates:
         """Kernels with bytes, and kernels with neither bytes nor FLOPs, which take a start."""
@@ -357,20 +352,20 @@ class MemoryRules(Rules):
 
     def _by_rule(self, rows: WorkArrays, rule: MemoryRule) -> Estimates:
         moved = rows.numbers("moved_bytes")
-        time_us = self._times.time_us(rule.kind, moved, self.gpu.memory_bandwidth) * rule.slower
-        source = self._times.measured_on(rule.kind)
+        time_us = self.times.time_us(rule.kind, moved, self.gpu.memory_bandwidth) * rule.slower
+        source = self.times.measured_on(rule.kind)
         family = "elementwise" if rule.kind == ELEMENTWISE else "norms"
         spread = np.square(self.intervals.half_width(family, time_us, gpu=source)) + rule.spread**2
         basis = f"measured: {rule.kind} on {source}"
         if not self.table.is_own or source != self.table.name:
             spread = spread + _SPREADS["memory_other_gpu"] ** 2
             basis += f"; assumed: {self.gpu.name} reaches the same fraction of its bandwidth"
-        if self._times.is_like_another(rule.kind):
+        if self.times.is_like_another(rule.kind):
             spread = spread + _SPREADS["one_size"] ** 2
             basis += "; assumed: other sizes as RMSNorm's"
         if rule.words:
             basis += f"; assumed: {rule.words}"
-        start = self._times.start_us(rule.kind, self.gpu.memory_bandwidth) * rule.slower
+        start = self.times.start_us(rule.kind, self.gpu.memory_bandwidth) * rule.slower
         return Estimates(
             time_us,
             np.sqrt(np.where(np.isnan(moved), np.nan, spread)),
@@ -382,7 +377,7 @@ class MemoryRules(Rules):
     def _narrow(self, rule: MemoryRule) -> MemoryRule:
         """The rule for narrow rows: eager norms of them have a kind of their own."""
         kind = f"{rule.kind}.narrow"
-        return replace(rule, kind=kind) if kind in self._times.kinds else rule
+        return replace(rule, kind=kind) if kind in self.times.kinds else rule
 
 
 def memory_rule(family: str, name: str, operation: str) -> MemoryRule:
@@ -422,7 +417,8 @@ class ProductRules(Rules):
     """Prices products on one GPU."""
 
     @cached_property
-    def _times(self) -> dict[str, ProductTimes]:
+    def times(self) -> dict[str, ProductTimes]:
+        """What was measured."""
         return _single_times(self.table.name)
 
     @cached_property
@@ -432,10 +428,6 @@ class ProductRules(Rules):
     @cached_property
     def _grouped(self) -> GroupedTimes:
         return _grouped_times(self._experts)
-
-    def load(self) -> None:
-        """Load what was measured, which the first price needs."""
-        _ = self._times
 
     def single(self, rows: WorkArrays) -> Estimates:
         """Products of one size each."""
@@ -451,41 +443,40 @@ class ProductRules(Rules):
     def _of_type(self, rows: WorkArrays, dtype: str, *, is_block: bool) -> Estimates:
         if dtype == "" and is_block:  # what cuBLAS scales by blocks is fp8, or 4 bits, which have no name in ``dtype``
             wanted = "nvfp4"
-            peak = self.gpu.peak("fp8") if "nvfp4" in self._times else None
+            peak = self.gpu.peak("fp8") if "nvfp4" in self.times else None
         else:
             wanted = "fp8_block" if dtype == "fp8" and is_block else "fp8" if dtype in ("fp8", "int8") else "bf16"
             peak = self.gpu.peak(dtype)
         if peak is None:
             return Estimates.unknown(len(rows))
-        kind = wanted if wanted in self._times else "bf16"
-        times = self._times[kind]
+        kind = wanted if wanted in self.times else "bf16"
+        times = self.times[kind]
         sizes = _sizes(rows, NVFP4_BYTES)
         roof = product_roof(self.gpu, kind) if kind == "nvfp4" else self._roof(peak)
         time_us = times.time_us(sizes, roof)
         within, beyond = times.octaves_away(sizes)
         assumed = Assumptions(len(rows))
         time_us = self._aligned(rows, sizes, time_us, dtype, assumed)
-        layout = rows.texts("layout")
-        assumed.add(layout != _MEASURED_LAYOUT, _SPREADS["layout"], f"as fast as {_MEASURED_LAYOUT}")
-        assumed.add(sizes.batch > 1, _SPREADS["batch"], "a batch like more rows")
-        assumed.add(rows.flags("accumulates"), _SPREADS["accumulates"], "adding to the result costs its bytes")
         every = np.ones(len(rows), bool)
         is_other = wanted != "nvfp4" and (dtype not in ("bf16", "fp8") or kind != wanted)
-        assumed.add(
-            every & is_other,
-            _SPREADS["product_other_type"],
-            f"{dtype} reaches the fraction of its peak that {kind} does",
-        )
-        assumed.add(
-            (rows.texts("scaling") == "row") & (dtype == "fp8"),
-            _SPREADS["rows_scaled"],
-            "scales a row like one a tensor",
-        )
-        assumed.add(
-            every & (not self.table.is_own), _SPREADS["product_other_gpu"], f"{self.gpu.name} like {self.table.name}"
-        )
         apart = _ASSUMED["apart"].get(kind, {}).get(self.table.name, 0.0)
-        assumed.add(every & (apart > 0.0), apart, "libraries and collectors differ")
+        assumed.add(
+            (rows.texts("layout") != _MEASURED_LAYOUT, _SPREADS["layout"], f"as fast as {_MEASURED_LAYOUT}"),
+            (sizes.batch > 1, _SPREADS["batch"], "a batch like more rows"),
+            (rows.flags("accumulates"), _SPREADS["accumulates"], "adding to the result costs its bytes"),
+            (
+                every & is_other,
+                _SPREADS["product_other_type"],
+                f"{dtype} reaches the fraction of its peak that {kind} does",
+            ),
+            (
+                (rows.texts("scaling") == "row") & (dtype == "fp8"),
+                _SPREADS["rows_scaled"],
+                "scales a row like one a tensor",
+            ),
+            (every & (not self.table.is_own), _SPREADS["product_other_gpu"], f"{self.gpu.name} like {self.table.name}"),
+            (every & (apart > 0.0), apart, "libraries and collectors differ"),
+        )
         family = f"products {kind}"
         spread = self.intervals.half_width(family, time_us, within) + _SPREADS["beyond"] * beyond
         compute, memory = times.limits_us(sizes, roof)
@@ -501,7 +492,7 @@ class ProductRules(Rules):
 
     def _nvfp4_spare(self, rows: WorkArrays, time_us: Floats) -> Floats:
         """How much less (logarithm) products in NVFP4 take at the fraction of their peak that those in fp8 reach."""
-        in_fp8 = self._times["fp8"].time_us(_sizes(rows, 1.0), product_roof(self.gpu, "fp8"))
+        in_fp8 = self.times["fp8"].time_us(_sizes(rows, 1.0), product_roof(self.gpu, "fp8"))
         higher = _ASSUMED["nvfp4_peak"].get(self.table.name, 2.0)
         return np.asarray(np.log(np.maximum(time_us / np.maximum(in_fp8 / higher, START_US), 1.0)))
 
@@ -518,8 +509,10 @@ class ProductRules(Rules):
         slower = np.log(odd_us / time_us)
         words = "not aligned: as fast as such products on an H200"
         own = _SPREADS["unaligned"] if self.table.name in _HOPPER else _SPREADS["unaligned_elsewhere"]
-        assumed.add(is_odd & (slower > 0), own, words)
-        assumed.add(is_between & (slower > 0), slower / 2, f"{words}, or aligned")
+        assumed.add(
+            (is_odd & (slower > 0), own, words),
+            (is_between & (slower > 0), slower / 2, f"{words}, or aligned"),
+        )
         return np.asarray(time_us * np.exp(np.select([is_odd, is_between], [slower, slower / 2], 0.0)))
 
     def grouped(self, rows: WorkArrays) -> Estimates:
@@ -541,14 +534,16 @@ class ProductRules(Rules):
         time_us, compute, memory = self._grouped.estimate(m, groups, n, k, roof)
         assumed = Assumptions(len(rows))
         every = np.ones(len(rows), bool)
-        assumed.add(rows.texts("layout") != _MEASURED_LAYOUT, _SPREADS["layout"], f"as fast as {_MEASURED_LAYOUT}")
-        assumed.add(
-            every & (dtype != "bf16"),
-            _SPREADS["product_other_type"],
-            f"{dtype} reaches the fraction of its peak that bf16 does",
-        )
         is_own = self.table.is_own and self._experts == self.table.name
-        assumed.add(every & (not is_own), _SPREADS["product_other_gpu"], f"{self.gpu.name} like {self._experts}")
+        assumed.add(
+            (rows.texts("layout") != _MEASURED_LAYOUT, _SPREADS["layout"], f"as fast as {_MEASURED_LAYOUT}"),
+            (
+                every & (dtype != "bf16"),
+                _SPREADS["product_other_type"],
+                f"{dtype} reaches the fraction of its peak that bf16 does",
+            ),
+            (every & (not is_own), _SPREADS["product_other_gpu"], f"{self.gpu.name} like {self._experts}"),
+        )
         spread = self.intervals.half_width("experts bf16", time_us, gpu=self._experts)
         return Estimates(
             time_us,

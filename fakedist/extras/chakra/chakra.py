@@ -28,9 +28,9 @@ import pandas as pd
 from fakedist.cost_model.job.stages import Transfer, transfers_of
 from fakedist.cost_model.nccl.settings import collective_of
 from fakedist.errors import JobError, RunDirectoryError, SetupError
-from fakedist.rank_list import parse_rank_list
 from fakedist.results.run import Run
 from fakedist.rundir.launch_records import LAUNCH_KINDS
+from fakedist.units import parse_rank_list
 
 #: Values of ``NodeType``.
 INVALID, COMPUTE, SEND, RECEIVE, COLLECTIVE = 0, 4, 5, 6, 7

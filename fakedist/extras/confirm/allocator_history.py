@@ -340,7 +340,9 @@ def compare_job(
         )
         return found
     at = first_difference(first.events, second.events)
-    differing = differing_statistics(first, second)
+    keys = sorted(first.statistics.keys() | second.statistics.keys())
+    values = [(key, first.statistics.get(key), second.statistics.get(key)) for key in keys]
+    differing = [each for each in values if each[1] != each[2]]
     if at is not None or differing:
         _explain(found, (first, second), at, differing, names)
     return found
@@ -448,13 +450,6 @@ def _agree(one: Events, other: Events, one_at: int, other_at: int) -> bool:
     if min(left) < 0 or (min(left) < _AGREE and left[0] != left[1]):
         return False
     return all(one.key(one_at + index) == other.key(other_at + index) for index in range(min(_AGREE, *left)))
-
-
-def differing_statistics(first: JobRecord, second: JobRecord) -> list[tuple[str, int | None, int | None]]:
-    """Statistics (name, first's, second's) that are not equal, and those that only one side has."""
-    keys = sorted(first.statistics.keys() | second.statistics.keys())
-    values = [(key, first.statistics.get(key), second.statistics.get(key)) for key in keys]
-    return [each for each in values if each[1] != each[2]]
 
 
 def _table(rows: Sequence[tuple[str, int | None, int | None]], names: tuple[str, str]) -> list[str]:

@@ -35,11 +35,11 @@ from fakedist.extras.confirm.jobs import MOST_GIB, PROFILED, GpuJob
 from fakedist.gpu.driver.build import torch_build
 from fakedist.gpu.models.catalogue import GPUS, find_gpu
 
-#: The folder that holds the package, which the processes import from, and the folder of their scripts.
+#: The folder that holds the package, which the processes import from, and what they run.
 ROOT = Path(__file__).parents[3]
 START = Path(__file__).parent / "scripts" / "start.py"
-SCRIPTS = "fakedist.extras.confirm.scripts"
-ONE_JOB = f"{SCRIPTS}.one_job"
+MEASURES = "fakedist.extras.confirm.scripts.measures"
+ONE_JOB = f"{MEASURES}:one_job"
 TIME_IS_OVER = "not run: the time was over"
 DEFAULT_GPU = "h200"
 #: Variables that change what a job allocates: a recording must not follow the shell it was started from.
@@ -454,7 +454,7 @@ class ScriptFailedError(Exception):
 
 
 def run_script(session: Session, way: Way, name: str, job: GpuJob | None = None) -> Any:
-    """Run scripts/start.py with a module, and read its result, also that of one that failed after writing it.
+    """Run scripts/start.py with a function, and read its result, also that of one that failed after writing it.
 
     Raises:
         ScriptFailedError: It wrote none.
@@ -570,7 +570,7 @@ def run_out_of_memory(session: Session) -> bool:
 
     def trials_of(side: str) -> dict[tuple[str, int], Any]:
         try:
-            found = run_script(session, session.real if side == "real" else session.virtual, f"{SCRIPTS}.growing")
+            found = run_script(session, session.real if side == "real" else session.virtual, f"{MEASURES}:growing")
         except ScriptFailedError as error:
             failed.append(f"the {side} GPU: {error}")
             return {}
@@ -594,7 +594,7 @@ def run_out_of_memory(session: Session) -> bool:
 def run_outside(session: Session) -> bool:
     """The memory outside the allocator; whether every library could be used."""
     try:
-        rows = run_script(session, session.real, f"{SCRIPTS}.outside")
+        rows = run_script(session, session.real, f"{MEASURES}:outside")
     except ScriptFailedError as error:
         session.write("gpu-outside", [], [str(error)])
         return False
@@ -635,7 +635,7 @@ def _costs(session: Session, measured: dict[str, StepKernels]) -> tuple[list[dic
             failed.append(f"{job.name}, bare: {TIME_IS_OVER}")
             continue
         try:
-            bare = run_script(session, session.real, f"{SCRIPTS}.third_step", job)
+            bare = run_script(session, session.real, f"{MEASURES}:third_step", job)
         except ScriptFailedError as error:
             failed.append(f"{job.name}, bare: {error}")
             continue

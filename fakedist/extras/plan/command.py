@@ -146,8 +146,8 @@ def _check_recorded(values: Mapping[str, Any], *, priced: bool) -> None:
 
 
 def _plan_machine(paths: Sequence[Path], num_gpus: int | None, values: Mapping[str, Any], output: Output) -> None:
-    from fakedist.extras.plan.machine_report import machine_report
     from fakedist.extras.plan.other_machine import plan_machine
+    from fakedist.extras.plan.plan_reports import machine_report
     from fakedist.results.opening import open_run
 
     pricing = _pricing(values)
@@ -167,8 +167,8 @@ def _pricing(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plan_pipeline(paths: Sequence[Path], micro_batches: str | None, values: Mapping[str, Any], output: Output) -> None:
     from fakedist.extras.plan.pipeline_plans import plan_pipeline
-    from fakedist.extras.plan.pipeline_report import pipeline_report
     from fakedist.extras.plan.pipeline_units import read_pipeline
+    from fakedist.extras.plan.plan_reports import pipeline_report
     from fakedist.results.job_time import time_job
     from fakedist.results.opening import open_run
 
@@ -222,8 +222,8 @@ def _flags(given_flags: Sequence[str]) -> dict[str, str]:
 def _fit(
     path: Path, size_bytes: int, flags: Mapping[str, str], output: Output, where: tuple[str, int | None, bool] | None
 ) -> int:
-    from fakedist.extras.plan.fit_report import best_of, fit_report
     from fakedist.extras.plan.fitting import fit, record
+    from fakedist.extras.plan.plan_reports import best_of, fit_report
     from fakedist.launcher.executors.choosing import make_executor
     from fakedist.results.opening import open_run
 

@@ -16,8 +16,8 @@ from fakedist.analysis.evidence import BLOCK_BYTES, Evidence, curve, kept_gradie
 from fakedist.analysis.memory_tables import fold_layers
 from fakedist.analysis.topology import axes_of, find_replicas, read_groups
 from fakedist.errors import JobError
-from fakedist.rank_list import format_rank_list, parse_rank_list
 from fakedist.results.run import Run, evidence_tables
+from fakedist.units import format_rank_list, parse_rank_list
 
 _OPTIMIZER = "optimizer"
 _WORDS = {"": "", _OPTIMIZER: "optimizer states", "all": "parameters, gradients and optimizer states"}

@@ -11,7 +11,7 @@ import bisect
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pandas as pd
 
@@ -19,7 +19,7 @@ from fakedist.analysis.memory_tables import cache_bytes
 from fakedist.analysis.recording import Recording
 from fakedist.rundir.outcome import Ending
 from fakedist.rundir.records import EngineRecord
-from fakedist.rundir.summary import Advice, EngineMemory, EngineSleep, Outside
+from fakedist.rundir.summary import Advice, EngineMemory, EngineSettings, EngineSleep, Outside
 from fakedist.units import format_bytes
 
 #: Shares are multiples of one ten-thousandth, which is 8 MiB of an H100.
@@ -87,18 +87,7 @@ def engine_memory(recording: Recording, ending: Ending, outside: Outside | None)
     blocks = 0 if largest is None else num_blocks(engine, largest)
     phase = _peak_phase(recording)
     return EngineMemory(
-        process=engine.process,
-        version=engine.version,
-        utilization=engine.utilization,
-        max_model_len=engine.max_model_len,
-        cache_dtype=engine.cache_dtype,
-        enforce_eager=engine.enforce_eager,
-        can_sleep=engine.can_sleep,
-        weights_bytes=engine.weights_bytes,
-        activations_bytes=engine.activations_bytes,
-        graphs_bytes=engine.graphs_bytes,
-        num_blocks=engine.num_blocks,
-        block_tokens=engine.block_tokens,
+        **{field.name: getattr(engine, field.name) for field in fields(EngineSettings)},
         cache_bytes=engine.num_blocks * engine.block_bytes,
         peak_awake_bytes=use.awake_bytes,
         peak_asleep_bytes=use.asleep_bytes,
@@ -109,10 +98,6 @@ def engine_memory(recording: Recording, ending: Ending, outside: Outside | None)
         largest_num_blocks=blocks,
         largest_cache_bytes=blocks * engine.block_bytes,
         unknown_because=why_not,
-        model_config=engine.model_config,
-        ranks=engine.ranks,
-        max_running=engine.max_running,
-        step_tokens=engine.step_tokens,
     )
 
 

@@ -76,7 +76,8 @@ def model_shapes(values: object, where: str) -> ModelShapes:
     if why := _why_not(values):
         raise JobError(f"{where}: {why}", _HINT)
     heads, hidden = _size(where, values, "num_attention_heads"), _size(where, values, "hidden_size")
-    experts = _size(where, values, "num_experts", "num_local_experts") if _has_experts(values) else 0
+    has_experts = str(values["model_type"]) in ("mixtral", "qwen3_moe")
+    experts = _size(where, values, "num_experts", "num_local_experts") if has_experts else 0
     inner = ("moe_intermediate_size", "intermediate_size") if experts else ("intermediate_size",)
     return ModelShapes(
         layers=_size(where, values, "num_hidden_layers"),
@@ -90,10 +91,6 @@ def model_shapes(values: object, where: str) -> ModelShapes:
         top_k=min(_size(where, values, "num_experts_per_tok"), experts) if experts else 0,
         has_head_norms=_TYPES[str(values["model_type"])],
     )
-
-
-def _has_experts(values: dict[str, object]) -> bool:
-    return str(values["model_type"]) in ("mixtral", "qwen3_moe")
 
 
 def _why_not(values: dict[str, object]) -> str:

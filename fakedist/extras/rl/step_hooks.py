@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from fakedist.errors import SetupError
-from fakedist.importing import imported_within, now_and_when_imported
-from fakedist.patch import patched
+from fakedist.patch import imported_within, now_and_when_imported, patched
 from fakedist.record.beyond_capacity import Capacity
 from fakedist.record.named_phases import NamedPhases
 from fakedist.rundir.records import EngineRecord

@@ -21,8 +21,7 @@ from fakedist.gpu.values.contents import Defined, host_bytes
 from fakedist.gpu.values.ptx import written_parameters
 from fakedist.gpu.values.tensors import PLAIN, Arguments, Holding, Keywords, find_know, report_kernel, report_write
 from fakedist.graph_captures import GraphObserver, watched_graphs
-from fakedist.importing import now_and_when_imported
-from fakedist.patch import patched, present
+from fakedist.patch import now_and_when_imported, patched, present
 
 #: A graph's memory as the host sees it, and the bytes to write there.
 _Writes = list[tuple[torch.Tensor, torch.Tensor]]

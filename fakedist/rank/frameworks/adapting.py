@@ -29,8 +29,7 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType
 
 from fakedist import extras
-from fakedist.importing import when_imported
-from fakedist.patch import patched
+from fakedist.patch import patched, when_imported
 from fakedist.rank.frameworks.checkpoints import parts_of_one, parts_of_others, plans_of_one, states_of_others
 from fakedist.rank.frameworks.deepspeed import lists_of_rank_0
 from fakedist.rank.frameworks.dynamo import nothing_of_ours

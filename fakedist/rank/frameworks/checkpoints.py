@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from fakedist.errors import WorldError
-from fakedist.rank_list import format_rank_list
+from fakedist.units import format_rank_list
 from fakedist.world.objects import standing_in
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from fakedist.report.content.report_blocks import KEY, Sheet, SheetColumn, bytes
 from fakedist.report.content.topology import AT_ONCE, CallsText, RunTopology, stream_columns
 from fakedist.report.content.wording import or_dash, short_kernel, unknown_time
 from fakedist.results.compare.allocation_streams import plain_line
-from fakedist.results.compare.changed_memory import COLUMNS, ChangeTable, Unit, run_names
+from fakedist.results.compare.change_tables import COLUMNS, ChangeTable, Unit, run_names
 from fakedist.results.comparison import Compared, Comparison, SnapshotComparison, StepComparison
 from fakedist.rundir.notes import counted
 from fakedist.units import format_bytes, format_change, format_number, format_relative, format_us_change

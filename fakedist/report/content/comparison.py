@@ -41,7 +41,7 @@ from fakedist.report.page.run_charts import BarChart, memory_bars, time_bars
 from fakedist.results.compare import changed_times
 from fakedist.results.compare.against_trace import slower_parts
 from fakedist.results.compare.allocation_streams import StreamDifference
-from fakedist.results.compare.changed_memory import COLUMNS, ChangeTable
+from fakedist.results.compare.change_tables import COLUMNS, ChangeTable
 from fakedist.results.compare.layer_matching import on_axis
 from fakedist.results.compare.reasons import changed_text
 from fakedist.results.comparison import Compared, Comparison, SnapshotComparison, StepComparison

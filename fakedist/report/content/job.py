@@ -10,7 +10,6 @@ from types import MappingProxyType
 from urllib.parse import quote
 
 from fakedist.analysis.alike_ranks import AlikeRanks
-from fakedist.rank_list import format_rank_list
 from fakedist.report.content.host_memory import node_remarks
 from fakedist.report.content.report_blocks import (
     KEY,
@@ -50,7 +49,7 @@ from fakedist.rundir.job_time import JobStep
 from fakedist.rundir.notes import share_text
 from fakedist.rundir.outcome import Ending
 from fakedist.rundir.plain import to_plain
-from fakedist.units import format_bytes, format_relative, format_us, format_us_change
+from fakedist.units import format_bytes, format_rank_list, format_relative, format_us, format_us_change
 
 _UNCHANGED: Mapping[str, JobTime] = MappingProxyType({})
 #: The parts of a rank's step: what each is called, its field, and its class in the style sheet.

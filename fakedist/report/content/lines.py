@@ -54,10 +54,11 @@ def _object(run: Run, lines: Lines) -> dict[str, object]:
     kernel_us = _kernel_us(lines)
     rows = []
     for record in lines.table.to_dict("records"):
-        row = {str(name): value for name, value in record.items()}
-        row["relative"] = _relative(str(row["file"]), cwd)
-        row["allocated_share"] = row["allocated_bytes"] / peak_bytes if peak_bytes else None
-        row["kernel_share"] = row["kernel_us"] / kernel_us if kernel_us else None
+        row = {str(name): value for name, value in record.items()} | {
+            "relative": _relative(str(record["file"]), cwd),
+            "allocated_share": record["allocated_bytes"] / peak_bytes if peak_bytes else None,
+            "kernel_share": record["kernel_us"] / kernel_us if kernel_us else None,
+        }
         rows.append(_without_times(row) if lines.source is None else row)
     without: dict[str, object] = {**lines.without_line}
     return {

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from fakedist.analysis.call_order import ELEMENTS, Disagreement
-from fakedist.rank_list import format_rank_list
 from fakedist.report.content.report_blocks import Block, Fact, Facts, Items, Remark, Report, Verdict
 from fakedist.results.job_ranks import JobMatch, Place
-from fakedist.units import format_bytes
+from fakedist.units import format_bytes, format_rank_list
 
 _MOST_LINES = 3
 _MOST_WAITING = 8

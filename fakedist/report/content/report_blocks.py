@@ -373,17 +373,12 @@ class Chart:
     is_narrow: bool = False
 
 
-def no_blocks() -> Sequence[Block]:
-    """Nothing."""
-    return ()
-
-
 @dataclass(frozen=True)
 class Details:
     """Blocks that are made when a page is; ``instead`` makes those that are shown elsewhere."""
 
     make: Callable[[], Sequence[Block]]
-    instead: Callable[[], Sequence[Block]] = no_blocks
+    instead: Callable[[], Sequence[Block]] = tuple
 
 
 def part(make: Callable[[], Sequence[Block]]) -> Details:

@@ -134,7 +134,9 @@ def run_report(
         "findings": partial(_findings, run, is_alone=section == "findings"),
         "advice": partial(_advice, run, charts, is_alone=section == "advice"),
         "memory": partial(_memory, run, charts, all_layers=all_layers),
-        "time": lambda: _time(run, charts, all_layers=all_layers),
+        "time": lambda: (
+            time.time_blocks(run, all_layers=all_layers, charts=lambda: charts().time()) if run.summary.timed else []
+        ),
         "communication": partial(_communication, run, charts),
         "outside": partial(_outside, run),
         "notes": partial(_notes, run, folder),
@@ -348,15 +350,9 @@ def _memory(run: Run, charts: Callable[[], RunCharts], *, all_layers: bool) -> l
 _IN_USE = "What all processes of the rank use of one GPU, without their contexts. What sleeps is not in use."
 
 
-def _time(run: Run, charts: Callable[[], RunCharts], *, all_layers: bool) -> list[Block]:
-    if not run.summary.timed:
-        return []
-    return time.time_blocks(run, all_layers=all_layers, charts=lambda: charts().time())
-
-
 def _communication(run: Run, charts: Callable[[], RunCharts]) -> list[Block]:
     summary = run.summary
-    section = Chapter("communication", "Communication", "Who this rank talks to", "simulated")
+    section = Chapter("communication", "Communication", "Communication peers", "simulated")
     calls = [memory.collective_sheet(summary.collectives, has_lanes=bool(summary.timed))] if summary.collectives else []
     return [section, Details(lambda: charts().groups()), *calls, Details(lambda: charts().calls_over_time())]
 

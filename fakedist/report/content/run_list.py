@@ -10,7 +10,6 @@ from datetime import datetime
 from pathlib import Path
 
 from fakedist.errors import RunDirectoryError
-from fakedist.rank_list import format_rank_list
 from fakedist.report.content.report_blocks import KEY, Block, Remark, Report, Sheet, SheetColumn, bytes_column
 from fakedist.results.verdict import verdict
 from fakedist.rundir.directory import (
@@ -24,7 +23,7 @@ from fakedist.rundir.directory import (
 )
 from fakedist.rundir.notes import counted
 from fakedist.rundir.outcome import Outcome
-from fakedist.units import format_age, format_bytes
+from fakedist.units import format_age, format_bytes, format_rank_list
 
 
 @dataclass(frozen=True, kw_only=True)

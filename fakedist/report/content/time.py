@@ -31,7 +31,6 @@ from fakedist.report.content.report_blocks import (
     SheetColumn,
     SheetRow,
     count_column,
-    no_blocks,
     share_column,
     text_column,
     us_column,
@@ -53,7 +52,7 @@ from fakedist.report.content.wording import (
     unknown_time,
 )
 from fakedist.results.compare import changed_times
-from fakedist.results.compare.changed_memory import ChangeTable
+from fakedist.results.compare.change_tables import ChangeTable
 from fakedist.results.run import Run
 from fakedist.results.verdict import (
     communication_word,
@@ -88,7 +87,7 @@ _NAME_ON_PAGE = 200
 _SUMS = "Sums of kernels do not include communication, which is counted apart."
 
 
-def time_blocks(run: Run, *, all_layers: bool, charts: Callable[[], Sequence[Block]] = no_blocks) -> list[Block]:
+def time_blocks(run: Run, *, all_layers: bool, charts: Callable[[], Sequence[Block]] = tuple) -> list[Block]:
     """The time of the timed step, by what it is spent on. ``charts`` makes those of a page."""
     time, source = timed(run)
     name = timed_step_name(run.summary, source.step)
@@ -557,14 +556,15 @@ def uncertainty_sheets(source: KernelSource) -> list[Sheet]:
 
 
 def _measurement(part: UncertainPart) -> str:
-    if part.kind == "kernels":
-        return "a trace of more steps" if part.name == _CALIBRATED else _CALIBRATE
-    if part.kind == "host":
-        return "a profile of the job: how long the GPU waits for launches"
-    if part.kind == "cpu":
-        return "a profile of the job: how long these operations take"
-    if part.kind == "allocator":
-        return "a lower peak: fakedist report RUN says what would lower it"
+    match part.kind:
+        case "kernels":
+            return "a trace of more steps" if part.name == _CALIBRATED else _CALIBRATE
+        case "host":
+            return "a profile of the job: how long the GPU waits for launches"
+        case "cpu":
+            return "a profile of the job: how long these operations take"
+        case "allocator":
+            return "a lower peak: fakedist report RUN says what would lower it"
     if part.num_nodes > 1:
         return f"nccl-tests over {part.num_nodes:,} of your nodes: --fabric my_fabric.toml with spread"
     return "nccl-tests in one of your nodes, to compare with the time by group"
@@ -602,7 +602,17 @@ def priced_report(
 
     def data() -> dict[str, object]:
         plain: dict[str, object] = {"run_directory": str(run.path), "kernels": to_plain(source), "time": to_plain(time)}
-        plain |= {"what_ifs": [_what_if_object(text, time, after) for text, after in steps.items()]} if steps else {}
+        if steps:
+            plain["what_ifs"] = [
+                {
+                    "what_if": text,
+                    "step_us": after.step_us,
+                    "change_us": after.step_us - time.step_us,
+                    "parts": changed_times.part_changes(time, after).to_dict("records"),
+                    "groups": changed_times.group_changes(time, after).to_dict("records"),
+                }
+                for text, after in steps.items()
+            ]
         return plain | {report.title: report.data() for report in added}
 
     rows = partial(table_rows, run, table, all_layers=all_rows)
@@ -623,16 +633,6 @@ def what_if_sheets(before: StepTime, steps: Mapping[str, StepTime]) -> list[Shee
     as_it_is = f"the step as it is: {format_us(before.step_us)}"
     whole = Sheet("What if, estimated, each on its own", overview, [as_it_is])
     return [whole, *(_change_sheet(text, before, after) for text, after in steps.items())]
-
-
-def _what_if_object(text: str, before: StepTime, after: StepTime) -> dict[str, object]:
-    return {
-        "what_if": text,
-        "step_us": after.step_us,
-        "change_us": after.step_us - before.step_us,
-        "parts": changed_times.part_changes(before, after).to_dict("records"),
-        "groups": changed_times.group_changes(before, after).to_dict("records"),
-    }
 
 
 def _change_sheet(text: str, before: StepTime, after: StepTime) -> Sheet:

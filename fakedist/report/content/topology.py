@@ -69,7 +69,16 @@ class RunTopology:
         """The tables: the ranks of each group, the calls on it, and what can run at the same time."""
         sheets = [self._groups_sheet()]
         if self._found.calls:
-            sheets += [self._calls_sheet(), self._streams_sheet()]
+            rows = self._found.calls
+            columns = [
+                SheetColumn("group", [self._label(row) for row in rows], is_text=True),
+                SheetColumn("operation", [short(row.operation) for row in rows], is_text=True),
+                SheetColumn("calls", [f"{row.num_calls:,}" for row in rows]),
+                bytes_column("bytes in", [row.bytes_in for row in rows]),
+                bytes_column("bytes out", [row.bytes_out for row in rows]),
+                SheetColumn("when", [_when(row) for row in rows], is_text=True),
+            ]
+            sheets += [Sheet(f"Calls of this rank in {self.when}, simulated", columns), self._streams_sheet()]
         return sheets
 
     def rows(self) -> list[CallsText]:
@@ -146,18 +155,6 @@ class RunTopology:
             SheetColumn("backend", [group.backend for group in groups], is_text=True, rank=2),
         ]
         return Sheet("Groups", columns, remarks)
-
-    def _calls_sheet(self) -> Sheet:
-        rows = self._found.calls
-        columns = [
-            SheetColumn("group", [self._label(row) for row in rows], is_text=True),
-            SheetColumn("operation", [short(row.operation) for row in rows], is_text=True),
-            SheetColumn("calls", [f"{row.num_calls:,}" for row in rows]),
-            bytes_column("bytes in", [row.bytes_in for row in rows]),
-            bytes_column("bytes out", [row.bytes_out for row in rows]),
-            SheetColumn("when", [_when(row) for row in rows], is_text=True),
-        ]
-        return Sheet(f"Calls of this rank in {self.when}, simulated", columns)
 
     def _streams_sheet(self) -> Sheet:
         counted = ("calls", "bytes")  # the table above has them

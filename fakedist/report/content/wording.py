@@ -362,8 +362,7 @@ MFU_BASIS = "model FLOPs, forward and backward, of the whole step's dense bf16 p
 def time_figures(time: StepTime, source: KernelSource) -> list[Fact]:
     """The step's time and its parts."""
     step_us = time.step_us or 1.0
-    rows = [Fact("step", step_text(time), step_remark(time, source), key="step_time")]
-    for name, us, more in (
+    parts = (
         ("computes", time.busy_us, f"at least one stream{_copies_alone(time)}"),
         ("communicates", time.communication_us, f"while nothing computes; {communication_word(time)}"),
         ("host late", time.launch_gap_us, "the GPU waits for a launch"),
@@ -373,9 +372,15 @@ def time_figures(time: StepTime, source: KernelSource) -> list[Fact]:
             time.generation_us,
             "the step decodes, with sampling and waits between; part of the times above",
         ),
-    ):
-        if us or name == "computes":
-            rows.append(Fact(name, format_us(us), f"{us / step_us:.1%}, {more}"))
+    )
+    rows = [
+        Fact("step", step_text(time), step_remark(time, source), key="step_time"),
+        *(
+            Fact(name, format_us(us), f"{us / step_us:.1%}, {more}")
+            for name, us, more in parts
+            if us or name == "computes"
+        ),
+    ]
     copies = f"and {counted(time.num_copies, 'copy or fill', 'copies and fills')}, " if time.num_copies else ""
     whole = f"{copies}{format_us(time.kernel_us)} in total, without communication"
     rows.append(Fact("kernels", f"{time.num_kernels - time.num_copies:,}", whole))

@@ -470,11 +470,12 @@ def _peak_boxes(run: Run) -> pd.DataFrame:
                 colour = CATEGORY_COLOURS[category]
                 rows.append((f"{at}/{category}", str(at), spoken(category), text, held, held, several, colour))
     boxes = pd.DataFrame(rows, columns=["id", "parent", "short", "name", "own_bytes", "bytes", "repeats", "colour"])
-    boxes["label"] = [label(box) for box in boxes["short"]]
-    boxes["name"] = [shown(box) for box in boxes["name"]]
-    boxes["text"] = [format_bytes(box) for box in boxes["bytes"]]
-    boxes["share"] = [f"{box / peak:.1%}" if peak else "" for box in boxes["bytes"]]
-    return boxes
+    return boxes.assign(
+        label=[label(box) for box in boxes["short"]],
+        name=[shown(box) for box in boxes["name"]],
+        text=[format_bytes(box) for box in boxes["bytes"]],
+        share=[f"{box / peak:.1%}" if peak else "" for box in boxes["bytes"]],
+    )
 
 
 def _own_bytes(with_children: Array, parents: list[str]) -> Array:

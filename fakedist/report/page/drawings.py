@@ -17,6 +17,7 @@ import base64
 import gzip
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,6 +67,11 @@ class Pack:
             array = array.astype("<f8")
         self.numbers[name] = array
 
+    def add_table(self, name: str, columns: Mapping[str, npt.ArrayLike]) -> None:
+        """Add the columns of a table, whose name begins theirs."""
+        for column, values in columns.items():
+            self.add(f"{name}_{column}", values)
+
     def text(self) -> str:
         """The whole block as base64 text."""
         index = {}
@@ -110,16 +116,16 @@ def add_timeline(pack: Pack, run: Run, curve: MemoryCurve) -> None:
         "stack": np.where(blocks["stack"] < 0, len(curve.lines), blocks["stack"]),  # beyond the last stack: none
     }
     kind, first = kinds_of_rows(keys)
-    pack.add("block_kind", kind)
-    pack.add("block_life", lives)
-    for name, values in keys.items():
-        pack.add(f"kind_{name}", values[first])
-    pack.meta["owners"] = [str(text) for text in owner_texts]
-    pack.meta["names"] = curve.colouring.names
-    pack.meta["colours"] = curve.colouring.colours
-    pack.meta["operations"] = [short_operation(str(name)) for name in blocks["operation"].cat.categories]
-    pack.meta["lines"] = [str(name) for name in line_names]
-    pack.meta["num_moves"] = curve.num_moves
+    pack.add_table("block", {"kind": kind, "life": lives})
+    pack.add_table("kind", {name: values[first] for name, values in keys.items()})
+    pack.meta |= {
+        "owners": [str(text) for text in owner_texts],
+        "names": curve.colouring.names,
+        "colours": curve.colouring.colours,
+        "operations": [short_operation(str(name)) for name in blocks["operation"].cat.categories],
+        "lines": [str(name) for name in line_names],
+        "num_moves": curve.num_moves,
+    }
 
 
 def kinds_of_rows(columns: dict[str, Array]) -> tuple[Array, Array]:
@@ -139,8 +145,7 @@ def add_reserved(pack: Pack, curve: MemoryCurve) -> None:
     # A segment is for the next move. Of several changes before one move, the largest is kept.
     move = np.minimum(curve.of_event[changed] + 1, max(curve.num_moves - 1, 0))
     largest = pd.DataFrame({"move": move, "bytes": curve.reserved[changed]}).groupby("move")["bytes"].max()
-    pack.add("reserved_move", largest.index.to_numpy())
-    pack.add("reserved_bytes", largest.to_numpy())
+    pack.add_table("reserved", {"move": largest.index.to_numpy(), "bytes": largest.to_numpy()})
 
 
 def add_refusal(pack: Pack, run: Run, curve: MemoryCurve) -> str:
@@ -173,9 +178,8 @@ def add_spans(pack: Pack, run: Run, curve: MemoryCurve) -> None:
     spans = run.table("spans")
     names, phase = np.unique(spans["phase"].astype(str), return_inverse=True)
     pack.meta["phases"] = names.tolist()
-    pack.add("span_phase", phase)
-    pack.add("span_step", spans["step"].to_numpy())
-    pack.add("span_move", curve.move_at(spans["first_event"].to_numpy()))
+    moves = curve.move_at(spans["first_event"].to_numpy())
+    pack.add_table("span", {"phase": phase, "step": spans["step"].to_numpy(), "move": moves})
 
 
 def add_named_phases(pack: Pack, run: Run, curve: MemoryCurve) -> None:
@@ -184,8 +188,7 @@ def add_named_phases(pack: Pack, run: Run, curve: MemoryCurve) -> None:
     if not len(bands):
         return
     pack.meta["named"] = bands["phase"].tolist()
-    for name in ("begin", "end", "depth"):
-        pack.add(f"named_{name}", bands[name].to_numpy())
+    pack.add_table("named", {name: bands[name].to_numpy() for name in ("begin", "end", "depth")})
 
 
 def add_times(pack: Pack, run: Run, curve: MemoryCurve) -> None:
@@ -197,8 +200,7 @@ def add_times(pack: Pack, run: Run, curve: MemoryCurve) -> None:
     if not len(time_us):
         return
     knots = _knots(len(time_us))
-    pack.add("wall_move", knots)
-    pack.add("wall_us", time_us[knots] - time_us[0])
+    pack.add_table("wall", {"move": knots, "us": time_us[knots] - time_us[0]})
     if run.summary.timed is None:
         return
     kernels = run.table("kernels", ["op", "start_us", "duration_us", "stream"])
@@ -215,8 +217,8 @@ def add_times(pack: Pack, run: Run, curve: MemoryCurve) -> None:
     moves = np.arange(inside[0], inside[-1] + 1)
     indices = np.searchsorted(kernels["op"].to_numpy(), np.maximum.accumulate(op[moves]))
     knots = _knots(len(moves))
-    pack.add("step_move", moves[knots])
-    pack.add("step_us", np.maximum.accumulate(start)[np.minimum(indices, len(start) - 1)][knots])
+    started = np.maximum.accumulate(start)[np.minimum(indices, len(start) - 1)]
+    pack.add_table("step", {"move": moves[knots], "us": started[knots]})
     pack.meta["timed"] = {"step": run.summary.timed[1].step, "source": run.summary.timed[1].source}
 
 
@@ -226,27 +228,23 @@ def _knots(num: int) -> Array:
 
 def add_layers(pack: Pack, layers: pd.DataFrame, folds: list[Fold]) -> None:
     """Add own bytes of every layer at the peak, and the layers in each folded row of the table."""
-    pack.meta["categories"] = CATEGORIES
-    pack.meta["layers"] = layers["name"].astype(str).tolist()
-    pack.add("layer_parent", layers["parent"].to_numpy() + 1)
-    for name in CATEGORIES:
-        pack.add(f"layer_{name}", layers[f"peak_{name}_bytes"].to_numpy())
-    pack.add("layer_most", layers["most_total_bytes"].to_numpy())
+    pack.meta |= {"categories": CATEGORIES, "layers": layers["name"].astype(str).tolist()}
+    sizes = {name: layers[f"peak_{name}_bytes"].to_numpy() for name in CATEGORIES}
+    parent = layers["parent"].to_numpy() + 1
+    pack.add_table("layer", {"parent": parent, **sizes, "most": layers["most_total_bytes"].to_numpy()})
     add_folds(pack, folds)
 
 
 def add_folds(pack: Pack, folds: list[Fold]) -> None:
     """Add the layers in each folded row of a table."""
-    pack.add("fold_size", [len(fold.layers) for fold in folds])
-    pack.add("fold_layers", [layer for fold in folds for layer in fold.layers])
+    layers = [layer for fold in folds for layer in fold.layers]
+    pack.add_table("fold", {"size": [len(fold.layers) for fold in folds], "layers": layers})
 
 
 def add_calls(pack: Pack, calls: Calls) -> None:
     """Add the calls that have a lane, each at the next move after it."""
     kept = np.flatnonzero(calls.lane >= 0)
-    pack.add("call_move", calls.move[kept])
-    pack.add("call_lane", calls.lane[kept])
-    pack.add("call_bytes", calls.bytes[kept])
+    pack.add_table("call", {"move": calls.move[kept], "lane": calls.lane[kept], "bytes": calls.bytes[kept]})
     pack.meta["lanes"] = [{"group": name, "operation": operation} for _, name, operation in calls.lanes]
 
 
@@ -282,28 +280,33 @@ def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFram
         "row": 1 + name_rows(rows, top, folds),
     }
     of_bar, first = kinds_of_rows(keys)
-    pack.add("bar_kind", of_bar)
-    pack.add("bar_num", drawn["num_kernels"].to_numpy())
-    for name, values in keys.items():
-        pack.add(f"bars_{name}", values[first])
-    pack.add("bar_stream", np.unique(drawn["stream"].to_numpy("u8"), return_inverse=True)[1])
+    pack.add_table("bars", {name: values[first] for name, values in keys.items()})
+    stream = np.unique(drawn["stream"].to_numpy("u8"), return_inverse=True)[1]
+    pack.add_table("bar", {"kind": of_bar, "num": drawn["num_kernels"].to_numpy(), "stream": stream})
     _add_times(pack, "bar", drawn, tick)
     _add_sums(pack, kernels, drawn, tick)
     is_call = (keys["family"] == FAMILIES.index("communication")) & drawn["known"].to_numpy(bool)
     pack.add("bar_hidden", np.where(is_call, np.round(hidden_us(drawn, kernels) / tick), 0).astype("i8"))
     all_runs = layer_runs(kernels, layers["parent"].to_numpy())
     runs = longest_runs(all_runs, MOST_RUNS)
-    for name in ("layer", "kind", "depth"):
-        pack.add(f"run_{name}", runs[name].to_numpy("i8"))
+    pack.add_table("run", {name: runs[name].to_numpy("i8") for name in ("layer", "kind", "depth")})
     _add_times(pack, "run", runs, tick)
     _add_ranges(pack, run, tick)
     _add_host(pack, run, tick)
     phases = kind_runs(kernels)
     pack.add("part_kind", phases["kind"].to_numpy("i8"))
     _add_times(pack, "part", phases, tick)
-    pack.meta |= {"families": FAMILIES, "kinds": KINDS, "streams": lane_titles(run, kernels)}
-    pack.meta |= {"kernels": labels, "tick_us": tick, "step_us": step_us, "num_kernels": len(kernels)}
-    pack.meta |= {"merged": len(drawn) < len(kernels), "runs_left_out": len(all_runs) - len(runs)}
+    pack.meta |= {
+        "families": FAMILIES,
+        "kinds": KINDS,
+        "streams": lane_titles(run, kernels),
+        "kernels": labels,
+        "tick_us": tick,
+        "step_us": step_us,
+        "num_kernels": len(kernels),
+        "merged": len(drawn) < len(kernels),
+        "runs_left_out": len(all_runs) - len(runs),
+    }
     pack.meta.setdefault("layers", layers["name"].astype(str).tolist())
     pack.add("layer_parent", layers["parent"].to_numpy() + 1)
 
@@ -321,20 +324,19 @@ def _add_sums(pack: Pack, kernels: pd.DataFrame, drawn: pd.DataFrame, tick: floa
 
     start, end = (np.round(np.maximum(drawn[name].to_numpy("f8"), 0) / tick) for name in ("start_us", "end_us"))
     more = ticks(kernels["known_us"].to_numpy("f8")) - np.maximum(end - start, 0).astype("i8")
-    pack.add("bar_more", np.maximum(more, 0))
-    pack.add("bar_less", np.maximum(-more, 0))
     path = kernels["path_us"].to_numpy("f8")
     pack.meta["has_path"] = bool(np.isfinite(path).all()) and bool(path.any())
-    pack.add("bar_path", ticks(path) if pack.meta["has_path"] else np.zeros(len(first), "i8"))
+    on_path = ticks(path) if pack.meta["has_path"] else np.zeros(len(first), "i8")
+    pack.add_table("bar", {"more": np.maximum(more, 0), "less": np.maximum(-more, 0), "path": on_path})
 
 
 def _add_ranges(pack: Pack, run: Run, tick: float) -> None:
     ranges = drawn_ranges(run, MOST_RANGES)
     name, names = pd.factorize(ranges["name"].astype(str))
-    pack.add("range_name", name)
-    for column in ("lane", "num_kernels", "num_calls"):
-        pack.add(f"range_{column.removeprefix('num_')}", ranges[column].to_numpy("i8"))
-    pack.add("range_busy", np.round(ranges["kernel_us"].to_numpy("f8") / tick).astype("i8"))
+    columns = {"lane": "lane", "kernels": "num_kernels", "calls": "num_calls"}
+    counts = {short: ranges[column].to_numpy("i8") for short, column in columns.items()}
+    busy = np.round(ranges["kernel_us"].to_numpy("f8") / tick).astype("i8")
+    pack.add_table("range", {"name": name, **counts, "busy": busy})
     _add_times(pack, "range", ranges, tick)
     pack.meta["ranges"] = [str(label) for label in names]
 
@@ -350,28 +352,24 @@ def _add_host(pack: Pack, run: Run, tick: float) -> None:
         "lane": host_lanes(rows),
     }
     of_row, first = kinds_of_rows(keys)
-    pack.add("host_of", of_row)
-    for key, values in keys.items():
-        pack.add(f"hosts_{key}", values[first])
-    pack.add("host_num", rows["num_parts"].to_numpy("i8"))
+    pack.add_table("hosts", {key: values[first] for key, values in keys.items()})
+    pack.add_table("host", {"of": of_row, "num": rows["num_parts"].to_numpy("i8")})
     _add_times(pack, "host", rows, tick)
-    pack.meta["host_names"] = [str(label) for label in names]
-    pack.meta["threads"] = [*thread_titles(rows["stream"].to_numpy("u8")).values()]
+    threads = [*thread_titles(rows["stream"].to_numpy("u8")).values()]
+    pack.meta |= {"host_names": [str(label) for label in names], "threads": threads}
 
 
 def _add_times(pack: Pack, prefix: str, table: pd.DataFrame, tick: float) -> None:
     start = np.round(np.maximum(table["start_us"].to_numpy("f8"), 0.0) / tick).astype("i8")
     end = np.round(np.maximum(table["end_us"].to_numpy("f8"), 0.0) / tick).astype("i8")
-    pack.add(f"{prefix}_start", start)
-    pack.add(f"{prefix}_length", np.maximum(end - start, 0))
+    pack.add_table(prefix, {"start": start, "length": np.maximum(end - start, 0)})
 
 
 def add_layer_times(pack: Pack, times: pd.DataFrame, layers: pd.DataFrame) -> None:
     """Add figures of every layer with children, in whole nanoseconds, for folded rows that are expanded."""
-    for name in LAYER_FIGURES:
-        own = times["own_us" if name == "total_us" else name].to_numpy("f8")
-        pack.add(f"time_{name}", np.round(with_children(layers, own) * 1e3).astype("i8"))
-    pack.add("time_own_us", np.round(times["own_us"].to_numpy() * 1e3).astype("i8"))
+    own = {name: times["own_us" if name == "total_us" else name].to_numpy("f8") for name in LAYER_FIGURES}
+    figures = {name: with_children(layers, values) for name, values in own.items()} | {"own_us": own["total_us"]}
+    pack.add_table("time", {name: np.round(values * 1e3).astype("i8") for name, values in figures.items()})
 
 
 #: Calls in the tree, and letters of a frame, so that no page grows beyond 2.5 MB.
@@ -408,8 +406,7 @@ def add_stacks(pack: Pack, run: Run, curve: MemoryCurve) -> bool:
         frame = np.append(frame, len(texts))
         texts.append(f"({counted(len(left_out), 'stack')} with the fewest bytes: left out of this page)")
         library.append(False)
-    pack.add("node_parent", parents)
-    pack.add("node_frame", frame)
+    pack.add_table("node", {"parent": parents, "frame": frame})
     pack.add("stack_node", np.append(leaf, 0))  # of blocks without a stack
     pack.add("frame_library", library)
     pack.meta["frames"] = texts
@@ -493,21 +490,23 @@ def add_switches(pack: Pack, run: Run, curve: MemoryCurve) -> list[Switch]:
     values, indices = np.unique(every["bytes"].to_numpy("f8"), return_inverse=True)
     # Blocks of a saving ascend. A block that is gone for all its life has no points.
     steps = [np.diff(cut["block"].to_numpy("i8"), prepend=0) for cut in cuts]
-    pack.add("cut_block", np.concatenate([np.zeros(0, "i8"), *steps]))
-    for name in ("start", "end"):
-        point = np.searchsorted(points, every[name].to_numpy("i8"))
-        pack.add(f"cut_{name}", np.where(every["is_life"].to_numpy(bool), 0, point))
-    pack.add("cut_value", indices)
-    pack.add("cut_values", values)
+    ends = {
+        name: np.where(every["is_life"].to_numpy(bool), 0, np.searchsorted(points, every[name].to_numpy("i8")))
+        for name in ("start", "end")
+    }
+    block = np.concatenate([np.zeros(0, "i8"), *steps])
+    pack.add_table("cut", {"block": block, **ends, "value": indices, "values": values})
     lengths = iter([len(cut) for cut in cuts])
-    pack.meta["switches"] = [_described(switch, [next(lengths) for _ in switch.savings]) for switch in switches]
     room = room_of_run(run)
-    pack.meta["room"] = {
-        "low": room.low_bytes,
-        "high": room.high_bytes,
-        "stepUs": room.step_us,
-        "reserved": evidence.reserved_peak,
-        "rounding": evidence.rounding,
+    pack.meta |= {
+        "switches": [_described(switch, [next(lengths) for _ in switch.savings]) for switch in switches],
+        "room": {
+            "low": room.low_bytes,
+            "high": room.high_bytes,
+            "stepUs": room.step_us,
+            "reserved": evidence.reserved_peak,
+            "rounding": evidence.rounding,
+        },
     }
     return switches
 

@@ -13,7 +13,6 @@ from fakedist.report.content.report_blocks import (
     Remark,
     Report,
     Sheet,
-    SheetColumn,
     Verdict,
 )
 from fakedist.visible import MOST_OF_A_TEXT, visible
@@ -75,13 +74,6 @@ def _change(item: Advice) -> str:
     return f"- **{escaped(item.gives)}**{' ' * rest.startswith(' ')}{'; '.join(map(escaped, filter(None, texts)))}"
 
 
-def markdown_table(columns: Sequence[SheetColumn]) -> list[str]:
-    """The lines of a table, with figures right-aligned."""
-    rules = ["---" if column.is_text else "---:" for column in columns]
-    lines = [_line([column.name for column in columns]), _line(rules)]
-    return lines + [_line([escaped(cell) for cell in row]) for row in zip(*(c.cells for c in columns), strict=True)]
-
-
 def escaped(text: str) -> str:
     """Text escaped for a table: layers.*.mlp, a|b, _foreach_add."""
     text = visible(" ".join(text.split()), MOST_OF_A_TEXT)
@@ -99,11 +91,13 @@ _MAX_ROWS = 200
 
 def sheet_markdown(sheet: Sheet) -> list[str]:
     """The lines of a table with its remarks, collapsed under its title."""
-    rows = len(sheet.columns[0].cells)
-    table = markdown_table(sheet.columns)[: _MAX_ROWS + 2]
+    rules = ["---" if column.is_text else "---:" for column in sheet.columns]
+    rows = [*zip(*(column.cells for column in sheet.columns), strict=True)]
+    table = [_line([column.name for column in sheet.columns]), _line(rules)]
+    table += [_line([escaped(cell) for cell in row]) for row in rows[:_MAX_ROWS]]
     remarks = [*sheet.remarks]
-    if rows > _MAX_ROWS:
-        remarks.append(f"{rows - _MAX_ROWS} more rows are in the run")
+    if len(rows) > _MAX_ROWS:
+        remarks.append(f"{len(rows) - _MAX_ROWS} more rows are in the run")
     below = [line for remark in remarks for line in ("", f"_{escaped(remark)}_")]
     if sheet.is_open:
         return [f"**{sheet.title}**", "", *table, *below]

@@ -1,16 +1,10 @@
-"""Changes of peak, phases, categories, layers, blocks, lines and segments between two runs or snapshots.
-
-Figures of several runs by row: a column for each run, and their change.
-"""
+"""Changes of peak, phases, categories, layers, blocks, lines and segments between two runs or snapshots."""
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from string import ascii_uppercase
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,131 +12,10 @@ import pandas as pd
 
 from fakedist.analysis.replay import Ints
 from fakedist.analysis.stack_lines import IN_TORCH, NO_STACK, is_of_backward
+from fakedist.results.compare.change_tables import by_effect, figures_by_name, side_by_side, with_change, without_empty
 from fakedist.results.compare.layer_matching import OUTSIDE, layer_patterns, paths_of_matches
 from fakedist.rundir.schema import CATEGORIES, MOMENTS, SEGMENT_STATES
 from fakedist.rundir.summary import Summary
-
-Unit = Literal["bytes", "us", "number"]
-#: Names of the columns of each run's figure and of their change.
-COLUMNS: Mapping[Unit, tuple[str, str]] = {
-    "bytes": ("{}_bytes", "change_bytes"),
-    "us": ("{}_us", "change_us"),
-    "number": ("{}", "change"),
-}
-#: Smaller changes of times are rounding errors of sums.
-_NOTHING_US = 0.01
-#: Smaller times are written as 0 µs: nothing grew or shrank.
-SHOWN_AS_NONE_US = 0.05
-
-
-@dataclass(frozen=True)
-class ChangeTable:
-    """Figures of several runs by row, the first run's the base.
-
-    Attributes:
-        keys: The columns of ``rows`` that name a row, by their headings.
-        rows: These, and the columns of :func:`side_by_side`.
-        pairs: Columns of two runs that explain the figures, by their headings: ``num_{}`` for num_a and num_b.
-        is_whole: Every row is shown, in this order; otherwise those that differ, those that differ most first.
-        remark: A sentence that reads it.
-    """
-
-    title: str
-    keys: Mapping[str, str]
-    rows: pd.DataFrame
-    unit: Unit = "bytes"
-    pairs: Mapping[str, str] = field(default_factory=dict)
-    is_whole: bool = False
-    remark: str = ""
-
-
-def run_names(number: int) -> list[str]:
-    """Names of so many runs: A, B, ..., Z, AA, AB, ..."""
-    return list(itertools.islice(_letters(), number))
-
-
-def _letters() -> Iterator[str]:
-    for length in itertools.count(1):
-        yield from map("".join, itertools.product(ascii_uppercase, repeat=length))
-
-
-def side_by_side(
-    sides: Sequence[pd.DataFrame], keys: Sequence[str], unit: Unit = "bytes", *, is_sorted: bool = True
-) -> pd.DataFrame:
-    """The rows of every run's table, joined by ``keys`` and sorted by them, with the columns of :func:`with_change`.
-
-    ``sides`` have these and columns whose names say where the run's letter goes: ``{}_us``, ``num_{}``, ``unknown_{}``
-    (kernels or calls of unknown duration, so that the time is a lower bound). Of two runs, the figure that one lacks is
-    0; of more, NaN. Rates stay NaN, and have no ``what``.
-    """
-    names = [name.lower() for name in run_names(len(sides))]
-    named = [
-        side.set_index(list(keys)).rename(columns={column: str(column).format(name) for column in side})
-        for name, side in zip(names, sides, strict=True)
-    ]
-    joined = pd.concat(named, axis=1, sort=False).rename_axis(list(keys))
-    rows = (joined.sort_index() if is_sorted else joined).reset_index()
-    for column in map(str, rows.columns):
-        if column.startswith(("num_", "unknown_")):
-            rows[column] = rows[column].astype("float64").fillna(0).astype("int64")
-    figure, change = COLUMNS[unit]
-    figures = [figure.format(name) for name in names]
-    if unit == "number":
-        return rows.astype(dict.fromkeys(figures, "float64")).assign(
-            **{change: lambda table: table[figures[-1]] - table[figures[0]]}
-        )
-    rows = with_change(rows, unit, len(sides))
-    if "num_b" in rows and len(sides) == 2:
-        rows.loc[rows["num_a"] == 0, "what"] = "appeared"
-        rows.loc[rows["num_b"] == 0, "what"] = "gone"
-        rows.loc[(rows["what"] == "same") & (rows["num_a"] != rows["num_b"]), "what"] = "recounted"
-    if "unknown_a" in rows:
-        is_unknown = rows[[f"unknown_{name}" for name in names]] > 0
-        unlike = is_unknown.any(axis=1) & ~is_unknown.all(axis=1)
-        rows.loc[unlike, change] = 0.0
-        rows.loc[unlike, "what"] = "not known"
-    return rows
-
-
-def with_change(rows: pd.DataFrame, unit: Literal["bytes", "us"] = "bytes", num_runs: int = 2) -> pd.DataFrame:
-    """Add change_bytes or change_us, and what: appeared, gone, grew, shrank or same, by the columns of a and b.
-
-    Of more than two runs the change is the most less the least, and they are the same or differ.
-    """
-    figure, change = COLUMNS[unit]
-    columns = [figure.format(name.lower()) for name in run_names(num_runs)]
-    dtype: Literal["int64", "float64"] = "int64" if unit == "bytes" else "float64"
-    rows = rows.astype(dict.fromkeys(columns, "float64"))
-    values = rows[columns].fillna(0)
-    changes = values[columns[1]] - values[columns[0]] if num_runs == 2 else values.max(axis=1) - values.min(axis=1)
-    rows[change] = (changes.where(changes.abs() >= _NOTHING_US, 0.0) if unit == "us" else changes).astype(dtype)
-    least = SHOWN_AS_NONE_US if unit == "us" else 1
-    if num_runs > 2:
-        return rows.assign(what=np.where(rows[change] >= least, "differs", "same"))
-    rows = rows.fillna(dict.fromkeys(columns, 0)).astype(dict.fromkeys(columns, dtype))
-    grown = np.where(rows[change] >= least, "grew", np.where(rows[change] <= -least, "shrank", "same"))
-    is_a, is_b = (rows[column] != 0 for column in columns)
-    return rows.assign(what=np.where(~is_a & is_b, "appeared", np.where(is_a & ~is_b, "gone", grown)))
-
-
-def without_empty(rows: pd.DataFrame, unit: Literal["bytes", "us"] = "bytes") -> pd.DataFrame:
-    """The rows of which at least one run has something."""
-    columns = [column for column in map(str, rows) if column.endswith(f"_{unit}") and not column.startswith("change")]
-    return rows[(rows[columns].fillna(0) != 0).any(axis=1)]
-
-
-def by_effect(changes: pd.DataFrame, unit: Literal["bytes", "us"] = "bytes") -> pd.DataFrame:
-    """Rows sorted by size of change, largest first."""
-    order = changes[f"change_{unit}"].abs().sort_values(ascending=False, kind="stable").index
-    return changes.loc[order].reset_index(drop=True)
-
-
-def figures_by_name(sides: Sequence[Mapping[str, float]], unit: Unit = "bytes", key: str = "name") -> pd.DataFrame:
-    """:func:`side_by_side` of figures by name, in their order."""
-    column = COLUMNS[unit][0]
-    tables = [pd.DataFrame(list(side.items()), columns=[key, column]) for side in sides]
-    return side_by_side(tables, [key], unit, is_sorted=False)
-
 
 #: Columns of the table `blocks` that a comparison of blocks needs.
 BLOCK_COLUMNS = ("bytes", "operation", "phase", "layer", "category", "stack", "at_peak")
@@ -279,11 +152,11 @@ def peak_blocks(blocks: pd.DataFrame, stacks: pd.DataFrame, paths: dict[int, str
     alive = blocks[blocks["at_peak"]]
     cwd = cwd.rstrip("/") + "/"
     lines = [*stacks["line"].astype(str), ""]  # stack -1 (none) indexes the last
-    peak = alive[["bytes"]].copy()
-    for name in ("operation", "phase", "category"):
-        peak[name] = alive[name].astype(str)
-    peak["path"] = [paths.get(layer, "") or OUTSIDE for layer in alive["layer"].tolist()]
-    peak["line"] = np.array([line.removeprefix(cwd) for line in lines])[alive["stack"].to_numpy()]
+    peak = alive[["bytes"]].assign(
+        **{name: alive[name].astype(str) for name in ("operation", "phase", "category")},
+        path=[paths.get(layer, "") or OUTSIDE for layer in alive["layer"].tolist()],
+        line=np.array([line.removeprefix(cwd) for line in lines])[alive["stack"].to_numpy()],
+    )
     return peak.reset_index(drop=True)
 
 
@@ -484,9 +357,8 @@ def line_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     what (appeared, grew, shrank, gone, same).
     """
     both = _both(a, b, ["key"]).reset_index()
-    both["line"] = both["key"].map(_shown_lines(a, b))
     moved = both["line_a"].notna() & both["line_b"].notna() & (both["line_a"] != both["line_b"])
-    both["was"] = both["line_a"].where(moved, "")
+    both = both.assign(line=both["key"].map(_shown_lines(a, b)), was=both["line_a"].where(moved, ""))
     columns = ["line", "was", "num_a", "num_b", "a_bytes", "b_bytes"]
     return by_effect(with_change(both[columns]))
 

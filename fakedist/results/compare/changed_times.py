@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fakedist.cost_model.breakdown import by_name
-from fakedist.results.compare.changed_memory import by_effect, figures_by_name, side_by_side, without_empty
+from fakedist.results.compare.change_tables import by_effect, figures_by_name, side_by_side, without_empty
 from fakedist.results.compare.layer_matching import OUTSIDE, layer_patterns
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.schema import COMPUTE_FAMILIES, KINDS

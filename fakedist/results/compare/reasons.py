@@ -129,11 +129,12 @@ def changed_text(changes: Sequence[str]) -> str:
 def changed_names(a: Run, b: Run) -> list[str]:
     """Each of :func:`different_settings` in a few words, those of the script's arguments first."""
     jobs = a.manifest.job, b.manifest.job
-    changes = changed_arguments(*([] if job is None else job.arguments for job in jobs))
-    for name, (mine, theirs) in different_settings(a, b).items():
-        if name not in _NO_CAUSE:
-            changes.append(f"{name} {mine or '(none)'} -> {theirs or '(none)'}")
-    return changes
+    settings = [
+        f"{name} {mine or '(none)'} -> {theirs or '(none)'}"
+        for name, (mine, theirs) in different_settings(a, b).items()
+        if name not in _NO_CAUSE
+    ]
+    return [*changed_arguments(*([] if job is None else job.arguments for job in jobs)), *settings]
 
 
 def changed_arguments(a: Sequence[str], b: Sequence[str]) -> list[str]:

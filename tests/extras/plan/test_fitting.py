@@ -13,8 +13,8 @@ import pytest
 from fakedist.analysis.advice import RULES, are_compatible
 from fakedist.analysis.evidence import Change, Evidence, Price, Saving
 from fakedist.extras.plan import fitting
-from fakedist.extras.plan.fit_report import best_of, fit_report
 from fakedist.extras.plan.fitting import Fitted, RecordedPlan, fit
+from fakedist.extras.plan.plan_reports import best_of, fit_report
 from fakedist.report.content.report_blocks import Remark, Verdict
 from fakedist.results.opening import open_run
 from fakedist.results.run import evidence_of

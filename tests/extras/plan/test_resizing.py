@@ -9,8 +9,8 @@ import pytest
 
 from fakedist.errors import JobError
 from fakedist.extras.plan.resizing import resize
-from fakedist.rank_list import format_rank_list
 from fakedist.results.opening import open_run
+from fakedist.units import format_rank_list
 from tests.unit.analysis.recorded import HandMade
 from tests.unit.report.handmade import built, recorded
 

@@ -21,8 +21,8 @@ from fakedist.analysis.topology import (
     term_table,
 )
 from fakedist.errors import JobError
-from fakedist.rank_list import parse_rank_list
 from fakedist.rundir.rows import CallRow, CallTerms, CallWait, GroupRow
+from fakedist.units import parse_rank_list
 from tests.unit.analysis.recorded import HandMade
 
 LAYERS = ["", "(Gpt)", "layers", "layers.0", "layers.0.mlp", "layers.1", "layers.1.mlp", "norm"]

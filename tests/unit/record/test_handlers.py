@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fakedist.record.handlers import is_handled
+from fakedist.record.beyond_capacity import is_handled
 
 _BEFORE = """
 import contextlib

@@ -93,5 +93,5 @@ JOBS: dict[str, GpuJob] = {
         GpuJob("fsdp2_tp_8", _PARALLEL, "fsdp2_tp", world_size=8),
     )
 }  # fmt: skip
-#: GiB of the first trial of the job that grows (scripts/growing.py); without a limit it takes 16.
+#: GiB of the first trial of the job that grows (scripts/measures.py); without a limit it takes 16.
 MOST_GIB = 12

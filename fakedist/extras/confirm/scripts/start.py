@@ -1,9 +1,9 @@
 """Measures one thing in a process of its own, on its CUDA device or on a virtual GPU, and writes it as JSON.
 
-    python start.py MODULE [JOB] RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
+    python start.py MODULE[:FUNCTION] [JOB] RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
 
-The module has a function ``measure``. It imports torch, so it is imported once the device exists. Standard library
-only, but for the virtual GPU, which is fakedist's.
+The function is ``measure`` by default. Its module imports torch, so it is imported once the device exists. Standard
+library only, but for the virtual GPU, which is fakedist's.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def main() -> None:
 
         device = virtual_gpu(find_gpu(args.gpu), max(1, job.world_size if job else 1), args.gpu_memory)
     with device as gpu:
-        importlib.import_module(args.module).measure(Measuring(job, gpu, write))
+        module, _, function = args.module.partition(":")
+        getattr(importlib.import_module(module), function or "measure")(Measuring(job, gpu, write))
         time.sleep(0.3)  # an autograd thread that starts while the interpreter ends aborts the process
 
 

@@ -1,4 +1,4 @@
-// Who this rank talks to: the world as a picture for each group.
+// Communication peers: the world as a picture for each group.
 
 import { $$, colourOf } from './dom.js';
 

@@ -58,9 +58,8 @@ def test_estimates_of_chosen_rows_replace_theirs_alone() -> None:
 
 def test_assumptions_add_as_squares_and_are_named_in_the_rows_that_they_are_of() -> None:
     assumed = Assumptions(3)
-    assumed.add(FIRST, 0.4, "the layout")
-    assumed.add(~LAST, np.array([1.2, 0.3, 9.0]), "the clock")
-    assumed.add(np.zeros(3, bool), 5.0, "nothing")
+    clock = (~LAST, np.array([1.2, 0.3, 9.0]), "the clock")
+    assumed.add((FIRST, 0.4, "the layout"), clock, (np.zeros(3, bool), 5.0, "nothing"))
     assert assumed.spread(np.array([0.3, 0.4, 0.1])) == pytest.approx([1.3, 0.5, 0.1])
     texts = np.array(["mm", "add", "copy"], object)
     assert assumed.basis(texts).tolist() == [

@@ -20,7 +20,7 @@ from fakedist.report.content.comparison import comparison_report
 from fakedist.report.content.report_blocks import Sheet
 from fakedist.report.render.html import report_page
 from fakedist.report.render.terminal import render
-from fakedist.results.compare.changed_memory import side_by_side
+from fakedist.results.compare.change_tables import side_by_side
 from fakedist.results.comparison import Comparison
 from fakedist.rundir.step_time import RankThroughput
 from tests.unit.analysis.recorded import MIB

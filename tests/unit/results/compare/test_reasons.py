@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from fakedist.options import Job
-from fakedist.results.compare.changed_memory import path_changes, reserved_changes, segment_changes, with_change
+from fakedist.results.compare.change_tables import with_change
+from fakedist.results.compare.changed_memory import path_changes, reserved_changes, segment_changes
 from fakedist.results.compare.changed_times import collective_changes, family_changes, part_changes
 from fakedist.results.compare.layer_matching import OUTSIDE
 from fakedist.results.compare.reasons import (
@@ -26,7 +27,7 @@ from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.step_time import FamilyTime
 from fakedist.rundir.summary import CollectiveTotal, ReservedMoment
 from tests.unit.report.handmade import summary_of_nothing
-from tests.unit.results.compare.test_time_comparison import step
+from tests.unit.results.compare.test_comparison import step
 
 
 @pytest.mark.parametrize(

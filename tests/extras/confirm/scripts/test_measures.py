@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.autograd import DeviceType
 
-from fakedist.extras.confirm.scripts.third_step import ThirdStep, kernels_us
+from fakedist.extras.confirm.scripts.measures import ThirdStep, kernels_us
 
 
 @dataclass
