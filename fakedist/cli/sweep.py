@@ -25,6 +25,7 @@ from fakedist.cli.output import (
 )
 from fakedist.cli.profile import say_ignored
 from fakedist.errors import ExitCode
+from fakedist.launcher.checked_script import find_source
 from fakedist.options import world_from_environment
 from fakedist.options.definition import NOT_SWEPT, OPTIONS
 from fakedist.rundir.directory import HOME, make_home
@@ -232,12 +233,9 @@ def _print(sweep: Sweep, output: Output) -> int:
 
     output.write(sweep_report(sweep))
     if sweep.ranking.best is None:
-        return last_line(ExitCode.OUT_OF_MEMORY if _any_ran(sweep) else ExitCode.ERROR, "no point fits")
+        any_ran = any(row.status.ran for row in sweep.rows)
+        return last_line(ExitCode.OUT_OF_MEMORY if any_ran else ExitCode.ERROR, "no point fits")
     return ExitCode.DONE
-
-
-def _any_ran(sweep: Sweep) -> bool:
-    return any(row.status.ran for row in sweep.rows)
 
 
 def _run(
@@ -271,12 +269,14 @@ def _plan(arguments: Sequence[str], module: str | None, settings: CommandLineSet
         return sweep_of_file(Path(arguments[0]), settings)
     if module is None and not arguments:
         raise click.UsageError("no sweep file and no script was given")
-    options = settings.options
-    if "world_size" not in options and "nnodes" not in options:
+    program = program_of(tuple(arguments), module)
+    if settings.options.keys().isdisjoint({"world_size", "nnodes"}):
         world_size, _ = world_from_environment(os.environ)
-        if world_size is not None:
-            settings = replace(settings, options={**options, "world_size": Texts((str(world_size),))})
-    return sweep_of_command(program_of(tuple(arguments), module), settings)
+        if world_size is None:
+            find_source(program.target, program.is_module)  # a wrong path is the first error
+        else:
+            settings = replace(settings, options={**settings.options, "world_size": Texts((str(world_size),))})
+    return sweep_of_command(program, settings)
 
 
 def _settings(values: Mapping[str, object], **others: object) -> dict[str, object]:

@@ -373,7 +373,8 @@ class SweptCommand:
             job, gpu = self._shared_gpu(space, job)
             pricing = from_plain(PricedFor, {**_prices(self.price, with_files), **priced, "gpu": gpu})
         except FakedistError as error:
-            raise SweepError(f"at {point.label}: {error.message}", error.hint) from None
+            where = f"at {point.label}: " if space.axes else ""
+            raise SweepError(f"{where}{error.message}", error.hint) from None
         return PointRun(point, job, pricing, files)
 
     def _options(self, filling: Filling) -> tuple[dict[str, object], dict[str, object]]:
