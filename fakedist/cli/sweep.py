@@ -294,8 +294,6 @@ def _options(values: Mapping[str, object]) -> dict[str, Texts | bool]:
         value = values.get(option.name)
         if option.name == "rank" or value is None or value == ():
             continue
-        if isinstance(value, bool):
-            options[option.name] = value
-        else:
-            options[option.name] = Texts(tuple(map(str, value)) if isinstance(value, tuple) else (str(value),))
+        texts = tuple(map(str, value)) if isinstance(value, tuple) else (str(value),)
+        options[option.name] = value if isinstance(value, bool) else Texts(texts)
     return options

@@ -350,7 +350,8 @@ class SweptCommand:
             if axis.name not in behind:
                 raise SweepError(
                     f"axis {axis.name} is used nowhere: it has no placeholder in an argument, an option or a file",
-                    f"write {{{axis.name}}} where its value belongs, or leave the axis out",
+                    f"write {{{axis.name}}} where its value belongs, or leave the axis out"
+                    + ("; a key of the sweep stands above [axes]" if self.door is Door.TOML else ""),
                 )
         for file in self.files:
             if file.name not in used:
