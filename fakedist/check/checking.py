@@ -24,6 +24,7 @@ from fakedist.launcher.executors.task import Executor
 from fakedist.options import Job
 from fakedist.report.content.report_blocks import Block, Items, Remark, Sheet, SheetColumn
 from fakedist.report.content.wording import ending
+from fakedist.results.compare import reasons
 from fakedist.results.compare.changed_times import rates_of
 from fakedist.results.comparison import Comparison
 from fakedist.results.job_time import JobRuns
@@ -118,9 +119,16 @@ def difference(name: str, before: Run, now: Run) -> RankDifference:
     )
     lines = by_line[by_line["change_bytes"] > 0].sort_values("change_bytes", ascending=False, kind="stable")
     figures = {figure: (sides[0].get(figure), sides[1].get(figure)) for figure in _FIGURES}
-    whys = [text for _, text in compared.headlines]
     source = "" if now.summary.timed is None else now.summary.timed[1].source
-    return RankDifference(name, whys, compared.warnings, figures, lines.reset_index(), compared.collectives, source)
+    return RankDifference(
+        name,
+        [text for _, text in compared.headlines],
+        reasons.warnings({f"{name} before": before.summary, f"{name} now": now.summary}),
+        figures,
+        lines.reset_index(),
+        compared.collectives,
+        source,
+    )
 
 
 def _figures(run: Run) -> dict[str, float]:
@@ -149,9 +157,7 @@ def difference_blocks(differences: Sequence[RankDifference]) -> list[Block]:
     remarks = [f"memory is measured{''.join(f', times are {source}' for source in sources)}"]
     remarks.append("collectives: bytes in and out of the rank's calls in the steps that ran")
     blocks: list[Block] = [Sheet("Since the other check", columns, remarks, is_open=True)]
-    blocks += [
-        Remark(text, is_warning=True) for text in dict.fromkeys(w for rank in differences for w in rank.warnings)
-    ]
+    blocks += [Remark(text, is_warning=True) for rank in differences for text in rank.warnings]
     blocks += [
         Items(rank.name, rank.whys)
         for rank in differences

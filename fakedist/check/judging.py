@@ -177,7 +177,8 @@ def measure(run: Run, figures: set[Figure], where: str) -> RankFigures:
     limits: dict[str, int] = {}
     for figure in sorted(figures, key=lambda figure: (figure.kind, figure.part)):
         if figure.kind == "groups" and figure.part not in groups:
-            raise CheckError(f"{where}: there is no group {figure.part!r}", did_you_mean(figure.part, groups))
+            hint = did_you_mean(figure.part, groups) or "this rank called no collective: leave out groups"
+            raise CheckError(f"{where}: there is no group {figure.part!r}", hint)
         if figure.kind == "layers":
             if (bytes_ := layers_bytes(layers, figure.part)) is None:
                 known = sorted(set(parts["path"]))

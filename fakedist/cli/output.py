@@ -420,20 +420,20 @@ def say_ending(ending: Ending, job: Job, run_directory: Path) -> int:
     _say_what_may_have_failed_it(ending, job, run_directory)
     if _RELATIVE in ending.message and not job.is_module:
         say(f"  a script inside a package runs as a module: {_as_module(job)}", err=True)
-    is_usage = ending.outcome is Outcome.EXIT and ending.code == ExitCode.USAGE
-    if is_usage or ending.outcome is Outcome.EXCEPTION:
+    if (ending.outcome, ending.code) == (Outcome.EXIT, ExitCode.USAGE) or ending.outcome is Outcome.EXCEPTION:
         _say_what_follows_the_script(ending, job)
-    meanings = {
+    return last_line(ending.code, _meaning(ending))
+
+
+def _meaning(ending: Ending) -> str:
+    return {
         Outcome.OUT_OF_MEMORY: "the rank does not fit the GPU",
         Outcome.TIMEOUT: ending.message or "the time limit given with --timeout was reached",
         Outcome.KILLED: f"the script was killed {ending.message}",
         Outcome.INTERRUPTED: f"the script was interrupted ({ending.message})",
         Outcome.EXCEPTION: f"the script raised {ending.message}",
         Outcome.FAULT: f"fakedist failed, not the script: {ending.message}",
-    }
-    if ending.outcome is Outcome.FAULT:
-        say(f"fakedist: {fault_hint(run_directory)}", err=True)
-    return last_line(ending.code, meanings.get(ending.outcome, "the script's own exit code"))
+    }.get(ending.outcome, "the script's own exit code")
 
 
 #: The key of a context's arguments before the script.
@@ -524,17 +524,17 @@ def say_first_failure(runs: Sequence[RankRun], job: Job) -> int:
     if failed is None or not failed.ending.code:
         return 0
     if failed.run_directory is not None:
-        if failed.ending.outcome is Outcome.FAULT:
-            say(f"fakedist: {fault_hint(failed.run_directory)}", err=True)
         one = dataclasses.replace(job, rank=failed.rank)
         _say_what_may_have_failed_it(failed.ending, one, failed.run_directory)
-    return last_line(failed.ending.code, f"rank {failed.rank} ended as {failed.ending.outcome}")
+    return last_line(failed.ending.code, f"rank {failed.rank}: {_meaning(failed.ending)}")
 
 
 def _say_what_may_have_failed_it(ending: Ending, job: Job, run_directory: Path) -> None:
     """Name the guesses that a failed script had gone on with, what it did not find, and what to type."""
     from fakedist.rundir.tape import Tape
 
+    if ending.outcome is Outcome.FAULT:
+        say(f"fakedist: {fault_hint(run_directory)}", err=True)
     if not ending.failed or not (run_directory / TAPE_NAME).exists():
         return
     tape = Tape(run_directory, job.rank)

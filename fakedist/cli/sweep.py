@@ -25,6 +25,7 @@ from fakedist.cli.output import (
 )
 from fakedist.cli.profile import say_ignored
 from fakedist.errors import ExitCode
+from fakedist.launcher.checked_script import find_source
 from fakedist.options import world_from_environment
 from fakedist.options.definition import NOT_SWEPT, OPTIONS
 from fakedist.rundir.directory import HOME, make_home
@@ -268,12 +269,14 @@ def _plan(arguments: Sequence[str], module: str | None, settings: CommandLineSet
         return sweep_of_file(Path(arguments[0]), settings)
     if module is None and not arguments:
         raise click.UsageError("no sweep file and no script was given")
-    options = settings.options
-    if "world_size" not in options and "nnodes" not in options:
+    program = program_of(tuple(arguments), module)
+    if settings.options.keys().isdisjoint({"world_size", "nnodes"}):
         world_size, _ = world_from_environment(os.environ)
-        if world_size is not None:
-            settings = replace(settings, options={**options, "world_size": Texts((str(world_size),))})
-    return sweep_of_command(program_of(tuple(arguments), module), settings)
+        if world_size is None:
+            find_source(program.target, program.is_module)  # a wrong path is the first error
+        else:
+            settings = replace(settings, options={**settings.options, "world_size": Texts((str(world_size),))})
+    return sweep_of_command(program, settings)
 
 
 def _settings(values: Mapping[str, object], **others: object) -> dict[str, object]:
@@ -291,8 +294,6 @@ def _options(values: Mapping[str, object]) -> dict[str, Texts | bool]:
         value = values.get(option.name)
         if option.name == "rank" or value is None or value == ():
             continue
-        if isinstance(value, bool):
-            options[option.name] = value
-        else:
-            options[option.name] = Texts(tuple(map(str, value)) if isinstance(value, tuple) else (str(value),))
+        texts = tuple(map(str, value)) if isinstance(value, tuple) else (str(value),)
+        options[option.name] = value if isinstance(value, bool) else Texts(texts)
     return options

@@ -10,14 +10,14 @@ from fakedist.findings.registry import RULES
 
 _INTRODUCTION = """# Findings
 
-A finding is a fault of a job that a rule saw in its run: a code, the fault and its figures, the line, what to change,
-and what that gives. `fakedist report` shows the five gravest, `fakedist report --section findings` all,
+A finding is a fault that a rule found in a job's run. It has a code, figures, the line, what to change, and what that
+gains. `fakedist report` shows the five gravest, `fakedist report --section findings` shows all of them,
 `fakedist report --json` has them as `findings`, and `fakedist explain FD101` prints a section of this page.
 
-FD1 are rules of memory, FD2 of time, FD3 of distribution; FD301, FD302 and FD303 compare the ranks of a job that ran
-(`fakedist profile --rank 0,1`). Gains in bytes are *estimated*: the run's own history is
-played again without what would go, which gives the least and the most. Gains in time are estimated as the step is. A
-rule that lacks a table says nothing: a memory snapshot of a real GPU has no kernels, so FD2 says nothing of it.
+Rules FD1xx concern memory, FD2xx time, FD3xx distribution; FD301, FD302 and FD303 compare the ranks of a job that ran
+(`fakedist profile --rank 0,1`). Gains in bytes are *estimated*: the run's own history is replayed without the blocks
+that would go, which gives a lower and an upper bound. Gains in time are estimated as the step is. A rule that lacks a
+table finds nothing: a memory snapshot of a real GPU has no kernels, so no FD2xx rule applies to it.
 
 `fakedist check` fails with exit code 3 on the findings that its configuration selects ([ci.md](ci.md#findings)).
 A line's own findings are ignored by a comment at it:

@@ -24,7 +24,7 @@ def find_c_compiler(why: str = "") -> str:
     return _find(
         (os.environ.get("CC"), "gcc", "cc", "clang"),
         f"no C compiler was found; the virtual GPU is built from source at first use{why and f' ({why})'}",
-        "apt-get install gcc libc6-dev   (or: dnf install gcc glibc-devel)",
+        "apt-get install gcc libc6-dev, or dnf install gcc glibc-devel",
     )
 
 
@@ -33,7 +33,7 @@ def find_cpp_compiler(use: str) -> str:
     return _find(
         (os.environ.get("CXX"), "g++", "c++", "clang++"),
         f"no C++ compiler was found; {use}",
-        "apt-get install g++   (or: dnf install gcc-c++)",
+        "apt-get install g++, or dnf install gcc-c++",
     )
 
 

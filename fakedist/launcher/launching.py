@@ -201,7 +201,7 @@ def _prepare_fast_path() -> None:
     try:
         FAST_PATH.ensure()
     except SetupError as error:
-        reason = f"{error.message.splitlines()[0]} ({error.hint})"
+        reason = f"{error.message.splitlines()[0]}: {error.hint}"
         sys.stderr.write(f"fakedist: steps are recorded in Python, slower, with the same results: {reason}\n")
 
 

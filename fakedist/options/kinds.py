@@ -295,13 +295,15 @@ def variables() -> ValueKind:
         return pairs
 
     def read(value: object) -> tuple[tuple[str, str], ...]:
-        if not isinstance(value, Mapping | list | tuple):
+        pairs = tuple(value.items()) if isinstance(value, Mapping) else value
+        if not isinstance(pairs, list | tuple) or not all(isinstance(p, list | tuple) and len(p) == 2 for p in pairs):
             raise RefusedError(f"maps names to texts, unlike {value!r}")
-        pairs = dict(value)
-        for name, text in pairs.items():
-            if not isinstance(text, str | int | float) or isinstance(text, bool):
+        for name, text in pairs:
+            if not isinstance(text, str | int | float) or isinstance(text, bool) or "\0" in str(text):
                 raise RefusedError(f"maps names to texts, and {name} is {text!r}")
-        return tuple(sorted((str(name), str(text)) for name, text in pairs.items()))
+            if not name or set(str(name)) & {"=", "\0"}:
+                raise RefusedError(f"maps names to texts, and {name!r} is not a variable's name")
+        return tuple(sorted((str(name), str(text)) for name, text in dict(pairs).items()))
 
     def texts(value: object) -> list[str]:
         return [f"{name}={text}" for name, text in read(value)]

@@ -351,7 +351,8 @@ class SweptCommand:
             if axis.name not in behind:
                 raise SweepError(
                     f"axis {axis.name} is used nowhere: it has no placeholder in an argument, an option or a file",
-                    f"write {{{axis.name}}} where its value belongs, or leave the axis out",
+                    f"write {{{axis.name}}} where its value belongs, or leave the axis out"
+                    + ("; a key of the sweep stands above [axes]" if self.door is Door.TOML else ""),
                 )
         for file in self.files:
             if file.name not in used:
@@ -374,7 +375,8 @@ class SweptCommand:
             job, gpu = self._shared_gpu(space, job)
             pricing = from_plain(PricedFor, {**_prices(self.price, with_files), **priced, "gpu": gpu})
         except FakedistError as error:
-            raise SweepError(f"at {point.label}: {error.message}", error.hint) from None
+            where = f"at {point.label}: " if space.axes else ""
+            raise SweepError(f"{where}{error.message}", error.hint) from None
         return PointRun(point, job, pricing, files)
 
     def _options(self, filling: Filling) -> tuple[dict[str, object], dict[str, object]]:

@@ -353,7 +353,9 @@ def _is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "said"), [("3", "the script's own exit code"), ("0,1", "rank 0 ended as exit")], ids=["one", "several"]
+    ("ranks", "said"),
+    [("3", "the script's own exit code"), ("0,1", "rank 0: the script's own exit code")],
+    ids=["one", "several"],
 )
 def test_a_command_line_that_the_script_refuses_leaves_no_run_and_no_report(
     run_fakedist: RunFakedist, tmp_path: Path, ranks: str, said: str

@@ -86,7 +86,7 @@ def test_a_failed_rank_keeps_no_other_from_running_and_gives_the_exit_code(both:
     assert [(one["rank"], one["exit"]["code"]) for one in found["ranks"]] == [(0, 3), (1, 0)]
     assert all(one["peak_reserved_bytes"] and one["wall_s"] > 0 for one in found["ranks"])
     assert [Path(one["run_directory"]) for one in found["ranks"]] == [directory / "runs" / f"rank{n}" for n in (0, 1)]
-    assert "fakedist: exit 3: rank 0 ended as exit" in both.stderr
+    assert "fakedist: exit 3: rank 0: the script's own exit code" in both.stderr
 
 
 def test_a_rank_without_tapes_says_what_records_them(run_fakedist: RunFakedist, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from fakedist.errors import JobError
 from fakedist.findings.rule_pages import page_of
 from fakedist.launcher.machine import ProcessTree, rss_bytes
 from fakedist.units import format_bytes
-from fakedist.visible import visible_lines
+from fakedist.visible import visible, visible_lines
 
 _POLL_S = 0.2
 _PROGRESS_S = 1.0
@@ -271,9 +271,8 @@ class Tools:
             raise ToolError(f"{done.exceeded or 'fakedist failed'} (exit {done.code})\n{done.log_tail}{more}")
         not_known = done.data.get("notes") or done.data.get("remarks") or []
         answer = fitting(_section(done.data, section), section)
-        shown = shlex.join(["fakedist", *words])
         ended = {"exit": done.code, "said": done.log_tail} if done.code else {}
-        return answer | {"not_known": not_known, "command": shown} | ended | kept
+        return answer | {"not_known": not_known, "command": shlex.join(["fakedist", *words])} | ended | kept
 
     def _new_output(self, command: str) -> Path:
         """A new file for what a command and its script print, below the project."""
@@ -296,12 +295,13 @@ class Tools:
 
     def _path(self, text: str, *, exists: bool = True) -> str:
         """A path below the project, without symlinks. ToolError if it leads elsewhere or does not exist."""
-        path = (self._project / text).resolve()
-        if not path.is_relative_to(self._project):
-            raise ToolError(f"{text} is outside of the project {self._project}; name a path below it")
-        if exists and not path.exists():
-            raise ToolError(f"{text} does not exist in {self._project}; the tool runs lists the runs")
-        return str(path)
+        with suppress(OSError, ValueError):  # a name that is too long or has a NUL character names no file
+            path = (self._project / text).resolve()
+            if not path.is_relative_to(self._project):
+                raise ToolError(f"{text} is outside of the project {self._project}; name a path below it")
+            if not exists or path.exists():
+                return str(path)
+        raise ToolError(f"{visible(text, 200)} does not exist in {self._project}; the tool runs lists the runs")
 
 
 def fitting(data: Any, section: str = "") -> Object:

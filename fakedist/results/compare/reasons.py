@@ -43,7 +43,7 @@ def different_settings(a: Run, b: Run) -> dict[str, tuple[str, str]]:
     pairs = [(name, _setting(a.manifest, key), _setting(b.manifest, key)) for key, name in _JOB.items()]
     one, other = a.summary, b.summary
     pairs += [
-        ("git commit", a.manifest.git_commit, b.manifest.git_commit),
+        ("git commit", *(f"{run.manifest.git_commit[:12]}{run.manifest.git_commit[40:]}" for run in (a, b))),
         ("torch", one.torch, other.torch),
         ("gpu", one.gpu, other.gpu),
         ("steps that ended", len(one.steps), len(other.steps)),
@@ -98,7 +98,7 @@ def _incomplete(summary: Summary) -> str:
     if ending == BEYOND_CAPACITY:
         return "does not fit the GPU: it went on beyond the GPU's memory, so its figures are complete"
     steps = len(summary.steps)
-    return f"{_ending(ending)} after {steps} step{'' if steps == 1 else 's'}: its figures end there"
+    return f"ended after {steps} step{'' if steps == 1 else 's'}, {_ending(ending)}: its figures end there"
 
 
 def _ending(ending: Ending) -> str:

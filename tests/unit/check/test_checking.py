@@ -164,12 +164,14 @@ def test_a_rank_that_grew_has_its_figures_reasons_and_lines(run: Runs) -> None:
 
 def test_a_rank_that_is_the_same_is_one_row_without_reasons(run: Runs) -> None:
     same = difference("net rank 0", run(gemm_us=100), run(gemm_us=100))
-    text = text_of(same)
-    assert "->" not in text
-    assert "Lines that hold more" not in text
-    assert "Collectives that changed" not in text
+    assert not any(map(text_of(same).count, ("->", "Lines that hold more", "Collectives that changed")))
     assert same.lines.empty
     assert difference_blocks([]) == []
+
+
+def test_the_limits_of_a_ranks_figures_name_the_rank_and_the_check(run: Runs) -> None:
+    found = difference("net rank 0", run(), run(ended="exception")).warnings
+    assert found == ["net rank 0 now ended after 2 steps, exception: its figures end there"]
 
 
 def checked_against(folder: Path, run: Runs, against: Path) -> Checked:

@@ -102,7 +102,7 @@ def test_the_first_of_several_ranks_that_failed_names_its_guess(
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("fakedist: rank 5 continued with a guess")
     assert commands(lines)[0][2] == "--rank=4,5"
-    assert lines[-1] == "fakedist: exit 1: rank 5 ended as exception"
+    assert lines[-1] == f"fakedist: exit 1: rank 5: the script raised {FAILED.message}"
 
 
 def test_a_script_inside_a_package_is_told_how_it_runs(

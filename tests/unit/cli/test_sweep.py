@@ -70,6 +70,17 @@ def test_results_are_printed_where_nothing_can_be_written(capsys: pytest.Capture
     assert f"the table and the page in {tmp_path} stay as they are: Is a directory" in printed.err
 
 
+@pytest.mark.parametrize(
+    ("script", "told"), [("nope.py", "no such script: nope.py"), (__file__, "error: how many ranks does the job have?")]
+)
+def test_a_script_that_does_not_exist_is_the_first_error(
+    script: str, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert main(["sweep", script]) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_options_after_a_script_are_its_own_and_json_has_every_point(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "train.py", "{tp}{fabric}", "--json", "-o", "x", "conf.toml"]) == 0
     assert "-o x conf.toml" in capsys.readouterr().out

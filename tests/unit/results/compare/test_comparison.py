@@ -347,11 +347,11 @@ def test_the_headline_names_what_was_changed(
 
 def test_a_run_that_was_killed_half_way_is_told_before_its_figures(tmp_path: Path) -> None:
     comparison = compared(tmp_path, {}, {"ended": "killed"})
-    assert comparison.warnings == ["B killed after 2 steps: its figures end there"]
+    assert comparison.warnings == ["B ended after 2 steps, killed: its figures end there"]
     console = Console(width=120, record=True, quiet=False)
     with console.capture() as shown:
         render(comparison_report(comparison), console)
-    assert shown.get().index("B killed") < shown.get().index("Memory, measured")
+    assert shown.get().index("B ended") < shown.get().index("Memory, measured")
 
 
 def test_a_run_that_went_on_beyond_the_gpu_has_all_of_its_figures(tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_a_run_that_went_on_beyond_the_gpu_has_all_of_its_figures(tmp_path: Path
     assert manifest.summary is not None
     went_on = replace(manifest.summary, exit=BEYOND_CAPACITY)
     write_manifest(tmp_path / "b", replace(manifest, summary=went_on))
-    assert comparison.warnings == ["B out of memory after 2 steps: its figures end there"]
+    assert comparison.warnings == ["B ended after 2 steps, out of memory: its figures end there"]
     assert Comparison(tmp_path / "a", tmp_path / "b").warnings == [
         "B does not fit the GPU: it went on beyond the GPU's memory, so its figures are complete"
     ]
@@ -393,7 +393,7 @@ def test_a_run_that_never_used_the_gpu_is_compared_too(tmp_path: Path) -> None:
     comparison = Comparison(built(nothing, tmp_path / "a", "exception"), run_of(tmp_path / "b"))
     assert comparison.why.endswith("parameters of layers.*.mlp, +48.00 MiB, first seen in mm.default (init)")
     assert list(comparison.phases["what"].unique()) == ["appeared"]
-    assert comparison.warnings[0].startswith("A exception (ValueError: x) after 0 steps")
+    assert comparison.warnings[0].startswith("A ended after 0 steps, exception (ValueError: x)")
     assert "+73.00 MiB" in report_markdown(comparison_report(comparison))
 
 

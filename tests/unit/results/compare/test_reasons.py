@@ -170,12 +170,13 @@ def test_settings_are_compared_in_words() -> None:
     a, b = manifest(), manifest(gpu_memory_bytes=80 << 30, environment=(("A", "1"), ("B", "2")), rank=2)
     killed = replace(summary, exit=Ending(Outcome.KILLED, 9, "by the system. More"), gpu="")
     run = Run(Path("a"), a, summary, RunTables(Path("a")))
-    other = Run(Path("b"), b, killed, RunTables(Path("b")))
+    other = Run(Path("b"), replace(b, git_commit=f"{'0123456789' * 4}+"), killed, RunTables(Path("b")))
     assert different_settings(run, run) == {}
     assert different_settings(run, other) == {
         "rank": ("1", "2"),
         "GPU memory": ("", "80.00 GiB"),
         "variables": ("", "A=1 B=2"),
+        "git commit": ("", "012345678901+"),
         "gpu": ("NVIDIA H100 80GB HBM3", ""),
         "how it ended": ("finished", "killed (by the system)"),
     }
