@@ -67,6 +67,9 @@ class Constant:
 
     value: object
 
+    def __hash__(self) -> int:
+        return hash(type(self.value))  # a dictionary has none
+
 
 @dataclass(frozen=True)
 class Result:
@@ -153,6 +156,8 @@ class CodePaths:
             return tuple(changed)
         if name in _KEEPS or name in _JUMPS:
             return stack
+        if name == "END_SEND":
+            return (*stack[:-2], *stack[-1:])
         if name == "STORE_FAST_LOAD_FAST":  # of Python 3.13
             return (*stack[:-1], Name((instruction.argval[1],), is_local=True))
         if name in ("BUILD_LIST", "BUILD_MAP", "BUILD_SET") and not arg:
