@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -255,7 +255,7 @@ def watched_exit(exiting: Callable[[int], None]) -> Iterator[None]:
 
 
 @contextmanager
-def watched_exec(variables: Mapping[str, str]) -> Iterator[None]:
+def watched_exec(variables: dict[str, str]) -> Iterator[None]:
     """Run a program that would replace this process in one of its own, with ``variables``, and end with its exit code.
 
     The program's processes may be ranks, and there is nobody left to report that once it has replaced this one.
@@ -271,7 +271,7 @@ def watched_exec(variables: Mapping[str, str]) -> Iterator[None]:
         code = program.wait()
         os._exit(code if code >= 0 else 128 - code)
 
-    os.execve = execve
+    os.execve = execve  # type: ignore[assignment]
     os.execv = lambda path, argv, /: execve(path, argv, os.environ)
     try:
         yield

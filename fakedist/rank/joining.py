@@ -13,10 +13,11 @@ import functools
 import json
 import multiprocessing
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -44,6 +45,8 @@ RUN_VARIABLE = "FAKEDIST_RUN"
 REPLACED_VARIABLE = "FAKEDIST_REPLACED"
 #: Variables that shells and Python set by themselves.
 _OF_SHELLS = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "LC_CTYPE"})
+#: What DeepSpeed's launcher and ``torch.distributed.launch`` pass to each rank.
+_LOCAL_RANK = re.compile(r"^(--local[-_]rank=)\d+$")
 _PATH = "PYTHONPATH"
 _STARTED = os.fspath(Path(__file__).with_name("started"))
 _GROUPS = "torch.distributed.distributed_c10d"
@@ -96,12 +99,14 @@ def refuse_rank(job: Job, run_directory: Path, function: str, *, is_fork: bool =
             words = words[2 if words[0] in ("-W", "-X") else 1 :]
         is_module = words[0] == "-m"
         target, *arguments = words[is_module:]
+        arguments = [_LOCAL_RANK.sub(rf"\g<1>{job.device_index}", argument) for argument in arguments]
         own = replace(job, target=target, is_module=is_module, arguments=tuple(arguments))
         hint = profile_command(replace(own, environment=tuple({**dict(job.environment), **_changed()}.items())))
     who = "a fork of the script" if is_fork and not function else f"{_own_name()}, which the script started,"
     text = f"{who} is a rank of its own of the job; fakedist runs rank {job.rank} alone"
     (run_directory / _REFUSED).write_text(json.dumps([text, hint]))
-    os.kill(_rank_process(), signal.SIGTERM)
+    with suppress(ProcessLookupError):  # another one ended it
+        os.kill(_rank_process(), signal.SIGTERM)
 
 
 def _rank_process() -> int:

@@ -353,7 +353,7 @@ class _Function:
             self._roots[name] = statement.lineno
             if isinstance(value, ast.Call) and (name in self._modules):
                 self._mark(statement, name)
-                if _is_allocation(value):
+                if isinstance(value.func, ast.Name) and value.func.id.startswith("empty"):
                     self._unwritten.add(name)
             return
         root = self._roots.get(source)
@@ -400,10 +400,6 @@ def _viewed(value: ast.expr) -> str | None:
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "reinterpret_tensor":
         return _viewed(value.args[0])
     return None
-
-
-def _is_allocation(value: ast.Call) -> bool:
-    return isinstance(value.func, ast.Name) and value.func.id.startswith("empty")
 
 
 _STACKS = ("nn_module_stack", "fwd_nn_module_stack")

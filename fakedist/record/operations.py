@@ -174,7 +174,7 @@ class Operations:
 
         ``begins(op)`` returns the facts about the graph, which this yields. ``settle(args)`` precedes each operation.
         """
-        op = self._number_own(GRAPH)
+        op = self._number(self._kinds.get(GRAPH) or self._new_kind(GRAPH), self._scope_now())
         before, self._graph = self._graph, str(op)
         self._switch()
         placed_before, self._placed = self._placed, begins(op)
@@ -221,9 +221,6 @@ class Operations:
     def _scope_now(self) -> int:
         placed = self._placed
         return self._position.scope(None if placed is None else placed.part_here())
-
-    def _number_own(self, name: str) -> int:
-        return self._number(self._kinds.get(name) or self._new_kind(name), self._scope_now())
 
     def _new_kind(self, func: OpOverload | str) -> _Kind:
         kind = self._kinds[func] = _Kind(len(self._kinds), func)

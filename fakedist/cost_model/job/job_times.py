@@ -90,7 +90,7 @@ def _found(lookups: pd.DataFrame, products: pd.DataFrame, others: float) -> Step
         # Experts, or several products of one layer, multiply a multiple of the tokens.
         if most % number or (len(known) > 1 and known.iloc[1] >= _PART * known.iloc[0]):
             return StepTokens(0, 0, "parts of the model read sequences of different lengths")
-        return _of_rows(products, number)
+        return StepTokens(number, int(products.loc[products["rows"] == number, "runs"].min()))
     own = products[products["rows"] == most]
     runs = int(own["runs"].min())
     per_run = most / own["runs"].min()
@@ -100,10 +100,6 @@ def _found(lookups: pd.DataFrame, products: pd.DataFrame, others: float) -> Step
     if share.iloc[0] < _MOST:
         return StepTokens(0, 0, "the products of the model's layers read different numbers of rows")
     return StepTokens(most, runs, are_embedded=False)
-
-
-def _of_rows(products: pd.DataFrame, number: int) -> StepTokens:
-    return StepTokens(number, int(products.loc[products["rows"] == number, "runs"].min()))
 
 
 def _lookups(forward: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:

@@ -130,7 +130,7 @@ class Composites:
         """Return the function that runs an operator; None if it is not one of these."""
         if not operator.is_kernel:
             return None
-        if _is_made_of_reads(operator):
+        if operator.name in _MADE_OF_READS or operator.full_name in _OVERLOADS:
             return self._inside
         special: dict[str, Method] = {
             "_coalesce": self._coalesced,
@@ -220,10 +220,6 @@ class Composites:
         ):
             self._host.write(result, source)
         return result
-
-
-def _is_made_of_reads(operator: Operator) -> bool:
-    return operator.name in _MADE_OF_READS or operator.full_name in _OVERLOADS
 
 
 def _is_composite(operator: Operator) -> bool:

@@ -42,12 +42,13 @@ from fakedist.gpu.values.symbolic import (
     Rows,
     appended,
     applied,
+    assigned,
     attribute_named,
     attribute_of,
-    attribute_of_list,
     callee_of,
     global_object,
     holds,
+    imported,
     is_paused,
     iterated,
     known_value,
@@ -56,6 +57,7 @@ from fakedist.gpu.values.symbolic import (
     of_generator,
     result_of_call,
     result_of_instruction,
+    stored,
     top_of,
     unpacked,
 )
@@ -312,9 +314,6 @@ class _Walk:
         found = None if point is None else self._way(point, None)
         return Health.FINE if found is None else found
 
-    def _is_read(self, point: _Point) -> bool:
-        return self._steps > 0 and point.frame is self._frame and point.index == self._read
-
     def _value_of(self, depth: int, name: Name) -> object:
         return _value_now(self._object(name, self._frames[depth]))
 
@@ -377,7 +376,7 @@ class _Walk:
         """How healthy a way is; None where another has been followed from here."""
         while point is not None:
             paths = paths_of(point.frame.f_code)
-            if self._is_read(point):
+            if self._steps > 0 and point.frame is self._frame and point.index == self._read:
                 return None  # it would get the same answer
             here = (id(point.frame), point.index, decided is not None, point.stack, *point.variables.items())
             if here in self._seen:
@@ -517,15 +516,14 @@ class _Walk:
             if name == "STORE_SUBSCR" and isinstance(owner, Name):
                 is_dict = isinstance(self._object(owner, point.frame), dict)
                 if is_dict or place is None:
-                    variables = _assigned(variables, self._contents(owner, point), Listed((*GROWING, value)))
-            variables = variables if place is None else _assigned(variables, place, value)
+                    variables = assigned(variables, self._contents(owner, point), Listed((*GROWING, value)))
+            variables = variables if place is None else assigned(variables, place, value)
         elif name.startswith("STORE_"):
-            after, variables = _stored(instruction.argval, name, stack, after, variables)
+            after, variables = stored(instruction.argval, name, stack, after, variables)
         elif name == "GET_ITER":
             after = (*stack[:-1], iterated(top_of(stack)))
         elif name in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(owner := top_of(stack), (Given, Listed)):
-            attribute = (attribute_of if isinstance(owner, Given) else attribute_of_list)(owner, instruction.argval)  # type: ignore[operator]
-            after = (*stack[:-1], *(attribute,) * (len(after) - len(stack) + 1))
+            after = (*stack[:-1], *(attribute_of(owner, instruction.argval),) * (len(after) - len(stack) + 1))
         elif name.startswith(_LOADS) and len(after) >= len(stack):
             kept = len(stack) - int(name in ("LOAD_ATTR", "LOAD_METHOD"))
             after = (*stack[:kept], *(self._loaded(value, point) for value in after[kept:]))
@@ -541,7 +539,7 @@ class _Walk:
                 return called
             after, variables = called
         elif name.startswith("IMPORT_"):
-            after = (*after[:-1], _imported(name, instruction.argval, top_of(stack)))
+            after = (*after[:-1], imported(name, instruction.argval, top_of(stack)))
         elif name == "BINARY_SUBSCR":
             after = (*after[:-1], self._item(instruction, point))
         elif after and name in RESULTS:
@@ -613,16 +611,15 @@ class _Walk:
         """The variables after a method has changed a container, of which little is known."""
         place = self._contents(owner, point)
         before = point.variables.get(place)
-        added: tuple[object, ...] = passed[-1:] if method in _ADDS | {"insert", "setdefault"} else ()
+        added = tuple(passed[-1:]) if method in _ADDS | {"insert", "setdefault"} else ()
         if method in ("extend", "update"):
             more = top_of(tuple(passed))
             added = (*(more.items if isinstance(more, Listed) else ()), *keywords.values())
         items = (*(before.items if isinstance(before, Listed) else GROWING), *added)
-        variables = _assigned(point.variables, place, Listed(items) if added else None)
-        named = dict(keywords)
-        if method == "setdefault" and isinstance(key := passed[0], Constant):
-            named[key.value] = passed[-1]  # type: ignore[index]
-        return {**variables, **{f"{place}[{key!r}]": value for key, value in named.items()}}
+        named = {f"{place}[{key!r}]": value for key, value in keywords.items()}
+        if method == "setdefault" and isinstance(key := top_of(tuple(passed[:1])), Constant):
+            named[f"{place}[{key.value!r}]"] = passed[-1]
+        return {**assigned(point.variables, place, Listed(items) if added else None), **named}
 
     def _contents(self, name: Name, point: _Point) -> str:
         """How a walk calls what is in a container: after the object, which may have several names, if there is one."""
@@ -701,7 +698,7 @@ class _Walk:
         if name.path == ("len",):
             return arguments[0] if len(arguments) == 1 and isinstance(arguments[0], Current) else None
         owner = self._object(replace(name, path=name.path[:-1]), point.frame) if name.path[-1] in _SIZES else None
-        member = inspect.getattr_static(type(owner), name.path[-1], None)
+        member = None if owner is None else inspect.getattr_static(type(owner), name.path[-1], None)
         if isinstance(member, GetSetDescriptorType):
             return Constant(getattr(owner, name.path[-1]))
         return applied(getattr(owner, name.path[-1]), arguments) if isinstance(member, MethodDescriptorType) else None
@@ -710,7 +707,7 @@ class _Walk:
         self,
         callee: object,
         function: object,
-        passed: Sequence[object],
+        passed: tuple[object, ...],
         keywords: Mapping[str, object],
         point: _Point,
     ) -> _Point | None:
@@ -785,25 +782,10 @@ def _answered(value: object, *, is_decided: bool) -> object:
     return value if isinstance(value, (Given, Constant, Listed)) else None
 
 
-def _imported(name: str, argval: object, module: object) -> object:
-    """A module, or one of its objects; None if it has not been imported."""
-    if name == "IMPORT_NAME":
-        value = sys.modules.get(str(argval))
-    else:
-        value = vars(module.value).get(str(argval)) if isinstance(module, Constant) else None
-    return None if value is None else Constant(value)
-
-
 def _shared(variables: Mapping[str, object], code: CodeType) -> dict[str, object]:
     """The variables that another function has, too, and attributes of objects."""
     own = {*code.co_cellvars, *code.co_freevars}
     return {name: value for name, value in variables.items() if name[0] == _OBJECT or name in own}
-
-
-def _assigned(variables: Mapping[str, object], place: str, value: object) -> dict[str, object]:
-    """The variables after one got a value: what was known of its attributes and items is not known any more."""
-    kept = {key: old for key, old in variables.items() if not key.startswith((f"{place}.", f"{place}["))}
-    return {**kept, place: value}
 
 
 def _failed(decided: _Decision | None) -> Health | None:
@@ -823,19 +805,6 @@ def _chosen(paths: CodePaths, index: int, condition: object) -> int | None:
     if name.endswith("NONE"):
         jumps = (value is None) != name.endswith("NOT_NONE")
     return paths.after[index][int(jumps)]
-
-
-def _stored(
-    argval: object, name: str, stack: Stack, after: Stack, variables: dict[str, object]
-) -> tuple[Stack, dict[str, object]]:
-    """The stack and the variables after values were stored."""
-    names = argval if isinstance(argval, tuple) else (argval,)
-    if name == "STORE_FAST_LOAD_FAST":
-        changed = _assigned(variables, str(names[0]), top_of(stack))
-        return (*stack[:-1], changed.get(str(names[1]), Name((str(names[1]),), is_local=True))), changed
-    for each, value in zip(names, stack[::-1], strict=False):
-        variables = _assigned(variables, str(each), value)
-    return after, variables
 
 
 _CALLABLE = (FunctionType, BuiltinFunctionType, type)

@@ -277,15 +277,6 @@ class _Instance(SimpleNamespace):
         return MethodType(function, self) if isinstance(function, FunctionType) else None
 
 
-def attribute_of(owner: Given, name: str) -> object:
-    """An attribute of a plain value, or a method of it that changes nothing; None of anything else."""
-    if isinstance(owner.value, _Instance) and (method := owner.value.method(name)) is not None:
-        return Given(method)
-    is_plain = owner.value is None or isinstance(owner.value, (SimpleNamespace, enum.Enum)) or name in _READ
-    is_plain |= isinstance(owner.value, Rows) and hasattr(Rows, name)
-    return applied(getattr, (owner, Constant(name))) if is_plain else None
-
-
 @dataclass(frozen=True)
 class _Listing:
     """The methods of a list, or of a dictionary by its values, of which some elements are known."""
@@ -300,22 +291,25 @@ class _Listing:
     def items(self) -> Listed:
         return Listed(tuple([Listed((None, item)) for item in self.listed.items]))
 
-    def count(self, value: object) -> object:
-        """How many elements are equal to a value; not known if others may be, too."""
-        known = [item.value for item in self.listed.items if isinstance(item, (Given, Constant))]
-        number = known.count(value)
-        return number if len(known) == len(self.listed.items) or not number else _UNKNOWN
-
 
 #: Objects whose methods stand for those of others.
 ANSWERING = (Rows, _Listing)
 
 
-def attribute_of_list(owner: Listed, name: str) -> object:
-    """A method of a list that changes nothing, and one that does by the variable's name."""
-    if hasattr(_Listing, name):
+def attribute_of(owner: Given | Listed, name: str) -> object:
+    """An attribute of a plain value, or a method of it that changes nothing; None of anything else.
+
+    A method that changes a list goes by the variable's name.
+    """
+    if isinstance(owner, Listed) and hasattr(_Listing, name):
         return Given(getattr(_Listing(owner), name))
-    return None if owner.name is None else replace(owner.name, path=(*owner.name.path, name))
+    if isinstance(owner, Listed):
+        return None if owner.name is None else replace(owner.name, path=(*owner.name.path, name))
+    if isinstance(owner.value, _Instance) and (method := owner.value.method(name)) is not None:
+        return Given(method)
+    is_plain = owner.value is None or isinstance(owner.value, (SimpleNamespace, enum.Enum)) or name in _READ
+    is_plain |= isinstance(owner.value, Rows) and hasattr(Rows, name)
+    return applied(getattr, (owner, Constant(name))) if is_plain else None
 
 
 def result_of_call(callee: object, arguments: Sequence[object], keywords: Mapping[str, object]) -> object:
@@ -486,3 +480,31 @@ def never_returns(callee: object, depth: int = 2) -> bool:
 def is_paused(code: CodeType) -> bool:
     """Return whether a call of a function does not run it."""
     return bool(code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
+
+
+def imported(name: str, argval: object, module: object) -> object:
+    """A module, or one of its objects; None if it has not been imported."""
+    if name == "IMPORT_NAME":
+        value = sys.modules.get(str(argval))
+    else:
+        value = vars(module.value).get(str(argval)) if isinstance(module, Constant) else None
+    return None if value is None else Constant(value)
+
+
+def stored(
+    argval: object, name: str, stack: Stack, after: Stack, variables: dict[str, object]
+) -> tuple[Stack, dict[str, object]]:
+    """The stack and the variables after values were stored."""
+    names = argval if isinstance(argval, tuple) else (argval,)
+    if name == "STORE_FAST_LOAD_FAST":
+        changed = assigned(variables, str(names[0]), top_of(stack))
+        return (*stack[:-1], changed.get(str(names[1]), Name((str(names[1]),), is_local=True))), changed
+    for each, value in zip(names, stack[::-1], strict=False):
+        variables = assigned(variables, str(each), value)
+    return after, variables
+
+
+def assigned(variables: Mapping[str, object], place: str, value: object) -> dict[str, object]:
+    """The variables after one got a value: what was known of its attributes and items is not known any more."""
+    kept = {key: old for key, old in variables.items() if not key.startswith((f"{place}.", f"{place}["))}
+    return {**kept, place: value}

@@ -5,9 +5,13 @@ PYTEST_DONT_REWRITE: an assertion is to be what Python compiles.
 
 from __future__ import annotations
 
+import asyncio  # noqa: F401  # forms use it
+import collections  # noqa: F401
 import contextlib
+import enum
 import itertools
 import math
+import os  # noqa: F401
 import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterator
@@ -290,7 +294,72 @@ _FORMS = """
     for _ in range(3):
         if x.all(): break
     else: raise RuntimeError
+
+    state = State.OK if x.all() else State.BAD
+    if state is State.BAD: raise ValueError
+
+    error = contextlib.ExitStack() if not x.all() else None
+    if error is not None: raise ValueError
+
+    text = "" if x.all() else f"bad {len(sys.argv)}"; assert not text
+
+    assert f"{bool(x.all())}" == "True"
+
+    problems = []
+    if not x.all(): problems += ["bad", f"{x}"]
+    if problems: raise ValueError
+
+    problems = []
+    if not x.all(): problems.extend(["bad", "worse"])
+    must_be_empty(problems)
+
+    problems = {}
+    if not x.all(): problems["a"] = "bad"
+    assert not problems
+
+    problems = []; note_in(x, problems); assert not problems
+
+    bad = [0]
+    if not x.all(): bad[0] += 1
+    assert bad[0] == 0
+
+    checks = {}; checks.update(good=bool(x.all())); assert checks["good"]
+
+    checks = dict(good=bool(x.all())); assert checks["good"]
+
+    checks = {name: bool(x.all()) for name in "ab"}; assert all(checks.values())
+
+    for is_good, name in zip([bool(x.all())], ["a"]): assert is_good, name
+
+    for is_good in reversed([bool(x.all())]): assert is_good
+
+    bad = list(filter(lambda each: not each.all(), [x])); assert not bad
+
+    oks = [bool(x.all()) for _ in range(2)]; assert set(oks) == {True}
+
+    oks = [bool(x.all()), bool(x.all())]; assert oks == [True, True]
+
+    is_good, *others = [bool(x.all()), 1, 2]; assert is_good
+
+    bad = sum(1 for each in [x] if not each.all()); assert not bad
+
+    assert next(each for each in [x] if each.all()) is x
+
+    assert next((each for each in [x] if not each.all()), None) is None
+
+    counter = Counter(); counter.look(x); counter.must_be_good()
+
+    handlers = {"good": str, "bad": _fail}; handlers["good" if x.all() else "bad"]()
+
+    if not x.all(): _fails_at_last()
+
+    if not x.all(): os.kill(0, 9)
+
+    async def check(): return bool(x.all())
+    async def run(): assert await check()
+    asyncio.run(run())
 """
+State = enum.Enum("State", "OK BAD")
 Result = namedtuple("Result", ["is_good", "text"])
 
 
@@ -317,6 +386,23 @@ class Counter:
     def look(self, x: Any) -> None:
         if not x.all():
             self.bad += 1
+
+    def must_be_good(self) -> None:
+        assert not self.bad
+
+
+def note_in(x: Any, problems: list[str]) -> None:
+    if not x.all():
+        problems.append("bad")
+
+
+def must_be_empty(problems: list[str]) -> None:
+    assert not problems
+
+
+def _fails_at_last() -> None:
+    print(end="")
+    _fail()
 
 
 def code_of(x: Any) -> int:
@@ -602,8 +688,32 @@ _LOOPS = """
 
     while (number := x.rows().shape[0]) > 0: yield number
 
+    oks = [False, False]
+    while not all(oks):
+        yield
+        for i in range(2): oks[i] = bool(x.all())
+
+    state = State.BAD
+    while state is not State.OK:
+        yield
+        if x.all(): state = State.OK
+
+    waiting = collections.deque([1])
+    while waiting:
+        yield
+        one = waiting.popleft()
+        if not x.all(): waiting.append(one)
+
+    return (yield from draw(x))
+
     while x.rows(): yield
 """
+
+
+def draw(x: Any) -> Iterator[None]:
+    yield
+    if not x.all():
+        yield from draw(x)
 
 
 class Found(list[int]):
