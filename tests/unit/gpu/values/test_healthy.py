@@ -5,13 +5,10 @@ PYTEST_DONT_REWRITE: an assertion is to be what Python compiles.
 
 from __future__ import annotations
 
-import asyncio  # noqa: F401  # forms use it
-import collections  # noqa: F401
 import contextlib
 import enum
 import itertools
 import math
-import os  # noqa: F401
 import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterator
@@ -309,6 +306,7 @@ _FORMS = """
     if not x.all(): problems += ["bad", f"{x}"]
     if problems: raise ValueError
 
+    def must_be_empty(problems): assert not problems
     problems = []
     if not x.all(): problems.extend(["bad", "worse"])
     must_be_empty(problems)
@@ -317,7 +315,9 @@ _FORMS = """
     if not x.all(): problems["a"] = "bad"
     assert not problems
 
-    problems = []; note_in(x, problems); assert not problems
+    def note(problems):
+        if not x.all(): problems.append("bad")
+    problems = []; note(problems); assert not problems
 
     bad = [0]
     if not x.all(): bad[0] += 1
@@ -347,14 +347,21 @@ _FORMS = """
 
     assert next((each for each in [x] if not each.all()), None) is None
 
-    counter = Counter(); counter.look(x); counter.must_be_good()
+    class Looker(Counter):
+        def must_be_good(self): assert not self.bad
+    looker = Looker(); looker.look(x); looker.must_be_good()
 
     handlers = {"good": str, "bad": _fail}; handlers["good" if x.all() else "bad"]()
 
-    if not x.all(): _fails_at_last()
+    def fails_at_last():
+        print(end="")
+        _fail()
+    if not x.all(): fails_at_last()
 
+    import os
     if not x.all(): os.kill(0, 9)
 
+    import asyncio
     async def check(): return bool(x.all())
     async def run(): assert await check()
     asyncio.run(run())
@@ -386,23 +393,6 @@ class Counter:
     def look(self, x: Any) -> None:
         if not x.all():
             self.bad += 1
-
-    def must_be_good(self) -> None:
-        assert not self.bad
-
-
-def note_in(x: Any, problems: list[str]) -> None:
-    if not x.all():
-        problems.append("bad")
-
-
-def must_be_empty(problems: list[str]) -> None:
-    assert not problems
-
-
-def _fails_at_last() -> None:
-    print(end="")
-    _fail()
 
 
 def code_of(x: Any) -> int:
@@ -698,22 +688,20 @@ _LOOPS = """
         yield
         if x.all(): state = State.OK
 
+    import collections
     waiting = collections.deque([1])
     while waiting:
         yield
         one = waiting.popleft()
         if not x.all(): waiting.append(one)
 
-    return (yield from draw(x))
+    def draw():
+        yield
+        if not x.all(): yield from draw()
+    return (yield from draw())
 
     while x.rows(): yield
 """
-
-
-def draw(x: Any) -> Iterator[None]:
-    yield
-    if not x.all():
-        yield from draw(x)
 
 
 class Found(list[int]):
