@@ -53,6 +53,7 @@ from fakedist.gpu.values.symbolic import (
     iterated,
     known_value,
     mentions_given,
+    name_of,
     never_returns,
     of_generator,
     result_of_call,
@@ -73,7 +74,6 @@ _EVEN_LARGER = (-1, 100, -100, 1e4, -1e4, 1e6, -1e6, 1e-3, 1e-6)
 #: Numbers in the code next to which others are tried.
 _MOST_NUMBERS = 8
 _MOST_KEPT = 4_096
-
 #: The functions around an instruction that a walk has entered.
 _MOST_ENTERED = 4
 #: How often the outlook of a read is found anew because variables have changed. Then they may have any value.
@@ -91,7 +91,7 @@ _CHANGES = frozenset(
 
 #: Functions of torch that raise if their first argument is false.
 _CHECKS = frozenset({"_assert", "_check", "_check_value", "_check_index", "_check_type"})
-#: Functions of positive numbers alone.
+#: Functions of positive numbers.
 _OF_POSITIVE = (math.log, math.log2, math.log10, math.sqrt)
 #: Functions that wait for the user to type.
 _WAITS = frozenset({"breakpoint", "set_trace"})
@@ -101,8 +101,6 @@ _KILLS = frozenset({("os", "kill"), ("os", "killpg"), ("os", "abort"), ("os", "_
 Number = bool | int | float
 #: The same, or how many rows it gets.
 Answer = Number | Rows
-
-
 _NOTHING: Mapping[str, object] = {}
 
 
@@ -361,8 +359,7 @@ class _Walk:
             return None
         if paths.instructions[index + 1].opname == "POP_TOP" and not shared:
             return None  # nothing uses it
-        after = paths.step(index, stack, is_jump=False)
-        return _Point(frame, index + 1, (*after[:-1], value), shared)
+        return _Point(frame, index + 1, (*paths.step(index, stack, is_jump=False)[:-1], value), shared)
 
     def _present(self, value: object, point: _Point) -> object:
         """A value that was put on the stack before the read: a variable, or what an earlier read gave."""
@@ -482,9 +479,8 @@ class _Walk:
         return (min if one_is_enough else max)(verdicts, default=None)
 
     def _at(self, point: _Point, paths: CodePaths, way: int) -> _Point:
-        is_jump = way == paths.target(point.index)
-        stack = paths.step(point.index, point.stack, is_jump=is_jump)
-        return _Point(point.frame, way, stack, point.variables)
+        stack = paths.step(point.index, point.stack, is_jump=way == paths.target(point.index))
+        return replace(point, index=way, stack=stack)
 
     def _returned(self, point: _Point, paths: CodePaths, *, is_decided: bool, is_chosen: bool) -> _Point | None:
         instruction = paths.instructions[point.index]
@@ -495,13 +491,12 @@ class _Walk:
         value = Constant(instruction.argval) if instruction.opname == "RETURN_CONST" else top_of(point.stack)
         if is_chosen:  # none, or one more
             value = Listed(()) if is_end else value if isinstance(value, (Given, Constant)) else TRUE
+        value = _answered(value, is_decided=is_decided)
         if isinstance(point.frame, _Entered):
-            value = _answered(value, is_decided=is_decided)
             caller = point.frame.caller
             after = paths_of(caller.frame.f_code).step(caller.index, caller.stack, is_jump=False)
             variables = {**caller.variables, **_shared(point.variables, caller.frame.f_code)}
             return _Point(caller.frame, caller.index + 1, (*after[:-1], value), variables)
-        value = _answered(value, is_decided=is_decided)
         return self._resumed(point.frame.f_back, value, point.variables)
 
     def _next(self, point: _Point, paths: CodePaths) -> _Point | None:
@@ -511,12 +506,9 @@ class _Walk:
         after = paths.step(point.index, stack, is_jump=paths.target(point.index) is not None)
         if name in ("STORE_ATTR", "STORE_SUBSCR"):
             place, value = self._place(name, instruction.argval, point), stack[-2 if name == "STORE_ATTR" else -3]
-            owner = top_of(stack[:-1])
-            owner = owner.name if isinstance(owner, Listed) else owner
-            if name == "STORE_SUBSCR" and isinstance(owner, Name):
-                is_dict = isinstance(self._object(owner, point.frame), dict)
-                if is_dict or place is None:
-                    variables = assigned(variables, self._contents(owner, point), Listed((*GROWING, value)))
+            owner = name_of(top_of(stack[:-1])) if name == "STORE_SUBSCR" else None
+            if owner is not None and (place is None or isinstance(self._object(owner, point.frame), dict)):
+                variables = assigned(variables, self._contents(owner, point), Listed((*GROWING, value)))
             variables = variables if place is None else assigned(variables, place, value)
         elif name.startswith("STORE_"):
             after, variables = stored(instruction.argval, name, stack, after, variables)
@@ -640,9 +632,8 @@ class _Walk:
     def _place(self, name: str, attribute: object, point: _Point) -> str | None:
         """The attribute or the item that an instruction is about; None if that is not known."""
         stack = point.stack
-        owner = stack[-1] if name == "STORE_ATTR" else stack[-2] if len(stack) > 1 else None
-        owner = owner.name if isinstance(owner, Listed) else owner
-        if not isinstance(owner, Name):
+        owner = name_of(top_of(stack if name == "STORE_ATTR" else stack[:-1]))
+        if owner is None:
             return None
         if name == "STORE_ATTR":
             return self._key(replace(owner, path=(*owner.path, str(attribute))), point)
@@ -681,15 +672,11 @@ class _Walk:
             item = items[index.value] if -len(items) <= index.value < len(items) else None
             return Given(item.value) if isinstance(index, Given) and isinstance(item, Constant) else item
         held = self._object(container, point.frame) if isinstance(container, Name) else None
-        if type(held) in (list, dict, tuple):
-            item = applied(operator.getitem, (Constant(held), index))
-            if isinstance(item, (Constant, Given)) and (
-                type(item.value) in _PLAIN or isinstance(item.value, _CALLABLE)
-            ):
-                self.reads_items = True
-                return item
-            return None
-        return applied(operator.getitem, (container, index))
+        is_held = type(held) in (list, dict, tuple)
+        item = applied(operator.getitem, (Constant(held) if is_held else container, index))
+        self.reads_items |= is_held
+        is_simple = isinstance(item, (Constant, Given)) and isinstance(item.value, (*_PLAIN, *_CALLABLE))
+        return item if is_simple or not is_held else None
 
     def _measured(self, name: object, arguments: Sequence[object], point: _Point) -> object:
         """A size that C code knows: ``len(x)``, ``x.shape``, ``x.numel()``; None if it is something else."""
@@ -733,9 +720,9 @@ class _Walk:
             **(function.__kwdefaults__ or {}),
         }
         positional = [None] * is_bound + [None if isinstance(value, Name) else value for value in passed]
-        variables: dict[str, object] = {name: Constant(value) for name, value in usual.items() if type(value) in _PLAIN}
-        variables |= {**dict(zip(names, positional, strict=False)), **keywords}
-        variables = {name: value for name, value in variables.items() if value is not None}
+        named = {name: Constant(value) for name, value in usual.items() if type(value) in _PLAIN}
+        named |= {**dict(zip(names, positional, strict=False)), **keywords}
+        variables = {name: value for name, value in named.items() if value is not None}
         if code.co_flags & inspect.CO_VARARGS:
             variables[code.co_varnames[code.co_argcount + code.co_kwonlyargcount]] = Listed(
                 tuple(positional[len(names) :])

@@ -127,6 +127,11 @@ def known_value(value: object) -> object:
     return value if isinstance(value, (Given, Constant)) else None
 
 
+def name_of(value: object) -> Name | None:
+    """The variable, or the attribute, that a value is in; None of anything else."""
+    return value.name if isinstance(value, Listed) else value if isinstance(value, Name) else None
+
+
 def top_of(stack: Stack) -> object:
     """The topmost value; None of an empty stack."""
     return stack[-1] if stack else None
@@ -246,8 +251,7 @@ def iterated(value: object) -> object:
     """The elements of a value that follow from the read, as if the others decided nothing; None without any."""
     if isinstance(value, Given) and type(value.value) in _ITERABLE:
         return Listed(tuple([Given(item) for item in value.value]))  # type: ignore[attr-defined]
-    items = value.items if isinstance(value, Listed) else ()
-    followed = tuple(filter(mentions_given, items))
+    followed = tuple(filter(mentions_given, value.items if isinstance(value, Listed) else ()))
     return Listed(followed) if followed else None
 
 
@@ -370,7 +374,7 @@ def of_generator(callee: object, value: object, *, num_arguments: int = 1) -> ob
     """The result of a function whose iterable, or whose argument, gives a value on the way, or ends (an empty list)."""
     if value == Listed(()):
         is_short = num_arguments == 1 and _is_one_of(callee, (next, min, max))
-        return RAISED if is_short else value if _is_one_of(callee, _KEEP) else applied(callee, [Constant(())])
+        return RAISED if is_short else applied(callee, [Given(())]) if _is_one_of(callee, _REDUCE[:3]) else value
     if _is_one_of(callee, _REDUCE[:3]):
         return reduced(callee, Listed((value, None)))
     if _is_one_of(callee, _KEEP):

@@ -6,7 +6,6 @@ PYTEST_DONT_REWRITE: an assertion is to be what Python compiles.
 from __future__ import annotations
 
 import contextlib
-import enum
 import itertools
 import math
 import sys
@@ -292,6 +291,7 @@ _FORMS = """
         if x.all(): break
     else: raise RuntimeError
 
+    from enum import Enum; State = Enum("State", "OK BAD")
     state = State.OK if x.all() else State.BAD
     if state is State.BAD: raise ValueError
 
@@ -366,7 +366,6 @@ _FORMS = """
     async def run(): assert await check()
     asyncio.run(run())
 """
-State = enum.Enum("State", "OK BAD")
 Result = namedtuple("Result", ["is_good", "text"])
 
 
@@ -683,10 +682,11 @@ _LOOPS = """
         yield
         for i in range(2): oks[i] = bool(x.all())
 
-    state = State.BAD
-    while state is not State.OK:
+    from signal import Signals
+    state = Signals.SIGTERM
+    while state is not Signals.SIGINT:
         yield
-        if x.all(): state = State.OK
+        if x.all(): state = Signals.SIGINT
 
     import collections
     waiting = collections.deque([1])
