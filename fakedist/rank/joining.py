@@ -236,8 +236,7 @@ class _Started:
         """Load the driver, and wait for torch."""
         self._refuse_rank()
         job = self._job
-        others_bytes = job.reserve_bytes or 0
-        gpu = virtual_gpu(find_gpu(job.gpu), job.gpus_per_node, job.gpu_memory_bytes, others_bytes)
+        gpu = virtual_gpu(find_gpu(job.gpu), job.gpus_per_node, job.gpu_memory_bytes, job.reserve_bytes or 0)
         self._gpu = self._before.enter_context(gpu)
         self._gpu.share()
         name_in_use(self._gpu, _own_name())

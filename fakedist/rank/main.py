@@ -149,8 +149,7 @@ class Rank:
         job = self._job
         if job.device == "virtual":
             spec = find_gpu(job.gpu)
-            others_bytes = job.reserve_bytes or 0
-            gpu = virtual_gpu(spec, job.gpus_per_node, job.gpu_memory_bytes, others_bytes)
+            gpu = virtual_gpu(spec, job.gpus_per_node, job.gpu_memory_bytes, job.reserve_bytes or 0)
             self._gpu = enter(gpu)
             os.environ.pop(LEDGER_VARIABLE, None)  # of another rank
             self._gpu.share(CONTEXT_BYTES.get(find_gpu(job.gpu).product, (0, ""))[0])

@@ -361,8 +361,7 @@ class _Function:
             return
         self._roots[name] = root
         if (statement.lineno, source) in deleted and name != source:
-            module = self._modules.get(name, COMPILED)
-            self._generated.holders.append(HolderRow(root, statement.lineno, module))
+            self._generated.holders.append(HolderRow(root, statement.lineno, self._modules.get(name, COMPILED)))
             self._unwritten.add(name)
 
     def _called(self, statement: ast.Expr) -> None:

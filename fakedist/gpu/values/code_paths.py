@@ -181,8 +181,7 @@ class CodePaths:
         if name == "LOAD_CONST":
             return (Constant(value),)
         if name.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE")):
-            names = value if isinstance(value, tuple) else (value,)
-            return [Name((each,), is_local=True) for each in names]
+            return [Name((each,), is_local=True) for each in (value if isinstance(value, tuple) else (value,))]
         if name in ("LOAD_GLOBAL", "LOAD_NAME"):
             return _filled(Name((value,), is_local=False), effect)
         return (None,) * effect
@@ -224,8 +223,7 @@ class CodePaths:
 
     def copies(self, index: int) -> frozenset[int]:
         """The instructions that the same test of the source is compiled to."""
-        instruction = self.instructions[index]
-        position = instruction.positions
+        position = self.instructions[index].positions
         if position is None or position.lineno is None or position.col_offset is None:
             return frozenset((index,))
         return frozenset(

@@ -265,8 +265,7 @@ def _coalesce(host: Host, name: str, tensor: torch.Tensor) -> torch.Tensor:
     else:
         host.inventions.count(name, 1)
         if host.is_seen(indices):
-            unique = torch.unique(host.settle(indices, name), dim=1)
-            indices = host.to_device(unique, tensor.device)
+            indices = host.to_device(torch.unique(host.settle(indices, name), dim=1), tensor.device)
         else:
             indices = torch.empty_like(indices)
         values = values.new_empty((indices.shape[1], *values.shape[1:]))
