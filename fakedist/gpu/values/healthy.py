@@ -353,7 +353,8 @@ class _Walk:
                 value = Given(list(GROWING * bool(value.value))) if isinstance(value, Given) else None
             else:
                 callee = self._called_object(callee_of(paths, index, stack), frame)
-                value = of_generator(callee, value, num_arguments=paths.instructions[index].arg or 0)
+                num_others = max((paths.instructions[index].arg or 0) - 1, 0)
+                value = of_generator(callee, value, stack[len(stack) - num_others :])
         if value is RAISED:
             self._end = Health.FAILS
             return None

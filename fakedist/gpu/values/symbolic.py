@@ -189,7 +189,8 @@ def result_of_instruction(name: str, sign: str, arg: int | None, stack: Stack, o
     if name == "COMPARE_OP":
         return _compared(sign.removeprefix("bool(").removesuffix(")"), stack[-2:])
     if name == "IS_OP":
-        return applied(operator.is_not if arg else operator.is_, stack[-2:])
+        values = [Given(value) if isinstance(value, Listed) else value for value in stack[-2:]]
+        return applied(operator.is_not if arg else operator.is_, values)
     if name == "CONTAINS_OP" and isinstance(listed := top_of(stack), Listed):
         known = [item.value for item in listed.items if isinstance(item, (Given, Constant))]
         return applied(lambda value: (value in known) is not bool(arg), [_as_given(stack[-2], listed)])
@@ -322,14 +323,14 @@ def result_of_call(callee: object, arguments: Sequence[object], keywords: Mappin
         is_ours = isinstance(getattr(callee.value, "__self__", None), (*_OWNERS, *ANSWERING))
         result = applied(lambda method, *values: method(*values), (callee, *arguments)) if is_ours else None
         return result.value if isinstance(result, Given) and isinstance(result.value, Listed) else result
-    if isinstance(callee, type) and (callee is dict or callee.__module__ != "builtins"):
+    if isinstance(callee, type) and (callee is dict or not _is_builtin(callee)):
         fields = getattr(callee, "_fields", getattr(callee, "__dataclass_fields__", ()))
         named = {**dict(zip(fields, arguments, strict=False)), **keywords}
         if any(isinstance(value, Given) for value in named.values()):
             return _record(
                 named.keys(), named.values(), dict if callee is dict else functools.partial(_Instance, callee)
             )
-    if isinstance(callee, type) and (callee.__module__ != "builtins" or issubclass(callee, BaseException)):
+    if isinstance(callee, type) and (not _is_builtin(callee) or issubclass(callee, BaseException)):
         return None if hasattr(callee, "__bool__") or hasattr(callee, "__len__") else TRUE
     if callee is zip:
         return _zipped(arguments)
@@ -351,6 +352,10 @@ def result_of_call(callee: object, arguments: Sequence[object], keywords: Mappin
     return applied(functools.partial(callee, **named), arguments) if is_known and callable(callee) else None
 
 
+def _is_builtin(made_by: type) -> bool:
+    return getattr(made_by, "__module__", None) == "builtins"
+
+
 def _zipped(arguments: Sequence[object]) -> object:
     """The tuples of a ``zip``; None if none of its iterables is a list that is followed."""
     count = min((len(each.items) for each in arguments if isinstance(each, Listed)), default=None)
@@ -370,11 +375,15 @@ def _numbered(pair: tuple[int, object]) -> Listed:
     return Listed((Constant(pair[0]), pair[1]))
 
 
-def of_generator(callee: object, value: object, *, num_arguments: int = 1) -> object:
-    """The result of a function whose iterable, or whose argument, gives a value on the way, or ends (an empty list)."""
+def of_generator(callee: object, value: object, others: Sequence[object]) -> object:
+    """The result of a function whose iterable, or whose argument, gives a value on the way, or ends (an empty list).
+
+    ``others`` are its other arguments.
+    """
+    if value == Listed(()) and _is_one_of(callee, (next, min, max)):
+        return Given(others[0].value) if others and isinstance(others[0], Constant) else None if others else RAISED
     if value == Listed(()):
-        is_short = num_arguments == 1 and _is_one_of(callee, (next, min, max))
-        return RAISED if is_short else applied(callee, [Given(())]) if _is_one_of(callee, _REDUCE[:3]) else value
+        return applied(callee, [Given(())]) if _is_one_of(callee, _REDUCE[:3]) else value
     if _is_one_of(callee, _REDUCE[:3]):
         return reduced(callee, Listed((value, None)))
     if _is_one_of(callee, _KEEP):
