@@ -83,8 +83,8 @@ Refuse = Callable[[str], None]
 _POOLS = {"concurrent.futures.process", "multiprocessing.pool", "torch.multiprocessing.pool"}
 
 
-class AnotherRank(BaseException):
-    """The target that runs here turned out to be another rank. Its ``except Exception`` must not catch this."""
+class AnotherRank(SystemExit):
+    """The target, or thread, that runs here is another rank. Its ``except Exception`` must not catch this."""
 
 
 class _Over:
@@ -142,7 +142,8 @@ class OwnRanks:
                 f"fakedist: a process that the script started joins a group of {num_ranks} ranks for GPUs; only those "
                 "that vLLM or SGLang spawn may (with VLLM_WORKER_MULTIPROC_METHOD=spawn), or give it a group of its own"
             )
-        if self._running_candidate and num_ranks == self._job.world_size and rank != self._job.rank:
+        is_candidate = self._running_candidate or threading.current_thread() is not threading.main_thread()
+        if is_candidate and num_ranks == self._job.world_size and rank != self._job.rank:
             raise AnotherRank
 
     def refuse_rank(self) -> None:

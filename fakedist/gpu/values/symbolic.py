@@ -227,7 +227,9 @@ def _compared(sign: str, values: Sequence[object]) -> object:
         lists = [value for value in values if isinstance(value, Listed)]
         if lists:
             return Given((not lists[0].items) is (sign == "=="))
-    if sign in ("==", "!=") and all(isinstance(value, Listed) for value in values):
+    if sign in ("==", "!=") and all(
+        isinstance(value, Listed) and value.items and known_value(value.items[0]) for value in values
+    ):
         pairs = zip(*(value.items for value in values), strict=False)  # type: ignore[attr-defined]
         unlike = [applied(operator.ne, pair) for pair in pairs]
         if any(isinstance(each, Given) and each.value for each in unlike):
@@ -306,7 +308,7 @@ def attribute_of(owner: Given | Listed, name: str) -> object:
 
     A method that changes a list goes by the variable's name.
     """
-    if isinstance(owner, Listed) and hasattr(_Listing, name):
+    if isinstance(owner, Listed) and name in ("values", "copy", "items"):
         return Given(getattr(_Listing(owner), name))
     if isinstance(owner, Listed):
         return None if owner.name is None else replace(owner.name, path=(*owner.name.path, name))
