@@ -258,7 +258,7 @@ def watched_exit(exiting: Callable[[int], None]) -> Iterator[None]:
 def watched_exec(variables: dict[str, str]) -> Iterator[None]:
     """Run a program that would replace this process in one of its own, with ``variables``, and end with its exit code.
 
-    The program's processes may be ranks, and there is nobody left to report that once it has replaced this one.
+    The program's processes may be ranks, which could not be reported if it had replaced this process.
     """
     own = os.getpid()
     originals = os.execv, os.execve

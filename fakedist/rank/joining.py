@@ -105,7 +105,7 @@ def refuse_rank(job: Job, run_directory: Path, function: str, *, is_fork: bool =
     who = "a fork of the script" if is_fork and not function else f"{_own_name()}, which the script started,"
     text = f"{who} is a rank of its own of the job; fakedist runs rank {job.rank} alone"
     (run_directory / _REFUSED).write_text(json.dumps([text, hint]))
-    with suppress(ProcessLookupError):  # another one ended it
+    with suppress(ProcessLookupError):  # it has ended already
         os.kill(_rank_process(), signal.SIGTERM)
 
 

@@ -83,8 +83,8 @@ Refuse = Callable[[str], None]
 _POOLS = {"concurrent.futures.process", "multiprocessing.pool", "torch.multiprocessing.pool"}
 
 
-class AnotherRank(SystemExit):
-    """The target, or thread, that runs here is another rank. Its ``except Exception`` must not catch this."""
+class AnotherRank(BaseException):
+    """The target that runs here turned out to be another rank. Its ``except Exception`` must not catch this."""
 
 
 class _Over:
@@ -146,7 +146,7 @@ class OwnRanks:
             )
         is_thread = threading.current_thread() is not threading.main_thread() and num_ranks == self._job.world_size
         if (self._running_candidate or is_thread) and num_ranks == self._job.world_size and rank != self._job.rank:
-            raise AnotherRank
+            raise SystemExit if is_thread else AnotherRank  # a thread ends by it without a word
         if is_thread:
             self.record_thread()
 
