@@ -220,8 +220,7 @@ class ModelTracer:
     @contextmanager
     def collective(self, sequence: int, op: int, operation: str, location: Location) -> Iterator[None]:
         """A collective runs on the current stream. What it launches is part of it."""
-        tag = self._tag(Tagged(op, operation, location))
-        self._log.tag(tag)
+        self._log.tag(self._tag(Tagged(op, operation, location)))
         self._log.tag_call(sequence)
         self._log.collective(torch.cuda.current_stream().cuda_stream)
         try:
@@ -364,8 +363,7 @@ class ModelTracer:
             finally:
                 self._log.tag(self._outside())
             compiled = returned if hasattr(returned, "asm") else _compiled(launcher)
-            grid = self._log.last_grid()
-            self._set_demand(tag, kernel.launched(demand, arguments, compiled, grid, self._known))
+            self._set_demand(tag, kernel.launched(demand, arguments, compiled, self._log.last_grid(), self._known))
             return returned
 
         return run

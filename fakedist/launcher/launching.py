@@ -81,8 +81,7 @@ def time_in_second_run(job: Job, run_directory: Path, ending: Ending, run: RunJo
     elif num_steps < _LEAST_STEPS:
         records = _no_time("the script trains one step, and must train another")
     else:
-        steps = 1 if num_steps < _FEW_STEPS else 2
-        again = dataclasses.replace(job, steps=steps, until=None, clock_run=False)
+        again = dataclasses.replace(job, steps=1 if num_steps < _FEW_STEPS else 2, until=None, clock_run=False)
         records = _of_second_run(again, first, run)
     _write(run_directory / KERNELS_NAME, records)
 

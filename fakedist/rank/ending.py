@@ -7,6 +7,7 @@ import opcode
 import os
 import resource
 import signal
+import subprocess
 import sys
 import sysconfig
 import threading
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fakedist.errors import ExitCode, FakedistError, SetupError, StopRun, chain_of
 from fakedist.rank.fork_server import end_with_parent
@@ -251,6 +252,31 @@ def watched_exit(exiting: Callable[[int], None]) -> Iterator[None]:
         yield
     finally:
         os._exit = original
+
+
+@contextmanager
+def watched_exec(variables: dict[str, str]) -> Iterator[None]:
+    """Run a program that would replace this process in one of its own, with ``variables``, and end with its exit code.
+
+    The program's processes may be ranks, which could not be reported if it had replaced this process.
+    """
+    own = os.getpid()
+    originals = os.execv, os.execve
+
+    def execve(path: Any, argv: Any, env: Any, /) -> NoReturn:
+        if os.getpid() != own or isinstance(path, int):  # forked, or a descriptor
+            originals[1](path, argv, env)
+        whole = {os.fsdecode(name): os.fsdecode(value) for name, value in env.items()} | variables
+        program = subprocess.Popen(argv, executable=os.path.abspath(os.fsdecode(path)), env=whole, close_fds=False)
+        code = program.wait()
+        os._exit(code if code >= 0 else 128 - code)
+
+    os.execve = execve  # type: ignore[assignment]
+    os.execv = lambda path, argv, /: execve(path, argv, os.environ)
+    try:
+        yield
+    finally:
+        os.execv, os.execve = originals
 
 
 @contextmanager

@@ -13,10 +13,11 @@ import functools
 import json
 import multiprocessing
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +40,12 @@ from fakedist.world.spawned import OwnRanks, engines_known, is_for_hosts
 
 #: Where a started process finds the job: the rank's run directory.
 RUN_VARIABLE = "FAKEDIST_RUN"
+#: The environment with which the rank began, for a program that would have replaced it.
+REPLACED_VARIABLE = "FAKEDIST_REPLACED"
+#: Variables that shells and Python set by themselves.
+_OF_SHELLS = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "LC_CTYPE"})
+#: What DeepSpeed's launcher and ``torch.distributed.launch`` pass to each rank.
+_LOCAL_RANK = re.compile(r"^(--local[-_]rank=)\d+$")
 _PATH = "PYTHONPATH"
 _STARTED = os.fspath(Path(__file__).with_name("started"))
 _GROUPS = "torch.distributed.distributed_c10d"
@@ -91,11 +98,30 @@ def refuse_rank(job: Job, run_directory: Path, function: str, *, is_fork: bool =
             words = words[2 if words[0] in ("-W", "-X") else 1 :]
         is_module = words[0] == "-m"
         target, *arguments = words[is_module:]
-        hint = profile_command(replace(job, target=target, is_module=is_module, arguments=tuple(arguments)))
+        arguments = [_LOCAL_RANK.sub(rf"\g<1>{job.device_index}", argument) for argument in arguments]
+        own = replace(job, target=target, is_module=is_module, arguments=tuple(arguments))
+        hint = profile_command(replace(own, environment=tuple({**dict(job.environment), **_changed()}.items())))
     who = "a fork of the script" if is_fork and not function else f"{_own_name()}, which the script started,"
     text = f"{who} is a rank of its own of the job; fakedist runs rank {job.rank} alone"
     (run_directory / _REFUSED).write_text(json.dumps([text, hint]))
-    os.kill(int(os.environ[LEDGER_VARIABLE].split("/")[2]), signal.SIGTERM)
+    with suppress(ProcessLookupError):  # it has ended already
+        os.kill(_rank_process(), signal.SIGTERM)
+
+
+def _rank_process() -> int:
+    return int(os.environ[LEDGER_VARIABLE].split("/")[2])
+
+
+def _replaces_rank() -> bool:
+    """Return whether this process would have replaced the rank's, by ``os.exec*``."""
+    return REPLACED_VARIABLE in os.environ and os.getppid() == _rank_process()
+
+
+def _changed() -> dict[str, str]:
+    """The variables that a program has in the rank's place, and the rank did not begin with."""
+    begun: dict[str, str] = json.loads(os.environ[REPLACED_VARIABLE]) if _replaces_rank() else dict(os.environ)
+    own = {name: value for name, value in os.environ.items() if begun.get(name) != value}
+    return {name: value for name, value in own.items() if name not in _OF_SHELLS and not name.startswith("FAKEDIST_")}
 
 
 def take_refused(run_directory: Path) -> tuple[str, str] | None:
@@ -208,8 +234,7 @@ class _Started:
         """Load the driver, and wait for torch."""
         self._refuse_rank()
         job = self._job
-        others_bytes = job.reserve_bytes or 0
-        gpu = virtual_gpu(find_gpu(job.gpu), job.gpus_per_node, job.gpu_memory_bytes, others_bytes)
+        gpu = virtual_gpu(find_gpu(job.gpu), job.gpus_per_node, job.gpu_memory_bytes, job.reserve_bytes or 0)
         self._gpu = self._before.enter_context(gpu)
         self._gpu.share()
         name_in_use(self._gpu, _own_name())
@@ -229,13 +254,13 @@ class _Started:
             self._before.enter_context(patched(groups, "_new_process_group_helper", self._new_group(groups, made)))
             self._before.enter_context(self._own.refusing())
 
-    def _refuse_rank(self) -> None:
-        if self._own.sets_rank():
+    def _refuse_rank(self, replaces: bool = False) -> None:
+        if replaces or self._own.sets_rank():
             self._own.refuse_rank()
 
     def _first(self, begins: Callable[[], None]) -> Callable[[], None]:
         def lazy_init() -> None:
-            self._refuse_rank()
+            self._refuse_rank(_replaces_rank())
             self._surround()
             begins()
 
@@ -246,7 +271,7 @@ class _Started:
 
         @functools.wraps(original)  # the rest asks for its signature
         def new_group(size: int, rank: int, ranks: list[int], backend: Any, *args: Any, **kwargs: Any) -> Any:
-            self._refuse_rank()
+            self._refuse_rank(_replaces_rank())
             if is_for_hosts(backend):  # once surrounded, those that come here
                 return original(size, rank, ranks, backend, *args, **kwargs)
             self._surround()

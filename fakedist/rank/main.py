@@ -9,6 +9,7 @@ live, because they hold the tensors that were alive.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import sys
@@ -35,10 +36,18 @@ from fakedist.rank.ending import (
     terminate,
     terminate_with_parent,
     uninterrupted,
+    watched_exec,
     watched_exit,
     watched_signals,
 )
-from fakedist.rank.joining import name_in_use, offer, read_started_records, refuse_rank, take_refused
+from fakedist.rank.joining import (
+    REPLACED_VARIABLE,
+    name_in_use,
+    offer,
+    read_started_records,
+    refuse_rank,
+    take_refused,
+)
 from fakedist.rank.leaving import leave_at_once
 from fakedist.rank.preloading import Start, run_as_main, start_of_rank, without_our_frames
 from fakedist.rank.read_files import ListedSources, listed_sources
@@ -140,8 +149,7 @@ class Rank:
         job = self._job
         if job.device == "virtual":
             spec = find_gpu(job.gpu)
-            others_bytes = job.reserve_bytes or 0
-            gpu = virtual_gpu(spec, job.gpus_per_node, job.gpu_memory_bytes, others_bytes)
+            gpu = virtual_gpu(spec, job.gpus_per_node, job.gpu_memory_bytes, job.reserve_bytes or 0)
             self._gpu = enter(gpu)
             os.environ.pop(LEDGER_VARIABLE, None)  # of another rank
             self._gpu.share(CONTEXT_BYTES.get(find_gpu(job.gpu).product, (0, ""))[0])
@@ -150,6 +158,7 @@ class Rank:
         enter(own_ranks(self._own_ranks))
         self._sources = enter(listed_sources(self._run_directory / SOURCES_NAME))
         enter(watched_exit(self._exits_at_once))
+        enter(watched_exec({REPLACED_VARIABLE: json.dumps(dict(os.environ))}))
         enter(watched_signals(lambda number: self._reporter.send(Signals(number))))
         enter(quiet_stop_in_threads(self._stopped_in_thread, SetupFailed))
         enter(when_imported(lambda name: name == "torch", self._torch_is_imported))

@@ -196,6 +196,7 @@ class Surroundings:
                 self._until_bare.enter_context(self._values.below_dispatch())
             is_undefined = None if self._values is None else self._values.is_undefined
             self._tapes = self._make_tapes()
+            self._process.own_ranks.record_thread = self.record_this_thread
             faked = fake_world(
                 self._job,
                 self._recorder.ledger,

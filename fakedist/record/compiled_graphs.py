@@ -358,8 +358,7 @@ class _Function:
             return
         self._roots[name] = root
         if (statement.lineno, source) in deleted and name != source:
-            module = self._modules.get(name, COMPILED)
-            self._generated.holders.append(HolderRow(root, statement.lineno, module))
+            self._generated.holders.append(HolderRow(root, statement.lineno, self._modules.get(name, COMPILED)))
             if name in self._recomputed:
                 self._generated.recomputed.add(statement.lineno)
             self._unwritten.add(name)

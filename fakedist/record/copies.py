@@ -159,8 +159,7 @@ def _leaves_any(known: int | None) -> bool:
         return True
     allocated = 0
     if torch.cuda.is_initialized():  # not memory_allocated(), which lists all statistics for one
-        stats = torch._C._cuda_memoryStats(torch.cuda.current_device())
-        allocated = stats["allocated_bytes"]["all"]["current"]
+        allocated = torch._C._cuda_memoryStats(torch.cuda.current_device())["allocated_bytes"]["all"]["current"]
     return allocated - known >= known * _LEAST
 
 

@@ -177,8 +177,7 @@ class Beginning:
 
 def nccl_record() -> NcclRecord:
     """The version of NCCL that the job would have loaded, and its environment now."""
-    version = ".".join(map(str, torch.cuda.nccl.version()))
-    return NcclRecord(version, nccl_variables(os.environ))
+    return NcclRecord(".".join(map(str, torch.cuda.nccl.version())), nccl_variables(os.environ))
 
 
 def outside_record(device: int) -> OutsideRecord | None:
@@ -558,10 +557,9 @@ def _stacks_of(trace: list[_Entry]) -> tuple[array[int], list[tuple[int, ...]], 
 
 def _without_ours(rows: list[FrameRow]) -> list[FrameRow]:
     """A stack's frames without this package's, and without torch's by which we call an operator."""
-    callers = [*(row.filename for row in rows), ""][1:]
     return [
         row
-        for row, caller in zip(rows, callers, strict=True)
+        for row, caller in zip(rows, [*(row.filename for row in rows), ""][1:], strict=True)
         if not row.filename.startswith((OURS, "<frozen ")) and not (row.filename == _OPS and caller.startswith(OURS))
     ]
 

@@ -158,8 +158,7 @@ def find_layers(modules: Modules, layers: LayerTable) -> None:
 
 
 def _filename(compiled: object) -> str:
-    codecache = sys.modules["torch._inductor.codecache"]
-    return str(present(codecache, "get_path")(present(compiled, "cache_key"), "py")[2])
+    return str(present(sys.modules["torch._inductor.codecache"], "get_path")(present(compiled, "cache_key"), "py")[2])
 
 
 def is_dynamos(module: torch.nn.Module) -> bool:

@@ -187,8 +187,7 @@ class Marks:
             return owner
         self.owners.own(parameter, layer)  # in place of OUTSIDE, too: a module owns it after all
         if owner == KEEP_LAYER and parameter.requires_grad and parameter.is_leaf:
-            hook = partial(self._gradient_ready, layer)
-            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+            self._handles.append(parameter.register_post_accumulate_grad_hook(partial(self._gradient_ready, layer)))
         return layer
 
     def compiled_backward(self) -> Callable[[], None]:

@@ -162,8 +162,7 @@ class MemoryRecording:
 
     def backward_begins(self) -> None:
         """Take our hooks off the parameters if torch compiles the backward that begins."""
-        is_compiled = self.is_on and compiles_backwards()
-        self._backwards.append(self._marks.compiled_backward() if is_compiled else None)
+        self._backwards.append(self._marks.compiled_backward() if self.is_on and compiles_backwards() else None)
 
     def backward_ended(self) -> None:
         """Put the hooks back."""

@@ -116,8 +116,7 @@ class NamedPhases:
         """Record what an engine frees inside, and what its process keeps."""
         before = sum(self._in_use())
         yield
-        freed = before - sum(self._in_use())
-        self.append(EngineSleepRecord(how, freed, self._look()))
+        self.append(EngineSleepRecord(how, before - sum(self._in_use()), self._look()))
 
     @contextmanager
     def engine_wakes(self) -> Iterator[None]:

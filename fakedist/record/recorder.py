@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
@@ -213,7 +214,8 @@ class Recorder(StepListener):
     def _goes_on(self) -> bool:
         """Begin the bare steps where the script would be stopped. Returns whether there are any."""
         clock, steps = self.host_clock, self._training.steps
-        if not clock.is_wanted or self._is_closed:
+        # Operations pass by in one thread: that of the recorder.
+        if not clock.is_wanted or self._is_closed or threading.current_thread() is not threading.main_thread():
             return False
         self._position.step = steps.number
         # Another module may run first for once: layers that are captured, a validation.

@@ -88,8 +88,7 @@ class RunningGraphs:
             return
         placed, run = self._now
         lists = (value for value in args if isinstance(value, (list, tuple)))
-        values = itertools.chain(args, *lists)
-        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        tensors = [value for value in itertools.chain(args, *lists) if isinstance(value, torch.Tensor)]
         tensors = [tensor for tensor in tensors if tensor.is_cuda and not tensor.is_floating_point()]
         if tensors:
             run.settle(placed.buffers_here(tensors))

@@ -21,8 +21,7 @@ def rank_environment(job: Job) -> dict[str, str]:
     without a configuration file; ``--env`` adds more.
     """
     variables = {"accelerate": _accelerate, "deepspeed": _deepspeed, "slurm": _slurm, "mpi": _mpi}
-    made = variables.get(job.launcher, _torchrun)(job)
-    return {name: str(value) for name, value in ({**made, **_MASTER}).items()}
+    return {name: str(value) for name, value in ({**variables.get(job.launcher, _torchrun)(job), **_MASTER}).items()}
 
 
 _Variables = dict[str, str | int]

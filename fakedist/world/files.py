@@ -293,5 +293,4 @@ def _plain_file(buffer: object) -> IO[bytes] | None:
     if not isinstance(buffer, _PLAIN_FILES) or not buffer.seekable():
         return None
     is_regular = stat.S_ISREG(os.fstat(buffer.fileno()).st_mode)
-    appends = fcntl.fcntl(buffer.fileno(), fcntl.F_GETFL) & os.O_APPEND
-    return buffer if is_regular and not appends else None
+    return buffer if is_regular and not (fcntl.fcntl(buffer.fileno(), fcntl.F_GETFL) & os.O_APPEND) else None

@@ -247,8 +247,7 @@ class _Answers:
         if pg.rank() == source:
             if items is None:
                 raise ValueError("source rank must provide non-None scatter_object_input_list")
-            pickled = self._give(where, items, weights_only)
-            output[0] = _load(pickled[pg.rank()], weights_only)
+            output[0] = _load(self._give(where, items, weights_only)[pg.rank()], weights_only)
         else:
             received = self._received(where, pg.size())
             stand_in = _stand_in.get()

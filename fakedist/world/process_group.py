@@ -652,8 +652,7 @@ class RankGroup(BareGroup):
         """Begin a send or receive. On CUDA it always runs on its own stream, which the allocator records."""
         check_device(self._by_device, tensors[0].device)
         inputs, outputs = (tensors, []) if operation == "send" else ([], tensors)
-        batch = 0 if self._coalesced is None else self._num_batches
-        terms = CallTerms(tag=tag, batch=batch)
+        terms = CallTerms(tag=tag, batch=0 if self._coalesced is None else self._num_batches)
         number = self._ledger.write(operation, self.number, inputs, outputs, peer=peer, terms=terms)
         description = CallDescription(operation, None, False, self._coalesced, None, self._ledger, number)
         if not tensors[0].is_cuda:

@@ -566,10 +566,10 @@ class _World:
             raise AssertionError("Group rank must be specified for group members")  # new_group([])
         size = arguments["group_size"] if arguments["group_size"] > 0 else self._job.world_size
         rank = arguments["group_rank"] if (arguments["group_rank"] or 0) >= 0 else self._job.rank
-        if c10d._world.default_pg is None:
-            self._rank, self._num_ranks = rank or 0, size  # the script may pass other values than its environment has
         if not isinstance(c10d._world.default_pg, BareGroup):
             self.own_ranks.joins(rank or 0, size)
+        if c10d._world.default_pg is None:
+            self._rank, self._num_ranks = rank or 0, size  # the script may pass other values than its environment has
         if self.own_ranks.has_peers and size > 1 and "gloo" in str(arguments["backend"]):
             raise RuntimeError(
                 f"fakedist: an engine's processes join a group of backend {arguments['backend']} for hosts and GPUs at "

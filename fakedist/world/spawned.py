@@ -126,6 +126,8 @@ class OwnRanks:
         self._running_candidate = False
         self._over: _Over | None = None
         self.is_over = threading.Event()
+        #: Called in a thread that joins the job's group.
+        self.record_thread: Callable[[], None] = lambda: None
 
     def joins(self, rank: int, num_ranks: int) -> None:
         """Check the rank that the process joins as. AnotherRank if the script started it and did not choose it.
@@ -141,8 +143,11 @@ class OwnRanks:
                 f"fakedist: a process that the script started joins a group of {num_ranks} ranks for GPUs; only those "
                 "that vLLM or SGLang spawn may (with VLLM_WORKER_MULTIPROC_METHOD=spawn), or give it a group of its own"
             )
-        if self._running_candidate and num_ranks == self._job.world_size and rank != self._job.rank:
-            raise AnotherRank
+        is_thread = threading.current_thread() is not threading.main_thread() and num_ranks == self._job.world_size
+        if (self._running_candidate or is_thread) and num_ranks == self._job.world_size and rank != self._job.rank:
+            raise SystemExit if is_thread else AnotherRank  # a thread ends by it without a word
+        if is_thread:
+            self.record_thread()
 
     def refuse_rank(self) -> None:
         """End the job: this process, which the script started, is one of its ranks."""

@@ -529,8 +529,7 @@ class UserBuffers:
             self._driver.cuMemRelease(ctypes.c_void_p(made))
 
     def _socket_name(self, rank: int) -> bytes:
-        name = _SOCKET.format(rank, _OPERATION_ID + self._node).encode()
-        return (b"\0" + name).ljust(_SOCKET_BYTES, b"\0")
+        return (b"\0" + _SOCKET.format(rank, _OPERATION_ID + self._node).encode()).ljust(_SOCKET_BYTES, b"\0")
 
 
 def _script_group(domain: RankGroup) -> RankGroup:

@@ -150,18 +150,46 @@ def test_an_engines_group_for_hosts_and_gpus_at_once_is_refused(engine: dict[str
         assert found["both"].startswith("fakedist: an engine's processes join a group of backend cpu:gloo,cuda:nccl")
 
 
+#: Programs of a script that starts its own ranks, and what the line to type ends with.
+_LAUNCHING = {
+    "programs of ranks": (
+        (
+            "for rank in range(4):\n"
+            "    own = {**os.environ, 'RANK': str(rank), 'WORLD_SIZE': '4'}\n"
+            "    subprocess.run([sys.executable, '-u', '-X', 'utf8', 'train.py', '--lr', '1'], env=own)\n"
+        ),
+        " --no-page train.py --lr 1",  # without the options of Python, which torchrun gives it too
+    ),
+    "a launcher in its place": (
+        "os.execvp('torchrun', ['torchrun', '--nproc-per-node', '4', 'train.py', '--lr', '1'])\n",
+        " --no-page train.py --lr 1",
+    ),
+    "itself again": (
+        (
+            "if 'AGAIN' not in os.environ:\n"
+            "    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, 'AGAIN': '1'})\n"
+            "import torch\ntorch.ones(1, device='cuda')\n"
+        ),
+        " --no-page --env=AGAIN=1 launch.py",
+    ),
+}
+
+
 @pytest.mark.long
-def test_programs_that_are_ranks_end_the_job_with_the_line_to_type(run_fakedist: RunFakedist, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", _LAUNCHING)
+def test_programs_that_are_ranks_end_the_job_with_the_line_to_type(
+    run_fakedist: RunFakedist, tmp_path: Path, how: str
+) -> None:
+    launch, last = _LAUNCHING[how]
     (tmp_path / "train.py").write_text("import torch\n")
-    (tmp_path / "launch.py").write_text(
-        "import os, subprocess, sys\n"
-        "for rank in range(4):\n"
-        "    own = {**os.environ, 'RANK': str(rank), 'WORLD_SIZE': '4'}\n"
-        "    subprocess.run([sys.executable, '-u', '-X', 'utf8', 'train.py', '--lr', '1'], env=own)\n"
+    (tmp_path / "launch.py").write_text(f"import os, subprocess, sys\n{launch}")
+    path = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    finished = run_fakedist(
+        "profile", "--world-size", "4", "--rank", "2", "--no-page", "launch.py", cwd=tmp_path, env=path
     )
-    finished = run_fakedist("profile", "--world-size", "4", "--rank", "2", "--no-page", "launch.py", cwd=tmp_path)
     assert finished.code == 1
     error, hint = finished.stderr.splitlines()[-2:]
-    assert error.startswith("fakedist: error: train.py, which the script started, is a rank of its own of the job;")
+    assert error.endswith(", which the script started, is a rank of its own of the job; fakedist runs rank 2 alone")
     assert hint.startswith("  fakedist profile --world-size=4 --rank=2 ")
-    assert hint.endswith("--no-page train.py --lr 1"), "without the options of Python, which torchrun gives it too"
+    assert set(last.split()) <= set(hint.split())
+    assert hint.endswith(last.rpartition("=1")[2])

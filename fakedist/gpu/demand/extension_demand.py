@@ -49,8 +49,7 @@ def read_tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
         if _is_plain(value) or not is_quantized(value):
             yield from _parts((value,), ())
             continue
-        by_rows = list(_parts((value,), _BY_ROWS))
-        yield from by_rows or _parts((value,), _BY_COLUMNS)
+        yield from list(_parts((value,), _BY_ROWS)) or _parts((value,), _BY_COLUMNS)
         yield from scales((value,))
 
 
@@ -309,8 +308,7 @@ def _rows(name: str, args: Arguments, demand: Demand) -> Demand:
     width = matrix_of(args[0])[1]
     if "norm_bwd" not in name:
         return demand._replace(width=width)
-    finish = KernelPart(("finalize",), 4.0 * _PARTIAL_ROWS * width)
-    return demand._replace(width=width, parts=(finish,))
+    return demand._replace(width=width, parts=(KernelPart(("finalize",), 4.0 * _PARTIAL_ROWS * width),))
 
 
 def _gemm(name: str, args: Arguments, demand: Demand) -> Demand:

@@ -204,8 +204,7 @@ _EIGENVECTORS, _SINGULAR_VECTORS = _factorisation(4 / 3, 2), _factorisation(8 / 
 
 
 def _solution(call: Call) -> Arithmetic:
-    matrix = call.tensor("LU", "A", "LD", "self")
-    least = int(min(matrix.shape[-2:]))
+    least = int(min(call.tensor("LU", "A", "LD", "self").shape[-2:]))
     return Arithmetic(1.0 * call.returned().numel() * least, math.ceil(_IN_BLOCKS * least), is_bounded=True)
 
 
@@ -351,10 +350,9 @@ def _depthwise_backward(args: Arguments, result: Sequence[object]) -> tuple[Kern
         return ()
     fraction = 1.0 / max(sum(isinstance(gradient, torch.Tensor) for gradient in result[:2]), 1)
     names = (("depthwise2d_backward", "backward_input"), ("depthwise2d_grad_weight", "backward_weight"))
-    others = (weight, data)
     gradients = [
         KernelPart(words, _bytes_of((grad, other, made)), fraction)
-        for words, other, made in zip(names, others, result, strict=False)
+        for words, other, made in zip(names, (weight, data), result, strict=False)
         if isinstance(made, torch.Tensor)
     ]
     strided = [tensor for tensor in (grad, data) if not tensor.is_contiguous()]
@@ -421,8 +419,7 @@ def _bitsandbytes_moving(call: Call) -> Arithmetic:
 
 def _four_bit_product(call: Call) -> Arithmetic:
     """A product with a matrix of four bits, in one kernel. For many rows, it is decoded first and cuBLAS multiplies."""
-    rows = call.tensor("A")
-    return Arithmetic(2.0 * rows.numel() * int(_decoded_shape(call.value("shapeB"))[0]), is_bounded=True)
+    return Arithmetic(2.0 * call.tensor("A").numel() * int(_decoded_shape(call.value("shapeB"))[0]), is_bounded=True)
 
 
 def _decoded_shape(value: object) -> tuple[int, int]:

@@ -326,8 +326,7 @@ class DemandCounter:
             elif position == self._picked_from:
                 size = min(size, fresh)
             elif self._puts_into and position == 0:
-                others = sum(map(memory_bytes, tensors(args[1:])))
-                size = min(size, others)
+                size = min(size, sum(map(memory_bytes, tensors(args[1:]))))
             if position in operator.written and (position != self._grads_position or scaled):
                 written += size
                 if operator.overwrites:

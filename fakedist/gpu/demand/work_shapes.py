@@ -266,8 +266,7 @@ class AttentionOperator:
         longest = argument("max_q", "max_seqlen_q"), argument("max_k", "max_seqlen_k")
         packed = query.dim() == 3 or (isinstance(offsets[0], torch.Tensor) and offsets[0].numel() > 0)
         if packed and isinstance(longest[0], int) and isinstance(longest[1], int) and longest[0]:
-            tokens = int(query.shape[:-2].numel())
-            return max(round(tokens / longest[0]), 1), longest[0], longest[1]
+            return max(round(int(query.shape[:-2].numel()) / longest[0]), 1), longest[0], longest[1]
         if query.dim() == 3:
             return 1, int(query.shape[0]), int(key.shape[0])
         return int(query.shape[0]), int(query.shape[1]), int(key.shape[1])

@@ -145,8 +145,7 @@ def _search_roots(cuda_major: str) -> list[Path]:
         nvidia = Path(location).resolve()  # environments that link to one installation share its driver
         others = (path for path in sorted(nvidia.glob("*")) if path.is_dir() and not re.fullmatch(r"cu\d+", path.name))
         roots += [nvidia / f"cu{cuda_major}", *others]  # pip leaves another torch's CUDA behind
-    toolkit = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
-    return [*roots, Path(toolkit)]
+    return [*roots, Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda")]
 
 
 def driver_path() -> Path:
@@ -302,8 +301,7 @@ def traced_functions(include: Path | None) -> list[tuple[str, str, bool, int]]:
     if include is None:
         return functions
     for header in ("cupti_runtime_cbid.h", "cupti_driver_cbid.h"):
-        text = (include / header).read_text(errors="replace")
-        for library, full_name, number in _TRACED.findall(text):
+        for library, full_name, number in _TRACED.findall((include / header).read_text(errors="replace")):
             if full_name not in ("INVALID", "SIZE", "FORCE_INT"):
                 name = re.sub(r"_v\d{4,}$", "", full_name) if library == "RUNTIME" else full_name
                 functions.append((name, full_name, library == "RUNTIME", int(number)))

@@ -77,8 +77,7 @@ def read_history(library: ctypes.CDLL, gemms: Iterable[int], highest: int) -> li
     num_devices = library.fakedist_history_read(operations.buffer_info()[0], len(operations), highest)
     if num_devices < 0:
         return None
-    histories = (_events(library, device) for device in range(num_devices))
-    return [read for read in histories if read[0].action]
+    return [read for read in (_events(library, device) for device in range(num_devices)) if read[0].action]
 
 
 def _events(library: ctypes.CDLL, device: int) -> Read:

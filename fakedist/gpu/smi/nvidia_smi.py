@@ -348,8 +348,7 @@ def apps_query(asked: Asked) -> str:
 
 def answer(asked: Asked, machine: Machine) -> tuple[str, bool]:
     """The output of a call, and whether it contains constants of an idle GPU. NoAnswerError without an answer."""
-    every = [Gpu(machine, index) for index in range(machine.devices)]
-    gpus = chosen(every, asked.values.get("--id"))
+    gpus = chosen([Gpu(machine, index) for index in range(machine.devices)], asked.values.get("--id"))
     if "--query-gpu" in asked.values:
         return gpu_query(asked, gpus)
     if "--query-compute-apps" in asked.values:

@@ -46,8 +46,7 @@ def ensure_smi() -> Path:
     """Path of the program for this interpreter and fakedist, in the cache. SetupError if it cannot be written."""
     # Without site-packages and PYTHONPATH it starts in 0.1 s, and no module of the script can shadow the library.
     text = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S {shlex.quote(_PROGRAM)} "$@"\n'
-    base = cache_directory()
-    program = base / f"nvidia-smi-{hashlib.sha256(text.encode()).hexdigest()[:16]}" / "nvidia-smi"
+    program = cache_directory() / f"nvidia-smi-{hashlib.sha256(text.encode()).hexdigest()[:16]}" / "nvidia-smi"
     if program.exists():
         return program
     try:

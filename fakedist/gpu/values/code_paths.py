@@ -67,6 +67,9 @@ class Constant:
 
     value: object
 
+    def __hash__(self) -> int:
+        return hash(type(self.value))  # a dictionary has none
+
 
 @dataclass(frozen=True)
 class Result:
@@ -153,6 +156,8 @@ class CodePaths:
             return tuple(changed)
         if name in _KEEPS or name in _JUMPS:
             return stack
+        if name == "END_SEND":
+            return (*stack[:-2], *stack[-1:])
         if name == "STORE_FAST_LOAD_FAST":  # of Python 3.13
             return (*stack[:-1], Name((instruction.argval[1],), is_local=True))
         if name in ("BUILD_LIST", "BUILD_MAP", "BUILD_SET") and not arg:
@@ -176,8 +181,7 @@ class CodePaths:
         if name == "LOAD_CONST":
             return (Constant(value),)
         if name.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE")):
-            names = value if isinstance(value, tuple) else (value,)
-            return [Name((each,), is_local=True) for each in names]
+            return [Name((each,), is_local=True) for each in (value if isinstance(value, tuple) else (value,))]
         if name in ("LOAD_GLOBAL", "LOAD_NAME"):
             return _filled(Name((value,), is_local=False), effect)
         return (None,) * effect
@@ -219,8 +223,7 @@ class CodePaths:
 
     def copies(self, index: int) -> frozenset[int]:
         """The instructions that the same test of the source is compiled to."""
-        instruction = self.instructions[index]
-        position = instruction.positions
+        position = self.instructions[index].positions
         if position is None or position.lineno is None or position.col_offset is None:
             return frozenset((index,))
         return frozenset(

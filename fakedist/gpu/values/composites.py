@@ -130,7 +130,7 @@ class Composites:
         """Return the function that runs an operator; None if it is not one of these."""
         if not operator.is_kernel:
             return None
-        if _is_made_of_reads(operator):
+        if operator.name in _MADE_OF_READS or operator.full_name in _OVERLOADS:
             return self._inside
         special: dict[str, Method] = {
             "_coalesce": self._coalesced,
@@ -222,10 +222,6 @@ class Composites:
         return result
 
 
-def _is_made_of_reads(operator: Operator) -> bool:
-    return operator.name in _MADE_OF_READS or operator.full_name in _OVERLOADS
-
-
 def _is_composite(operator: Operator) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator.qualified_name, "CompositeImplicitAutograd")
 
@@ -269,8 +265,7 @@ def _coalesce(host: Host, name: str, tensor: torch.Tensor) -> torch.Tensor:
     else:
         host.inventions.count(name, 1)
         if host.is_seen(indices):
-            unique = torch.unique(host.settle(indices, name), dim=1)
-            indices = host.to_device(unique, tensor.device)
+            indices = host.to_device(torch.unique(host.settle(indices, name), dim=1), tensor.device)
         else:
             indices = torch.empty_like(indices)
         values = values.new_empty((indices.shape[1], *values.shape[1:]))

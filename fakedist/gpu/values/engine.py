@@ -301,8 +301,7 @@ class ValueEngine:
                         return self._sparse.run(operator, args, kwargs)
                     if _any_large(value):
                         return self._not_computed(operator, args, kwargs)
-        inputs = self._inputs(operator, args, kwargs)
-        complete = self._following.complete(operator, inputs)
+        complete = self._following.complete(operator, self._inputs(operator, args, kwargs))
         if complete is None:
             return self._not_computed(operator, args, kwargs)
         if self._following.routes(operator, args):

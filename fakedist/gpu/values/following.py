@@ -167,8 +167,7 @@ class Large:
         """The operands of an operation, before it runs; None if not all are known, or the result cannot be."""
         if operator.random or operator.dynamic or not operator.is_kernel:
             return None
-        first = 1 if operator.like else 0
-        values = (*args[first:], *kwargs.values())
+        values = (*args[(1 if operator.like else 0) :], *kwargs.values())
         tensors = plain_tensors(values)
         ignored = plain_tensors([args[i] for i in operator.written if i < len(args)]) if operator.overwrites else []
         needed = [tensor for tensor in tensors if not any(tensor is other for other in ignored)]

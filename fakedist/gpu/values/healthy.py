@@ -8,37 +8,57 @@ is not a healthy job's. Neither is one that leads around a loop whose other way 
 
 from __future__ import annotations
 
-import builtins
 import dis
 import enum
 import inspect
 import math
 import operator
-import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import CodeType, FrameType, FunctionType, GetSetDescriptorType, MethodDescriptorType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GetSetDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+)
 
 from fakedist.gpu.values.code_paths import RAISES, RETURNS, CodePaths, Constant, Name, Result, Stack, paths_of
 from fakedist.gpu.values.symbolic import (
+    ANSWERING,
     GROWING,
+    QUITTER,
     RAISED,
     RESULTS,
+    TRUE,
     Current,
     Given,
     Listed,
     Rows,
     appended,
     applied,
+    assigned,
+    attribute_named,
     attribute_of,
+    callee_of,
+    global_object,
     holds,
+    imported,
+    is_paused,
     iterated,
     known_value,
     mentions_given,
+    name_of,
+    never_returns,
     of_generator,
     result_of_call,
     result_of_instruction,
+    stored,
     top_of,
     unpacked,
 )
@@ -54,7 +74,6 @@ _EVEN_LARGER = (-1, 100, -100, 1e4, -1e4, 1e6, -1e6, 1e-3, 1e-6)
 #: Numbers in the code next to which others are tried.
 _MOST_NUMBERS = 8
 _MOST_KEPT = 4_096
-
 #: The functions around an instruction that a walk has entered.
 _MOST_ENTERED = 4
 #: How often the outlook of a read is found anew because variables have changed. Then they may have any value.
@@ -63,24 +82,25 @@ _MOST_CHANGES = 32
 _OBJECT = "@"
 #: Variables of these are followed by value.
 _PLAIN = (bool, int, float, str)
-_CONTAINERS = (list, dict, set, tuple)
+_CONTAINERS = (list, dict, set, tuple, deque)
 _SIZES = frozenset({"shape", "ndim", "nbytes", "size", "numel", "dim"})
 _ADDS = frozenset({"append", "add", "appendleft"})
-_CHANGES = frozenset({"extend", "insert", "update", "pop", "popleft", "popitem", "remove", "discard", "clear"})
+_CHANGES = frozenset(
+    {"extend", "insert", "update", "setdefault", "pop", "popleft", "popitem", "remove", "discard", "clear"}
+)
 
-_ENDS = frozenset((sys.exit, os._exit, os.abort))
 #: Functions of torch that raise if their first argument is false.
 _CHECKS = frozenset({"_assert", "_check", "_check_value", "_check_index", "_check_type"})
-#: Functions of positive numbers alone.
+#: Functions of positive numbers.
 _OF_POSITIVE = (math.log, math.log2, math.log10, math.sqrt)
 #: Functions that wait for the user to type.
 _WAITS = frozenset({"breakpoint", "set_trace"})
+#: Functions that end this process, which may be replaced by others that watch it.
+_KILLS = frozenset({("os", "kill"), ("os", "killpg"), ("os", "abort"), ("os", "_exit"), ("signal", "raise_signal")})
 #: A truth value or a number that a script reads.
 Number = bool | int | float
 #: The same, or how many rows it gets.
 Answer = Number | Rows
-
-
 _NOTHING: Mapping[str, object] = {}
 
 
@@ -162,7 +182,7 @@ class Healthy:
         """The outlook, and in ``used`` the variables that decided; with None, no variable has a known value."""
         first = _Walk(frame, answer, self._find_local, used, self._answers)
         verdict = first.verdict()
-        self._uses_answers = bool(first.answers_used) or first.may_raise
+        self._uses_answers = bool(first.answers_used) or first.may_raise or first.reads_items
         if not first.ways and not first.is_compared:
             return Outlook(answer, Health.FINE, is_tested=False)
         best, avoided, is_tested = answer, verdict, first.is_compared
@@ -217,12 +237,13 @@ def _others(frame: FrameType, answer: Answer, compared: Iterable[Number]) -> lis
 
 @dataclass(frozen=True, eq=False)
 class _Entered:
-    """A function that a walk has entered at a call: it never ran."""
+    """A function that a walk has entered at a call: it never ran. ``objects`` has those of its parameters."""
 
     f_code: CodeType
     f_globals: dict[str, object]
     caller: _Point
     depth: int
+    objects: dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -271,6 +292,8 @@ class _Walk:
         self.answers_used: list[int | float] = []
         #: Whether its number decides whether something raises.
         self.may_raise = False
+        #: Whether an item of a container decided, which may change.
+        self.reads_items = False
         self._answers = answers
         self._end: Health | None = None
         self._used = used
@@ -288,9 +311,6 @@ class _Walk:
         point = self._resumed(self._frame, Given(self._answer))
         found = None if point is None else self._way(point, None)
         return Health.FINE if found is None else found
-
-    def _is_read(self, point: _Point) -> bool:
-        return self._steps > 0 and point.frame is self._frame and point.index == self._read
 
     def _value_of(self, depth: int, name: Name) -> object:
         return _value_now(self._object(name, self._frames[depth]))
@@ -317,17 +337,30 @@ class _Walk:
             return None
         here = _Point(frame, index, stack, shared)
         stack = tuple(self._present(each, here) for each in stack[:-1]) + stack[-1:]
+        here = replace(here, stack=stack)
         name = paths.instructions[index].opname
         if name.startswith(("POP_JUMP", "JUMP_IF")) or name in ("TO_BOOL", "UNARY_NOT"):
             return _Point(frame, index, (*stack[:-1], value), shared)
         if name == "CONTAINS_OP" and paths.instructions[index].arg and isinstance(value, Given):
             value = Given(not value.value)
+        if name == "SEND" or (name == "FOR_ITER" and value == Listed(())):  # a coroutine or a generator has ended
+            ended = self._at(here, paths, paths.after[index][1])
+            return replace(ended, stack=(*ended.stack[:-1], value)) if name == "SEND" else ended
         if name.startswith("CALL"):
-            value = of_generator(self._called_object(self._callee(paths, index, stack), frame), value)
+            made = top_of(stack)
+            of_made = callee_of(paths, made.index, paths.stacks[made.index] or ()) if isinstance(made, Result) else None
+            if self._called_object(of_made, frame) is filter:
+                value = Given(list(GROWING * bool(value.value))) if isinstance(value, Given) else None
+            else:
+                callee = self._called_object(callee_of(paths, index, stack), frame)
+                num_others = max((paths.instructions[index].arg or 0) - 1, 0)
+                value = of_generator(callee, value, stack[len(stack) - num_others :])
+        if value is RAISED:
+            self._end = Health.FAILS
+            return None
         if paths.instructions[index + 1].opname == "POP_TOP" and not shared:
             return None  # nothing uses it
-        after = paths.step(index, stack, is_jump=False)
-        return _Point(frame, index + 1, (*after[:-1], value), shared)
+        return _Point(frame, index + 1, (*paths.step(index, stack, is_jump=False)[:-1], value), shared)
 
     def _present(self, value: object, point: _Point) -> object:
         """A value that was put on the stack before the read: a variable, or what an earlier read gave."""
@@ -341,7 +374,7 @@ class _Walk:
         """How healthy a way is; None where another has been followed from here."""
         while point is not None:
             paths = paths_of(point.frame.f_code)
-            if self._is_read(point):
+            if self._steps > 0 and point.frame is self._frame and point.index == self._read:
                 return None  # it would get the same answer
             here = (id(point.frame), point.index, decided is not None, point.stack, *point.variables.items())
             if here in self._seen:
@@ -354,8 +387,13 @@ class _Walk:
             name = paths.instructions[point.index].opname
             if name in RAISES:
                 return _failed(decided)
-            if name in RETURNS or (name == "YIELD_VALUE" and isinstance(top_of(point.stack), Given)):
-                point = self._returned(point, paths, is_decided=decided is not None)
+            is_decided = decided is not None
+            is_chosen = is_decided and point.frame.f_code.co_name == "<genexpr>"  # (x for x in all if good(x))
+            if name in RETURNS or (name == "YIELD_VALUE" and (is_chosen or isinstance(top_of(point.stack), Given))):
+                self._end = None
+                point = self._returned(point, paths, is_decided=is_decided, is_chosen=is_chosen)
+                if self._end is not None:
+                    return self._end
                 continue
             if len(paths.after[point.index]) < 2:
                 if decided is not None and name.startswith(("STORE_", "POP_TOP")):
@@ -399,6 +437,7 @@ class _Walk:
         read = paths.running(self._frames[depth])
         between = paths.reached((way,), frozenset({read})) & loop.body
         variables = {name.path[0] for name in names}
+        variables |= {f"{_OBJECT}{id(self._object(name, point.frame))}" for name in names}
         if variables & {place.partition(".")[0].partition("[")[0] for place in point.variables}:
             return False
         held = {name.path[0] for name in names if type(self._object(name, point.frame)) in _CONTAINERS}
@@ -441,23 +480,24 @@ class _Walk:
         return (min if one_is_enough else max)(verdicts, default=None)
 
     def _at(self, point: _Point, paths: CodePaths, way: int) -> _Point:
-        is_jump = way == paths.target(point.index)
-        stack = paths.step(point.index, point.stack, is_jump=is_jump)
-        return _Point(point.frame, way, stack, point.variables)
+        stack = paths.step(point.index, point.stack, is_jump=way == paths.target(point.index))
+        return replace(point, index=way, stack=stack)
 
-    def _returned(self, point: _Point, paths: CodePaths, *, is_decided: bool) -> _Point | None:
+    def _returned(self, point: _Point, paths: CodePaths, *, is_decided: bool, is_chosen: bool) -> _Point | None:
         instruction = paths.instructions[point.index]
         is_generator = bool(point.frame.f_code.co_flags & inspect.CO_GENERATOR)
-        if is_generator != (instruction.opname == "YIELD_VALUE"):
+        is_end = instruction.opname in RETURNS
+        if is_generator == is_end and not (is_chosen and is_end):
             return None  # a generator that ends, or a coroutine that waits
         value = Constant(instruction.argval) if instruction.opname == "RETURN_CONST" else top_of(point.stack)
+        if is_chosen:  # none, or one more
+            value = Listed(()) if is_end else value if isinstance(value, (Given, Constant)) else TRUE
+        value = _answered(value, is_decided=is_decided)
         if isinstance(point.frame, _Entered):
-            value = _answered(value, is_decided=is_decided)
             caller = point.frame.caller
             after = paths_of(caller.frame.f_code).step(caller.index, caller.stack, is_jump=False)
             variables = {**caller.variables, **_shared(point.variables, caller.frame.f_code)}
             return _Point(caller.frame, caller.index + 1, (*after[:-1], value), variables)
-        value = _answered(value, is_decided=is_decided)
         return self._resumed(point.frame.f_back, value, point.variables)
 
     def _next(self, point: _Point, paths: CodePaths) -> _Point | None:
@@ -467,27 +507,32 @@ class _Walk:
         after = paths.step(point.index, stack, is_jump=paths.target(point.index) is not None)
         if name in ("STORE_ATTR", "STORE_SUBSCR"):
             place, value = self._place(name, instruction.argval, point), stack[-2 if name == "STORE_ATTR" else -3]
-            variables = variables if place is None else _assigned(variables, place, value)
+            owner = name_of(top_of(stack[:-1])) if name == "STORE_SUBSCR" else None
+            if owner is not None and (place is None or isinstance(self._object(owner, point.frame), dict)):
+                variables = assigned(variables, self._contents(owner, point), Listed((*GROWING, value)))
+            variables = variables if place is None else assigned(variables, place, value)
         elif name.startswith("STORE_"):
-            after, variables = _stored(instruction.argval, name, stack, after, variables)
+            after, variables = stored(instruction.argval, name, stack, after, variables)
         elif name == "GET_ITER":
             after = (*stack[:-1], iterated(top_of(stack)))
-        elif name in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(owner := top_of(stack), Given):
+        elif name in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(owner := top_of(stack), (Given, Listed)):
             after = (*stack[:-1], *(attribute_of(owner, instruction.argval),) * (len(after) - len(stack) + 1))
         elif name.startswith(_LOADS) and len(after) >= len(stack):
             kept = len(stack) - int(name in ("LOAD_ATTR", "LOAD_METHOD"))
             after = (*stack[:kept], *(self._loaded(value, point) for value in after[kept:]))
         elif name in _APPENDS:
             after = appended(after, instruction.arg or 1, top_of(stack))
-        elif name == "UNPACK_SEQUENCE":
-            after = (*stack[:-1], *unpacked(top_of(stack), instruction.arg or 0))
+        elif name in ("UNPACK_SEQUENCE", "UNPACK_EX"):
+            number = instruction.arg or 0
+            counts = (number, None) if name == "UNPACK_SEQUENCE" else (number & 0xFF, number >> 8)
+            after = (*stack[:-1], *unpacked(top_of(stack), *counts))
         elif name.startswith("CALL"):
             called = self._called(paths, point, after)
             if not isinstance(called, tuple):
                 return called
             after, variables = called
         elif name.startswith("IMPORT_"):
-            after = (*after[:-1], _imported(name, instruction.argval, top_of(stack)))
+            after = (*after[:-1], imported(name, instruction.argval, top_of(stack)))
         elif name == "BINARY_SUBSCR":
             after = (*after[:-1], self._item(instruction, point))
         elif after and name in RESULTS:
@@ -498,6 +543,8 @@ class _Walk:
                 self.numbers += [value for value in constants if isinstance(value, (int, float))]
             if name in ("TO_BOOL", "UNARY_NOT"):
                 stack = (*stack[:-1], self._settled(stack[-1], point))
+            if name.startswith("BUILD_"):
+                stack = tuple(self._as_function(value, point) for value in stack)
             after = (
                 *after[:-1],
                 result_of_instruction(instruction.opname, instruction.argrepr, instruction.arg, stack, after[-1]),
@@ -512,12 +559,18 @@ class _Walk:
     def _called(self, paths: CodePaths, point: _Point, after: Stack) -> tuple[Stack, dict[str, object]] | _Point | None:
         """The stack and the variables after a call, or the first point in it; None if it does not return."""
         stack, variables = point.stack, point.variables
-        callee = self._callee(paths, point.index, stack)
+        callee = callee_of(paths, point.index, stack)
         function = self._called_object(callee, point.frame)
         passed, keywords = self._passed(paths, point)
-        if function is sys.exit and passed and isinstance(code := passed[0], Given) and not code.value:
+        is_exit = function is sys.exit or type(function).__name__ == QUITTER
+        if is_exit and passed and isinstance(code := passed[0], (Given, Current)) and not code.value:
             self._end = Health.FINE  # sys.exit(main())
-        if _never_returns(function) or (isinstance(callee, Name) and callee.path[-1] in _WAITS):
+        if never_returns(function) or (
+            isinstance(callee, Name) and (callee.path[-1] in _WAITS or callee.path[-2:] in _KILLS)
+        ):
+            return None
+        if self.ways and getattr(function, "__code__", None) is self._frame.f_code:
+            self._end = Health.STAYS  # it tries again
             return None
         is_check = isinstance(callee, Name) and callee.path[-1] in _CHECKS and mentions_given(top_of(passed[:1]))
         self.ways += [(point.frame.f_code, point.index, 0)] * is_check
@@ -525,8 +578,7 @@ class _Walk:
             return entered
         if isinstance(callee, Name) and callee.path[-1] in _ADDS | _CHANGES and len(callee.path) > 1:
             owner = replace(callee, path=callee.path[:-1])
-            listed = self._added(owner, top_of(passed), point) if callee.path[-1] in _ADDS else None
-            variables = _assigned(variables, self._key(owner, point), listed)
+            variables = self._changed(owner, callee.path[-1], passed, keywords, point)
         result = result_of_call(function if isinstance(callee, (Name, Constant)) else callee, passed, keywords)
         self.may_raise |= any(function is each for each in _OF_POSITIVE) and mentions_given(top_of(passed))
         result = applied(holds, passed[:1]) if is_check else result or self._measured(callee, passed, point)
@@ -546,10 +598,32 @@ class _Walk:
         by_position = len(values) - len(names)
         return values[:by_position], dict(zip(names, values[by_position:], strict=True))
 
-    def _added(self, owner: Name, value: object, point: _Point) -> object:
-        """A list, of which little is known, with one more element."""
-        before = point.variables.get(self._key(owner, point))
-        return Listed((*(before.items if isinstance(before, Listed) else GROWING), value))
+    def _changed(
+        self, owner: Name, method: str, passed: Sequence[object], keywords: Mapping[str, object], point: _Point
+    ) -> dict[str, object]:
+        """The variables after a method has changed a container, of which little is known."""
+        place = self._contents(owner, point)
+        before = point.variables.get(place)
+        added = tuple(passed[-1:]) if method in _ADDS | {"insert", "setdefault"} else ()
+        if method in ("extend", "update"):
+            more = top_of(tuple(passed))
+            added = (*(more.items if isinstance(more, Listed) else ()), *keywords.values())
+        items = (*(before.items if isinstance(before, Listed) else GROWING), *added)
+        named = {f"{place}[{key!r}]": value for key, value in keywords.items()}
+        if method == "setdefault" and isinstance(key := top_of(tuple(passed[:1])), Constant):
+            named[f"{place}[{key.value!r}]"] = passed[-1]
+        return {**assigned(point.variables, place, Listed(items) if added else None), **named}
+
+    def _contents(self, name: Name, point: _Point) -> str:
+        """How a walk calls what is in a container: after the object, which may have several names, if there is one."""
+        place = self._key(name, point)
+        held = None if place in point.variables else self._object(name, point.frame)
+        return f"{_OBJECT}{id(held)}" if isinstance(held, _CONTAINERS) else place
+
+    def _as_function(self, value: object, point: _Point) -> object:
+        """A function or class instead of its name."""
+        held = self._object(value, point.frame) if isinstance(value, Name) else None
+        return Constant(held) if isinstance(held, _CALLABLE) else value
 
     def _key(self, name: Name, point: _Point) -> str:
         """How a walk calls a variable, or an attribute of an object."""
@@ -559,19 +633,22 @@ class _Walk:
     def _place(self, name: str, attribute: object, point: _Point) -> str | None:
         """The attribute or the item that an instruction is about; None if that is not known."""
         stack = point.stack
-        owner = stack[-1] if name == "STORE_ATTR" else stack[-2] if len(stack) > 1 else None
-        if not isinstance(owner, Name):
+        owner = name_of(top_of(stack if name == "STORE_ATTR" else stack[:-1]))
+        if owner is None:
             return None
         if name == "STORE_ATTR":
             return self._key(replace(owner, path=(*owner.path, str(attribute))), point)
-        return f"{self._key(owner, point)}[{stack[-1].value!r}]" if isinstance(stack[-1], Constant) else None
+        return f"{self._contents(owner, point)}[{stack[-1].value!r}]" if type(stack[-1]) is Constant else None
 
     def _loaded(self, value: object, point: _Point) -> object:
         """A variable or an attribute: of the walk, else its present value if that is plain, else its name."""
         if not isinstance(value, Name):
             return value
-        place = self._key(value, point)
-        return point.variables[place] if place in point.variables else self._current(value, point, _PLAIN)
+        for place in (self._key(value, point), self._contents(value, point)):
+            if place in point.variables:
+                held = point.variables[place]
+                return replace(held, name=value) if isinstance(held, Listed) else held
+        return self._current(value, point, _PLAIN)
 
     def _settled(self, value: object, point: _Point) -> object:
         """A value that is tested: of a container, its length."""
@@ -579,7 +656,7 @@ class _Walk:
 
     def _current(self, name: Name, point: _Point, kinds: tuple[type, ...]) -> object:
         found = None if self._used is None else self._object(name, point.frame)
-        if type(found) not in kinds:
+        if type(found) not in kinds and not isinstance(found, enum.Enum):
             return name
         depth = self._depths.get(id(point.frame))
         return Current(_value_now(found), frozenset() if depth is None else frozenset({(depth, name)}))
@@ -591,10 +668,16 @@ class _Walk:
         container, index = point.stack[-2:]
         if isinstance(container, Name) and container.path[-1] == "shape":
             container = self._measured(container, (), point)
-        if isinstance(container, Listed) and isinstance(index, Constant) and type(index.value) is int:
+        if isinstance(container, Listed) and isinstance(index, (Constant, Given)) and isinstance(index.value, int):
             items = container.items
-            return items[index.value] if -len(items) <= index.value < len(items) else None
-        return applied(operator.getitem, (container, index))
+            item = items[index.value] if -len(items) <= index.value < len(items) else None
+            return Given(item.value) if isinstance(index, Given) and isinstance(item, Constant) else item
+        held = self._object(container, point.frame) if isinstance(container, Name) else None
+        is_held = type(held) in (list, dict, tuple)
+        item = applied(operator.getitem, (Constant(held) if is_held else container, index))
+        self.reads_items |= is_held
+        is_simple = isinstance(item, (Constant, Given)) and isinstance(item.value, (*_PLAIN, *_CALLABLE))
+        return item if is_simple or not is_held else None
 
     def _measured(self, name: object, arguments: Sequence[object], point: _Point) -> object:
         """A size that C code knows: ``len(x)``, ``x.shape``, ``x.numel()``; None if it is something else."""
@@ -603,7 +686,7 @@ class _Walk:
         if name.path == ("len",):
             return arguments[0] if len(arguments) == 1 and isinstance(arguments[0], Current) else None
         owner = self._object(replace(name, path=name.path[:-1]), point.frame) if name.path[-1] in _SIZES else None
-        member = inspect.getattr_static(type(owner), name.path[-1], None)
+        member = None if owner is None else inspect.getattr_static(type(owner), name.path[-1], None)
         if isinstance(member, GetSetDescriptorType):
             return Constant(getattr(owner, name.path[-1]))
         return applied(getattr(owner, name.path[-1]), arguments) if isinstance(member, MethodDescriptorType) else None
@@ -612,46 +695,54 @@ class _Walk:
         self,
         callee: object,
         function: object,
-        passed: Sequence[object],
+        passed: tuple[object, ...],
         keywords: Mapping[str, object],
         point: _Point,
     ) -> _Point | None:
         """The first instruction of a function of Python that gets the value; None if it cannot be followed."""
         depth = point.frame.depth + 1 if isinstance(point.frame, _Entered) else 0
-        if not isinstance(function, FunctionType) or depth >= _MOST_ENTERED or _is_paused(function.__code__):
-            return None
-        if not any(map(mentions_given, (*passed, *keywords.values()))):
+        if not isinstance(function, FunctionType) or depth >= _MOST_ENTERED or is_paused(function.__code__):
             return None
         code = function.__code__
-        is_bound = isinstance(callee, Name) and len(callee.path) > 1
-        if isinstance(callee, Name) and is_bound:
+        owner = None
+        if isinstance(callee, Name) and len(callee.path) > 1:
             owner = self._object(replace(callee, path=callee.path[:-1]), point.frame)
-            is_bound = not isinstance(owner, (ModuleType, type))
+        is_bound = owner is not None and not isinstance(owner, (ModuleType, type))
+        is_changed = is_bound and any(place.startswith(f"{_OBJECT}{id(owner)}.") for place in point.variables)
+        if isinstance(method := getattr(callee, "value", None), MethodType):
+            passed, is_bound = (Given(method.__self__), *passed), False
+        if not is_changed and not any(
+            isinstance(value, Listed) or mentions_given(value) for value in (*passed, *keywords.values())
+        ):
+            return None
         names = code.co_varnames[: code.co_argcount]
         usual = {
             **dict(zip(names[::-1], (function.__defaults__ or ())[::-1], strict=False)),
             **(function.__kwdefaults__ or {}),
         }
         positional = [None] * is_bound + [None if isinstance(value, Name) else value for value in passed]
-        variables: dict[str, object] = {name: Constant(value) for name, value in usual.items() if type(value) in _PLAIN}
-        variables |= {**dict(zip(names, positional, strict=False)), **keywords}
+        named = {name: Constant(value) for name, value in usual.items() if type(value) in _PLAIN}
+        named |= {**dict(zip(names, positional, strict=False)), **keywords}
+        variables = {name: value for name, value in named.items() if value is not None}
         if code.co_flags & inspect.CO_VARARGS:
             variables[code.co_varnames[code.co_argcount + code.co_kwonlyargcount]] = Listed(
                 tuple(positional[len(names) :])
             )
-        frame = _Entered(code, function.__globals__, point, depth)
+        objects = {
+            name: self._object(value, point.frame)
+            for name, value in (*zip(names[is_bound:], passed, strict=False), *keywords.items())
+            if isinstance(value, Name)
+        }
+        objects |= {names[0]: owner} if is_bound and names else {}
+        variables |= {place: value for place, value in point.variables.items() if place[0] == _OBJECT}
+        frame = _Entered(code, function.__globals__, point, depth, objects)
         self._entered.append(frame)
         return _Point(frame, 0, (), variables)
 
-    def _callee(self, paths: CodePaths, index: int, stack: Stack) -> object:
-        """The callee of a call as the source names it, or as it was imported; None if that is not known."""
-        taken = paths.step(index, stack, is_jump=False)
-        both = stack[max(len(taken) - 1, 0) :][:2]  # with a NULL, in front of it or behind it
-        return next((each for each in reversed(both) if isinstance(each, (Name, Constant, Given))), None)
-
     def _called_object(self, callee: object, frame: FrameType | _Entered) -> object:
-        if isinstance(callee, Constant):
-            return callee.value
+        if isinstance(callee, (Constant, Given)):
+            is_answered = isinstance(getattr(callee.value, "__self__", None), ANSWERING)
+            return None if is_answered else getattr(callee.value, "__func__", callee.value)
         return self._object(callee, frame) if isinstance(callee, Name) else None
 
     def _object(self, name: Name, frame: FrameType | _Entered) -> object:
@@ -660,22 +751,16 @@ class _Walk:
 
 def _object(name: Name, frame: FrameType | _Entered, find_local: FindLocal) -> object:
     """The object that a name stands for in a frame; None if it cannot be found without running code."""
-    first, *attributes = name.path
     if not name.is_local:
-        value = frame.f_globals.get(first, getattr(builtins, first, None))
-    else:
-        value = None if isinstance(frame, _Entered) else find_local(frame, first)
-    for attribute in attributes:
-        if isinstance(value, ModuleType):
-            value = vars(value).get(attribute)
-        elif value is not None:
-            value = inspect.getattr_static(value, attribute, None)
-    return getattr(value, "__func__", value) if isinstance(value, (staticmethod, classmethod)) else value
+        return global_object(name, frame.f_globals)
+    first = name.path[0]
+    return attribute_named(frame.objects.get(first) if isinstance(frame, _Entered) else find_local(frame, first), name)
 
 
 def _value_now(value: object) -> object:
     """A plain value, or the length of a container."""
-    return len(value) if isinstance(value, _CONTAINERS) else value if type(value) in _PLAIN else None
+    is_plain = type(value) in _PLAIN or isinstance(value, enum.Enum)
+    return len(value) if isinstance(value, _CONTAINERS) else value if is_plain else None
 
 
 def _answered(value: object, *, is_decided: bool) -> object:
@@ -685,30 +770,10 @@ def _answered(value: object, *, is_decided: bool) -> object:
     return value if isinstance(value, (Given, Constant, Listed)) else None
 
 
-def _imported(name: str, argval: object, module: object) -> object:
-    """A module, or one of its objects; None if it has not been imported."""
-    if name == "IMPORT_NAME":
-        value = sys.modules.get(str(argval))
-    else:
-        value = vars(module.value).get(str(argval)) if isinstance(module, Constant) else None
-    return None if value is None else Constant(value)
-
-
 def _shared(variables: Mapping[str, object], code: CodeType) -> dict[str, object]:
     """The variables that another function has, too, and attributes of objects."""
     own = {*code.co_cellvars, *code.co_freevars}
     return {name: value for name, value in variables.items() if name[0] == _OBJECT or name in own}
-
-
-def _is_paused(code: CodeType) -> bool:
-    """Return whether a call of a function does not run it."""
-    return bool(code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
-
-
-def _assigned(variables: Mapping[str, object], place: str, value: object) -> dict[str, object]:
-    """The variables after one got a value: what was known of its attributes and items is not known any more."""
-    kept = {key: old for key, old in variables.items() if not key.startswith((f"{place}.", f"{place}["))}
-    return {**kept, place: value}
 
 
 def _failed(decided: _Decision | None) -> Health | None:
@@ -730,28 +795,6 @@ def _chosen(paths: CodePaths, index: int, condition: object) -> int | None:
     return paths.after[index][int(jumps)]
 
 
-def _stored(
-    argval: object, name: str, stack: Stack, after: Stack, variables: dict[str, object]
-) -> tuple[Stack, dict[str, object]]:
-    """The stack and the variables after values were stored."""
-    names = argval if isinstance(argval, tuple) else (argval,)
-    if name == "STORE_FAST_LOAD_FAST":
-        changed = _assigned(variables, str(names[0]), top_of(stack))
-        return (*stack[:-1], changed.get(str(names[1]), Name((str(names[1]),), is_local=True))), changed
-    for each, value in zip(names, stack[::-1], strict=False):
-        variables = _assigned(variables, str(each), value)
-    return after, variables
-
-
+_CALLABLE = (FunctionType, BuiltinFunctionType, type)
 _LOADS = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR", "LOAD_METHOD")
 _APPENDS = ("LIST_APPEND", "SET_ADD", "MAP_ADD")
-
-
-def _never_returns(callee: object) -> bool:
-    """Return whether a function always raises, or ends the process."""
-    if isinstance(callee, FunctionType):
-        if _is_paused(callee.__code__):
-            return False
-        paths = paths_of(callee.__code__)
-        return not any(paths.instructions[index].opname in RETURNS for index in paths.reached((0,), frozenset()))
-    return type(callee).__name__ == "Quitter" or any(callee is end for end in _ENDS)

@@ -224,8 +224,7 @@ class Means:
         before = self.of(target)
         if before is None or not isinstance(value, (int, float)) or not target.numel():
             return None
-        replaced = min(1.0, float(index.numel() / target.numel()))
-        return before + (float(value) - before) * replaced
+        return before + (float(value) - before) * min(1.0, float(index.numel() / target.numel()))
 
     def _put(self, args: Arguments) -> float | None:
         """The mean after the same value was put at single elements, as a token's experts are marked."""

@@ -284,8 +284,7 @@ def _from_whole(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
 
 
 def _filled(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
-    name = recipe.operator.name.removesuffix("_")
-    value = _FILLED.get(name)
+    value = _FILLED.get(recipe.operator.name.removesuffix("_"))
     if value is None:
         fill = recipe.operator.argument("fill_value", recipe.args, recipe.kwargs)
         fill = recipe.operator.argument("value", recipe.args, recipe.kwargs) if fill is None else fill
@@ -296,8 +295,7 @@ def _filled(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
 
 
 def _broadcast(size: tuple[int, ...], box: Box) -> Box:
-    own = box[len(box) - len(size) :]
-    return tuple((0, 1) if n == 1 else part for n, part in zip(size, own, strict=True))
+    return tuple((0, 1) if n == 1 else part for n, part in zip(size, box[len(box) - len(size) :], strict=True))
 
 
 def _pointwise(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
@@ -379,8 +377,7 @@ def _reduced(recipe: Recipe, box: Box, pieces: _Pieces) -> torch.Tensor:
     inner = tuple((0, n) if dim in dims else next(kept) for dim, n in enumerate(size))
     if math.prod(stop - start for start, stop in inner) > MOST:
         raise UnknownValueError
-    reduced = _reduce(recipe, source, inner, sorted(dims))
-    return reduced.reshape([stop - start for start, stop in box])
+    return _reduce(recipe, source, inner, sorted(dims)).reshape([stop - start for start, stop in box])
 
 
 def _reduce(recipe: Recipe, source: Operand, box: Box, dims: list[int]) -> torch.Tensor:
@@ -433,8 +430,7 @@ def _memory_order(geometry: Geometry) -> tuple[int, ...]:
     """The dimensions of a tensor that fills its storage, those farthest apart first. UnknownValueError otherwise."""
     size, stride = geometry.size, geometry.stride
     order = tuple(sorted(range(len(size)), key=lambda dim: (-stride[dim], size[dim] == 1, dim)))
-    expected = _strides(size, order)
-    if geometry.offset or any(n > 1 and s != e for n, s, e in zip(size, stride, expected, strict=True)):
+    if geometry.offset or any(n > 1 and s != e for n, s, e in zip(size, stride, _strides(size, order), strict=True)):
         raise UnknownValueError
     return order
 

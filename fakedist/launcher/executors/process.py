@@ -82,8 +82,7 @@ def main(imports: str) -> int:
     signal.signal(signal.SIGCHLD, _hear)
     servers = ForkServers(RankServer(Path(imports), output=sys.stderr.fileno()), TaskServer())
     while line := sys.stdin.buffer.readline():
-        owners = (sys.stdin.fileno(), shield)
-        supervised = _Supervision(Order(**json.loads(line)), owners, child_ends, servers).run()
+        supervised = _Supervision(Order(**json.loads(line)), (sys.stdin.fileno(), shield), child_ends, servers).run()
         if select.select([shield], [], [], 0)[0]:
             break
         sys.stdout.write(json.dumps(asdict(supervised)) + "\n")

@@ -227,8 +227,7 @@ class RayExecutor:
             self._say(f"no node of the cluster has {cores} and {format_bytes(memory_bytes)}: waiting for one that has")
 
     def _has_room(self, task: Task) -> bool:
-        cores = self._ray.cluster_resources().get("CPU", 0.0)
-        return len(self._pending) < 2 * max(1, int(cores / task.need.cpus))
+        return len(self._pending) < 2 * max(1, int(self._ray.cluster_resources().get("CPU", 0.0) / task.need.cpus))
 
     def _fits_a_node(self, cpus: int, memory_bytes: int) -> bool:
         totals = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]

@@ -147,13 +147,9 @@ _STRICT = True
 
 _ALL_MUST_HOLD: list[Callable[..., None]] = [
     _assertion, _helper, _iterated,
-
 ]  # fmt: skip
 _NONE_MAY_HOLD: list[Callable[..., None]] = [
-    _assertion_with_text,
-    _helper_with_branch,
-    _checked,
-    _checked_by_an_import,
+    _assertion_with_text, _helper_with_branch, _checked, _checked_by_an_import,
 ]  # fmt: skip
 
 
@@ -191,8 +187,6 @@ _FORMS = """
     except AssertionError: raise SystemExit from None
 
     checked = _Checked(x); assert checked.is_good
-
-    if not x.all() and (strict := True): raise ValueError
 
     if not x.all() and _STRICT: raise ValueError
 
@@ -233,11 +227,6 @@ _FORMS = """
     if not x.all(): problems.append("bad")
     if problems: raise ValueError(problems)
 
-    bad = 0
-    for _ in range(3):
-        if not x.all(): bad += 1
-    if bad > 0: raise ValueError
-
     broken = {name: x for name in ("a", "b") if not x.all()}; assert not broken
 
     if broken := [name for name in ("a", "b") if not x.all()]: raise ValueError(broken)
@@ -250,8 +239,6 @@ _FORMS = """
     assert x.all().item() in (True, None)
 
     oks = []; [oks.append(bool(each.all())) for each in [x, x]]; assert all(oks)
-
-    oks = []; list(map(oks.append, ())); oks.append(x.all().item()); assert all(oks)
 
     assert sum(not bool(each) for each in [x, x]) == 0
 
@@ -290,6 +277,67 @@ _FORMS = """
     for _ in range(3):
         if x.all(): break
     else: raise RuntimeError
+
+    from enum import Enum; State = Enum("State", "OK BAD")
+    state = State.OK if x.all() else State.BAD
+    if state is State.BAD: raise ValueError
+
+    error = contextlib.ExitStack() if not x.all() else None
+    if error is not None: raise ValueError
+
+    text = "" if x.all() else f"bad {len(sys.argv)}"; assert not text
+
+    problems = []
+    if not x.all(): problems += ["bad", f"{x}"]
+    if problems: raise ValueError
+
+    def must_be_empty(problems): assert not problems
+    problems = []
+    if not x.all(): problems.extend(["bad", "worse"])
+    must_be_empty(problems)
+
+    def note(problems):
+        if not x.all(): problems.append("bad")
+    problems = []; note(problems); assert not problems
+
+    bad = [0]
+    if not x.all(): bad[0] += 1
+    assert bad[0] == 0
+
+    checks = {}; checks.update(good=bool(x.all())); assert checks["good"]
+
+    checks = {name: bool(x.all()) for name in "ab"}; assert all(checks.values())
+
+    for is_good, name in zip([bool(x.all())], ["a"]): assert is_good, name
+
+    bad = list(filter(lambda each: not each.all(), [x])); assert not bad
+
+    oks = [bool(x.all()), bool(x.all())]; assert oks == [True, True]
+
+    bad = sum(1 for each in [x] if not each.all()); assert not bad
+
+    assert next(each for each in [x] if each.all()) is x
+
+    assert next((each for each in [x] if not each.all()), None) is None
+
+    class Looker(Counter):
+        def must_be_good(self): assert not self.bad
+    looker = Looker(); looker.look(x); looker.must_be_good()
+
+    handlers = {"good": str, "bad": _fail}; handlers["good" if x.all() else "bad"]()
+
+    def fails_at_last():
+        print(end="")
+        _fail()
+    if not x.all(): fails_at_last()
+
+    import os
+    if not x.all(): os.kill(0, 9)
+
+    import asyncio
+    async def check(): return bool(x.all())
+    async def run(): assert await check()
+    asyncio.run(run())
 """
 Result = namedtuple("Result", ["is_good", "text"])
 
@@ -375,16 +423,10 @@ def _one_for_each(x: Any) -> None:
 @pytest.mark.parametrize(
     ("run", "made_up"),
     [
-        (_as_many_as, 0),
-        (_one_for_each, 7),
-        (_chained, 3.0),
-        (_chained, -0.5),
-        (_at_least_ten, 0.5),
-        (_half_above_three, 0.5),
-        (_not_zero, 0),
-        (_finite_and_small, 7.0),
+        (_as_many_as, 0), (_one_for_each, 7), (_chained, 3.0), (_chained, -0.5), (_at_least_ten, 0.5),
+        (_half_above_three, 0.5), (_not_zero, 0), (_finite_and_small, 7.0),
     ],
-)
+)  # fmt: skip
 def test_a_number_that_a_check_refuses_becomes_one_that_passes(run: Callable[..., None], made_up: float) -> None:
     x = Tensor(made_up)
     run(x)
@@ -602,6 +644,29 @@ _LOOPS = """
 
     while (number := x.rows().shape[0]) > 0: yield number
 
+    oks = [False, False]
+    while not all(oks):
+        yield
+        for i in range(2): oks[i] = bool(x.all())
+
+    from signal import Signals
+    state = Signals.SIGTERM
+    while state is not Signals.SIGINT:
+        yield
+        if x.all(): state = Signals.SIGINT
+
+    import collections
+    waiting = collections.deque([1])
+    while waiting:
+        yield
+        one = waiting.popleft()
+        if not x.all(): waiting.append(one)
+
+    def draw():
+        yield
+        if not x.all(): yield from draw()
+    return (yield from draw())
+
     while x.rows(): yield
 """
 
@@ -688,17 +753,10 @@ def _always_raises(x: Any) -> None:
 @pytest.mark.parametrize(
     "run",
     [
-        _first_of_a_list,
-        _early_stop,
-        _two_ways,
-        _later_assertion,
-        _compares_with_either,
-        _draws_until_enough,
-        _changed_since,
-        _another_loop,
-        _always_raises,
+        _first_of_a_list, _early_stop, _two_ways, _later_assertion, _compares_with_either, _draws_until_enough,
+        _changed_since, _another_loop, _always_raises,
     ],
-)
+)  # fmt: skip
 def test_where_both_ways_are_healthy_the_answer_stays(run: Callable[[Any], object]) -> None:
     for made_up in (True, False):
         x = Tensor(made_up)
