@@ -273,6 +273,16 @@ def replay(
     )
 
 
+def free_events(action: npt.NDArray[np.generic], address: npt.NDArray[np.generic]) -> Ints:
+    """For each event that makes a block, the one that frees it; the number of events for others."""
+    history = _Events(action, address.astype(np.int64), np.zeros(0, np.int64))
+    moves = history.at(_ALLOC, _REQUESTED)
+    freed = np.full(len(action), len(action))
+    first, then = _neighbours(history, moves[np.argsort(history.address[moves], kind="stable")], _ALLOC, _REQUESTED)
+    freed[first] = then
+    return freed
+
+
 def _ends(history: _Events) -> tuple[Ints, Ints]:
     """The events of each block's requested and completed free (the number of events if none), by its making event."""
     moves = history.at(_ALLOC, _REQUESTED, _COMPLETED)

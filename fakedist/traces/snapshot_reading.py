@@ -26,7 +26,7 @@ from fakedist.rundir.notes import Note
 from fakedist.rundir.records import GpuRecord
 from fakedist.rundir.rows import FrameRow
 from fakedist.rundir.schema import ACTIONS
-from fakedist.traces.inferring import Annotation, infer
+from fakedist.traces.inferring import Annotation, block_lives, infer
 
 #: An event, a segment, a block or a frame.
 Entry = dict[str, object]
@@ -345,7 +345,7 @@ def read_foreign(snapshot: Entry, device: int | None = None, histories: Historie
         recording.events[device] = events | {"stack": np.where(events["action"] == _CODES["alloc"], stack, -1)}
     is_native = any(frame.function.startswith(_NATIVE) for frame in recording.frames)
     named = _annotations(snapshot, device)
-    is_inferred = has_history and infer(recording, stack.astype(np.int64), named, is_native=is_native)
+    is_inferred = has_history and infer(recording, stack, named, is_native=is_native)
     limits = [notes.snapshot_action_unknown(name, count) for name, count in trace.unknown.items()]
     if before and has_history:
         limits.insert(0, notes.snapshot_starts_late(len(before), sum(size for _, size, _ in before)))
@@ -414,11 +414,10 @@ def _annotations(snapshot: Entry, device: int) -> list[Annotation]:
 def _alive_before(trace: Columns, segments: list[Entry]) -> tuple[list[tuple[int, int, object]], bool]:
     """Blocks from before the history: (address, bytes, frames); and whether it leaves some that it made."""
     action, at = trace["action"], trace["address"]
-    rows = np.flatnonzero(np.isin(action, (_CODES["alloc"], _CODES["free_requested"])))
-    rows = rows[np.argsort(at[rows], kind="stable")]
-    is_made, is_next = action[rows] == _CODES["alloc"], np.diff(at[rows]) == 0  # of the same address
-    lost = np.sort(rows[~is_made & ~np.append(False, is_made[:-1] & is_next)[: len(rows)]])
-    alive = set(at[rows[is_made & np.append(~is_next, True)[: len(rows)]]].tolist())
+    made, freed = block_lives(action, at)
+    is_lost = action == _CODES["free_requested"]
+    is_lost[freed[freed < len(action)]] = False
+    lost, alive = np.flatnonzero(is_lost), set(at[made[freed == len(action)]].tolist())
     before: list[tuple[int, int, object]] = [
         (start, size, None) for start, size in zip(at[lost].tolist(), trace["size"][lost].tolist(), strict=True)
     ]
