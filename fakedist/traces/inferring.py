@@ -299,6 +299,8 @@ class _Lives:
         phase: The phase that made it.
         freed_in: The phase that freed it; -1 if none did.
         is_brief: Nothing else was made or freed while it was alive.
+        is_kept: It is alive at the end.
+        is_lasting: It was there before the first forward, and after all that trains.
         end: When the run of events of that phase ended.
         used: When the next run of an optimizer or a forward began.
     """
@@ -315,6 +317,7 @@ class _Lives:
     zeroed: Bools
     is_brief: Bools
     is_kept: Bools
+    is_lasting: Bools
     num_before: int
     first_forward: int
     has_optimizer: bool
@@ -325,6 +328,8 @@ class _Lives:
         events, (made, freed), phase = recording.device_events, lives, places.phase
         is_move = np.isin(events["action"], (_ALLOC, _FREE))
         moves, num = np.cumsum(is_move), len(is_move)
+        first_forward = int(np.append(np.flatnonzero(phase != IN_INIT), num)[0])
+        trains = np.flatnonzero(np.isin(phase, (IN_FORWARD, IN_BACKWARD, IN_OPTIMIZER)))
         uses = np.append(np.flatnonzero(np.isin(phase, (IN_OPTIMIZER, IN_FORWARD))), num)
         changes = np.append(np.flatnonzero(np.diff(phase)) + 1, num)
         return cls(
@@ -340,8 +345,9 @@ class _Lives:
             zeroed=np.append(evidence.are(lambda fact: fact.zeroes), False)[freed],
             is_brief=np.append(moves, num + 1)[freed] - moves[made] == 1,
             is_kept=freed == num,
+            is_lasting=(made < first_forward) & (freed > trains.max(initial=-1)),
             num_before=recording.num_events_before,
-            first_forward=int(np.append(np.flatnonzero(phase != IN_INIT), num)[0]),
+            first_forward=first_forward,
             has_optimizer=bool((phase == IN_OPTIMIZER).any()),
         )
 
@@ -361,7 +367,7 @@ def _marks(lives: _Lives) -> dict[str, Array]:
     purpose = np.array([codes[fact.purpose] for fact in lives.evidence.facts], np.int64)[lives.evidence.row]
     runs, outlives = np.isin(lives.phase, _RUNS), lives.freed > lives.end
     # A gradient exists when the optimizer steps. Where that allocates nothing, it outlives the backward at least.
-    kept = lives.size[(lives.made < lives.first_forward) & lives.is_kept]
+    kept = lives.size[lives.is_lasting]
     is_gradient = (lives.freed > lives.used) | (outlives & np.isin(lives.size, kept))
     gathered = lives.size[purpose == codes["parameter"]]
     is_gradient |= np.isin(lives.size, gathered) & ~lives.is_brief  # until it is reduced and scattered
@@ -409,7 +415,7 @@ def _mark_kept(lives: _Lives, category: Ints) -> None:
 
     As many blocks of a size are parameters as a backward leaves gradients of it. If no gradients tell, all are.
     """
-    kept = np.flatnonzero((lives.made < lives.first_forward) & lives.is_kept & (category == _NONE))
+    kept = np.flatnonzero(lives.is_lasting & (category == _NONE))
     parameter, state = map(CATEGORIES.index, ("parameter", "optimizer_state"))
     left = np.flatnonzero((category == CATEGORIES.index("gradient")) & (lives.phase == IN_BACKWARD))
     gradients = Counter(lives.size[left[lives.end[left] == lives.end[left[:1]]]].tolist())  # of the first backward

@@ -41,6 +41,8 @@ _MOST_MOVED = 1 << 61
 MOST_DEVICES = 1023
 #: The most blocks of all segments. Those of a GPU of 80 GB have some hundred thousand.
 _MOST_BLOCKS = 20_000_000
+#: Python's -1 where an instruction has no line, as torch of several versions writes it.
+_NO_LINE = (-1, (1 << 64) - 1)
 #: Longer texts are cut. A path of Linux has at most so many characters.
 _LONGEST = 4096
 
@@ -104,7 +106,8 @@ def frame_row(frame: object) -> FrameRow:
         raise NoSnapshotError("a frame is neither a dict nor a text")
     names = (name_of(frame.get(key, ""), f"{key!r} of a frame") for key in ("filename", "name"))
     filename, function = names
-    return FrameRow(filename, whole(frame.get("line"), "a line", (1 << 31) - 1), function)
+    line = frame.get("line")
+    return FrameRow(filename, 0 if line in _NO_LINE else whole(line, "a line", (1 << 31) - 1), function)
 
 
 def check_blocks(segments: list[Entry]) -> None:
@@ -321,7 +324,7 @@ def read_foreign(snapshot: Entry, device: int | None = None, histories: Historie
     trace = traces[device] if device < len(traces) else _History()
     own = [segment for segment in segments if _device_of(segment) == device]
     check_blocks(own)
-    rest, stacks = trace.columns(), trace.stacks
+    (rest, skipped), stacks = _with_skipped(trace.columns()), trace.stacks
     before, is_held = _alive_before(rest, own)
     moves = _Moves.of(rest, list(trace.pools))
     has_history = bool(len(rest["action"]))
@@ -351,7 +354,7 @@ def read_foreign(snapshot: Entry, device: int | None = None, histories: Historie
         limits.insert(0, notes.snapshot_starts_late(len(before), sum(size for _, size, _ in before)))
     known_limits = (
         (others, notes.snapshot_of_several_devices(device, others)),
-        (not has_history, notes.snapshot_without_history()),
+        (not has_history, notes.snapshot_without_history(skipped)),
         (is_held and not own, notes.snapshot_without_segments()),
     )
     limits += [note for is_so, note in known_limits if is_so]
@@ -367,6 +370,30 @@ def _out_of_memory(events: Columns, recording: Recording) -> list[Note]:
     stack, size, free = (int(events[name][refused[-1]]) for name in ("stack", "size", "address"))
     line = stack_lines(recording.frames, [recording.stacks[stack]])[0] if stack >= 0 else ""
     return [notes.snapshot_ran_out(len(refused), size, free, line)]
+
+
+def _with_skipped(trace: Columns) -> tuple[Columns, str]:
+    """The history with the events that ``skip_actions`` left out: a free's request follows from its completion, or back.
+
+    Without allocations, or without frees, it means nothing: it is then empty, and their name is returned.
+    """
+    action, at = trace["action"], trace["address"]
+    alloc, *frees = (_CODES[name] for name in ("alloc", "free_requested", "free_completed"))
+    rows = np.flatnonzero(np.isin(action, (alloc, *frees)))
+    rows = rows[np.argsort(at[rows], kind="stable")]
+    follows = np.diff(at[rows]) == 0
+    pairs = {(first, then) for first, then in np.unique(action[[rows[:-1], rows[1:]]][:, follows], axis=1).T.tolist()}
+    lacks = {code for code in (alloc, *frees) if not (action == code).any()}
+    if (lacks == {alloc} and pairs & {(frees[1], frees[0])}) or (lacks == {*frees} and (alloc, alloc) in pairs):
+        return {name: column[:0] for name, column in trace.items()}, "allocations" if alloc in lacks else "frees"
+    for code, other, shows in ((*frees, (alloc, frees[1])), (*frees[::-1], (frees[0], alloc))):
+        if lacks == {code} and shows in pairs:
+            row = np.repeat(np.arange(len(action)), 1 + (action == other))
+            is_second = np.diff(row, prepend=-1) == 0
+            trace = {name: column[row] for name, column in trace.items()}
+            trace["action"][np.append(is_second[1:], False)] = frees[0]
+            trace["action"][is_second] = frees[1]
+    return trace, ""
 
 
 def _device_of(segment: Entry) -> int:
