@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -273,7 +273,7 @@ def replay(
     )
 
 
-def free_events(action: npt.NDArray[np.generic], address: npt.NDArray[np.generic]) -> Ints:
+def free_events(action: npt.NDArray[Any], address: npt.NDArray[Any]) -> Ints:
     """For each event that makes a block, the one that frees it; the number of events for others."""
     history = _Events(action, address.astype(np.int64), np.zeros(0, np.int64))
     moves = history.at(_ALLOC, _REQUESTED)

@@ -376,14 +376,16 @@ def _marks(lives: _Lives) -> dict[str, Array]:
     is_workspace = np.isin(lives.size, [*_WORKSPACES]) & (is_odd | (runs & (lives.is_kept | lives.is_brief)))
     in_optimizer = lives.phase == IN_OPTIMIZER
     renewed = (lives.made < lives.first_forward) & (lives.freed_in == IN_OPTIMIZER)  # a step makes its states anew
-    tests = {
-        "": (purpose < _NONE) & (runs | (purpose == codes["workspace"])),
-        "workspace": is_workspace,
-        "gradient": is_added | ((lives.phase == IN_BACKWARD) & is_gradient),
-        "optimizer_state": in_optimizer & (outlives | lives.is_kept),
-    }
-    chosen = [purpose, *(codes[name] for name in [*tests][1:]), codes["gradient"], codes["optimizer_state"]]
-    category = np.select([*tests.values(), lives.zeroed, renewed], chosen, _NONE)
+    tests = [
+        (purpose < _NONE) & (runs | (purpose == codes["workspace"])),
+        is_workspace,
+        is_added | ((lives.phase == IN_BACKWARD) & is_gradient),
+        in_optimizer & (outlives | lives.is_kept),
+        lives.zeroed,
+        renewed,
+    ]
+    names = ("workspace", "gradient", "optimizer_state", "gradient", "optimizer_state")
+    category: Ints = np.select(tests, [purpose, *(np.int64(codes[name]) for name in names)], np.int64(_NONE))
     _mark_kept(lives, category)
     rows = np.flatnonzero(category < _NONE)
     table = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -125,6 +125,7 @@ _CODES = {name: code for code, name in enumerate(ACTIONS)}
 _NATIVE = ("torch::", "c10::", "at::")
 _GAINS = (_CODES["segment_alloc"], _CODES["segment_map"])
 _LOSSES = (_CODES["segment_free"], _CODES["segment_unmap"])
+_PAGES = (_GAINS[1], _LOSSES[1])
 _HELD = ("active_allocated", "active")  # states of blocks that tensors hold; "active" in snapshots without a history
 
 Columns = dict[str, Array]
@@ -326,10 +327,9 @@ def read_foreign(snapshot: Entry, device: int | None = None, histories: Historie
     check_blocks(own)
     (rest, skipped), stacks = _with_skipped(trace.columns()), trace.stacks
     before, is_held = _alive_before(rest, own)
-    moves = _Moves.of(rest, list(trace.pools))
     has_history = bool(len(rest["action"]))
     time_us = int(rest["time_us"][0]) if has_history else 0
-    reserved = moves.reserved_before(own)
+    reserved = _reserved_before(rest, own)
     others = [number for number, trace in enumerate(traces) if len(trace) and number != device]
     first = _first_columns(before, reserved, time_us, stacks)
     if more := _more_before(first, rest, own, _settings(snapshot)):
@@ -338,8 +338,8 @@ def read_foreign(snapshot: Entry, device: int | None = None, histories: Historie
     recording = Recording(gpu=GpuRecord(device_index=device, alloc_conf=_settings(snapshot)))
     recording.frames, recording.stacks = list(stacks.frames), list(stacks.stacks)
     recording.num_events_before = len(first["action"])
-    recording.segments_before = moves.segments_before(own)
-    recording.pools[device] = moves.private_pools(own, len(first["action"]))
+    recording.segments_before = _segments_before(rest, list(trace.pools), own)
+    recording.pools[device] = _private_pools(rest, list(trace.pools), own, len(first["action"]))
     events = {name: np.concatenate([first[name], rest.pop(name)]) for name in first}
     refused = _out_of_memory(events, recording)
     stack = events["stack"]
@@ -373,7 +373,7 @@ def _out_of_memory(events: Columns, recording: Recording) -> list[Note]:
 
 
 def _with_skipped(trace: Columns) -> tuple[Columns, str]:
-    """The history with the events that ``skip_actions`` left out: a free's request follows from its completion, or back.
+    """The history with what ``skip_actions`` left out of it: one of a free's from the other.
 
     Without allocations, or without frees, it means nothing: it is then empty, and their name is returned.
     """
@@ -480,80 +480,51 @@ def _block_frames(block: Entry) -> object:
     return block.get("frames")
 
 
-@dataclass(frozen=True)
-class _Moves:
-    """The events of a history that take segments and pages, or give them back.
+def _moves(trace: Columns, pools: list[Pool], order: int = 1) -> Iterator[tuple[int, bool, Segment, bool]]:
+    """The events that take segments and pages, or give them back; backwards, if ``order`` is -1.
 
-    Attributes:
-        event: The number of each in the history.
-        is_gain: It takes.
-        is_page: It maps or unmaps.
-        at: Its address.
-        size: Its bytes.
-        stream: Its stream.
-        pool: Its pool; None where it names none.
+    Each has its number, whether it takes, the segment, and whether it names the pool: the column has rows of ``pools``.
     """
+    events = np.flatnonzero(np.isin(trace["action"], (*_GAINS, *_LOSSES)))[::order]
+    names = ("action", "address", "size", "stream", "pool")
+    rows = zip(events.tolist(), *(trace[name][events].tolist() for name in names), strict=True)
+    for event, action, at, size, stream, pool in rows:
+        of = pools[pool] if pool >= 0 else COMMON_POOL
+        yield event, action in _GAINS, Segment(at & _MOST, size, stream, action in _PAGES, of), pool >= 0
 
-    event: list[int]
-    is_gain: list[bool]
-    is_page: list[bool]
-    at: list[int]
-    size: list[int]
-    stream: list[int]
-    pool: list[Pool | None]
 
-    @classmethod
-    def of(cls, trace: Columns, pools: list[Pool]) -> _Moves:
-        """Those of a history, whose column ``pool`` has rows of ``pools``."""
-        event = np.flatnonzero(np.isin(trace["action"], (*_GAINS, *_LOSSES)))
-        columns = {name: column[event] for name, column in trace.items()}
-        return cls(
-            event.tolist(),
-            np.isin(columns["action"], _GAINS).tolist(),
-            np.isin(columns["action"], (_GAINS[1], _LOSSES[1])).tolist(),
-            columns["address"].tolist(),
-            columns["size"].tolist(),
-            columns["stream"].tolist(),
-            [*map([*pools, None].__getitem__, columns["pool"].tolist())],
+def _reserved_before(trace: Columns, segments: list[Entry]) -> int:
+    gained, lost = (int(trace["size"][np.isin(trace["action"], of)].sum()) for of in (_GAINS, _LOSSES))
+    end = sum(number(segment, "total_size", MOST_BYTES) for segment in segments)
+    return max(end - gained + lost, 0)
+
+
+def _segments_before(trace: Columns, pools: list[Pool], segments: list[Entry]) -> list[Segment]:
+    """The segments before the history began: those at its end, with the history played backwards."""
+    held = Segments(
+        Segment(
+            address(segment, "address") & _MOST,
+            number(segment, "total_size", MOST_BYTES),
+            number(segment, "stream"),
+            bool(segment.get("is_expandable")),
+            _pool(segment.get("segment_pool_id")),
         )
+        for segment in segments
+    )
+    for _, is_gain, segment, _ in _moves(trace, pools, -1):
+        (held.remove if is_gain else held.add)(segment)
+    return held.to_list()
 
-    def reserved_before(self, segments: list[Entry]) -> int:
-        """Bytes that were reserved before the history, by the segments at its end."""
-        end = sum(number(segment, "total_size", MOST_BYTES) for segment in segments)
-        gained = sum(size if is_gain else -size for size, is_gain in zip(self.size, self.is_gain, strict=True))
-        return max(end - gained, 0)
 
-    def segments_before(self, segments: list[Entry]) -> list[Segment]:
-        """The segments before the history began: those at its end, with the history played backwards."""
-        held = Segments(
-            Segment(
-                address(segment, "address") & _MOST,
-                number(segment, "total_size", MOST_BYTES),
-                number(segment, "stream"),
-                bool(segment.get("is_expandable")),
-                _pool(segment.get("segment_pool_id")),
-            )
-            for segment in segments
-        )
-        rows = zip(self.at, self.size, self.stream, self.is_page, self.pool, strict=True)
-        for is_gain, (at, size, stream, is_page, pool) in reversed([*zip(self.is_gain, rows, strict=True)]):
-            segment = Segment(at & _MOST, size, stream, is_page, pool or COMMON_POOL)
-            if is_gain:
-                held.remove(segment)
-            else:
-                held.add(segment)
-        return held.to_list()
-
-    def private_pools(self, segments: list[Entry], num_before: int) -> dict[int, Pool]:
-        """The private pools, by the events that take segments. Older snapshots name them only in what the end has."""
-        at_the_end = {address(segment, "address"): _pool(segment.get("segment_pool_id")) for segment in segments}
-        rows = zip(self.event, self.is_gain, self.at, self.pool, strict=True)
-        pools = {
-            num_before + event: at_the_end.get(at, COMMON_POOL) if pool is None else pool
-            for event, is_gain, at, pool in rows
-            if is_gain
-        }
-        return {event: pool for event, pool in pools.items() if pool != COMMON_POOL}
+def _private_pools(trace: Columns, pools: list[Pool], segments: list[Entry], num_before: int) -> dict[int, Pool]:
+    """The private pools, by the events that take segments. Older snapshots name them only in what the end has."""
+    at_the_end = {address(entry, "address") & _MOST: _pool(entry.get("segment_pool_id")) for entry in segments}
+    taken = {
+        num_before + event: segment.pool_id if is_named else at_the_end.get(segment.address, COMMON_POOL)
+        for event, is_gain, segment, is_named in _moves(trace, pools)
+        if is_gain
+    }
+    return {event: pool for event, pool in taken.items() if pool != COMMON_POOL}
 
 
 def _pool(value: object) -> Pool:
