@@ -5,11 +5,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from fakedist.report.content.memory import engine_sheet, engine_sleep_sheet, line_sheet, named_phase_sheet
+from fakedist.report.content.memory import (
+    engine_sheet,
+    engine_sleep_sheet,
+    line_sheet,
+    named_phase_sheet,
+    phase_sheet,
+)
 from fakedist.results.opening import open_run
 from fakedist.rundir.schema import CATEGORIES
 from fakedist.rundir.step_time import RangeTime
-from fakedist.rundir.summary import EngineMemory, EngineSleep, NamedPhase, Outside, Summary
+from fakedist.rundir.summary import EngineMemory, EngineSleep, NamedPhase, Outside, PhasePeak, Summary
 from tests.unit.analysis.recorded import GIB, MIB, HandMade
 from tests.unit.report.handmade import built
 
@@ -169,3 +175,12 @@ def test_an_engine_whose_largest_share_is_not_known_says_why() -> None:
     )
     assert [column.cells[1] for column in sheet.columns] == ["largest that fits", "-", "-", "-"]
     assert sheet.remarks[-1] == "the largest share is not known: no end"
+
+
+def test_of_thousands_of_steps_a_page_has_the_first_the_last_and_the_peak() -> None:
+    phases = [PhasePeak(step, phase, 9, 9, 9) for step in range(1, 5_001) for phase in ("forward", "backward")]
+    summary = SimpleNamespace(by_phase=phases, peak_step=2_500, peak_phase="forward", steps=[], world_size=None)
+    sheet = phase_sheet(cast(Summary, summary))
+    assert len(sheet.columns[0].cells) == len(sheet.rows) == 2 * 401
+    assert [row.is_marked for row in sheet.rows].count(True) == 1
+    assert sheet.remarks == ["of 5,000 steps, 4,599 are only in --json"]
