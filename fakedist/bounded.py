@@ -5,14 +5,17 @@ It waits for no pipe, reads no device, runs no file's code and takes no more mem
 
 from __future__ import annotations
 
+import gc
+import io
 import json
 import os
 import pickle
 import stat
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -127,22 +130,45 @@ class _BuiltinsOnly(pickle.Unpickler):
         raise pickle.UnpicklingError("it refers to something outside the file")
 
 
-def load_builtins(file: IO[bytes], size: int) -> object:
-    """Unpickle numbers, texts, lists and dicts; ``size``, the file's bytes, bounds the memory that loading may take.
+class _Watched(io.BytesIO):
+    """Bytes that an unpickler loads in pieces of 128 KiB: before each, ``between`` is called."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self.between: Callable[[], None] | None = None
+        self._content = memoryview(content)
+
+    def peek(self, size: int) -> memoryview:
+        if self.between is not None:
+            self.between()
+        return self._content[self.tell() :][:size]
+
+
+def load_builtins(content: bytes, watch: Callable[[Callable[[], list[object]]], None] | None = None) -> object:
+    """Unpickle numbers, texts, lists and dicts. The memory that loading may take is bounded by the bytes.
+
+    ``watch`` is called again and again meanwhile, with a function that returns the objects memoized by then, the last
+    first. It may change these, and raise an UnreadableError.
 
     Raises:
         ForeignCodeError: It names something to import.
         UnreadableError: It is not a pickle, or its values take more memory than a pickle of this size may need.
     """
+    file = _Watched(content)
+    unpickler = _BuiltinsOnly(file)
+    if watch is not None:
+        file.between = partial(watch, partial(gc.get_referents, unpickler))
     try:
-        with _bounded_memory(_MEMORY_AT_LEAST + _MEMORY_FOR_A_BYTE * size):
-            loaded: object = _BuiltinsOnly(file).load()
+        with _bounded_memory(_MEMORY_AT_LEAST + _MEMORY_FOR_A_BYTE * len(content)):
+            loaded: object = unpickler.load()
     except UnreadableError:
         raise
     except MemoryError:
         raise UnreadableError(_TOO_MUCH_MEMORY) from None
     except Exception as error:  # a damaged pickle can raise almost anything
         raise UnreadableError(str(error) or type(error).__name__) from None
+    finally:
+        file.between = None  # else file and unpickler keep each other, and all that it memoized
     return loaded
 
 

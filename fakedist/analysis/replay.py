@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -271,6 +271,16 @@ def replay(
         reserved_bytes=np.cumsum(segments),
         unknown_frees=len(history.at(_REQUESTED)) - int(let_go.sum()),
     )
+
+
+def free_events(action: npt.NDArray[Any], address: npt.NDArray[Any]) -> Ints:
+    """For each event that makes a block, the one that frees it; the number of events for others."""
+    history = _Events(action, address.astype(np.int64), np.zeros(0, np.int64))
+    moves = history.at(_ALLOC, _REQUESTED)
+    freed = np.full(len(action), len(action))
+    first, then = _neighbours(history, moves[np.argsort(history.address[moves], kind="stable")], _ALLOC, _REQUESTED)
+    freed[first] = then
+    return freed
 
 
 def _ends(history: _Events) -> tuple[Ints, Ints]:

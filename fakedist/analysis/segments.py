@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -226,8 +227,8 @@ def pickled(
     key = {name: np.array([memo[id(name)]]) for name in _KEYS}
     action = np.array([memo[id(name)] for name in ACTIONS])
     stack = np.array([*(memo[id(frames)] for frames in stacks), memo[id(nothing)]])  # the last is row -1
-    for history in histories:
-        yield pickle.EMPTY_LIST
+    for number, history in enumerate(histories):
+        yield pickle.EMPTY_LIST + pickle.LONG_BINPUT + struct.pack("<I", len(memo) + number)  # for `Histories.watch`
         for first in range(0, len(history["action"]), _ROWS_AT_ONCE):
             rows = {name: values[first : first + _ROWS_AT_ONCE] for name, values in history.items()}
             address = np.where(rows["action"] == ACTIONS.index("oom"), key["device_free"], key["addr"])

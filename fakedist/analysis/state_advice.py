@@ -387,9 +387,13 @@ def drop_gradients(evidence: Evidence) -> Iterator[Change]:
     takes the place of the one that is added now, and freed.
     """
     blocks = evidence.blocks
-    spans = evidence.spans.astype({"phase": str})
+    spans = evidence.spans.astype({"phase": str}).drop_duplicates(["step", "phase"])
     made, freed, layer, bytes_ = (blocks[name].to_numpy() for name in ("alloc_event", "free_event", "layer", "bytes"))
     gradient = np.flatnonzero(evidence.category("gradient"))
+    forwards = np.append(spans.loc[spans["phase"] == "forward", "first_event"].to_numpy(), len(evidence.allocated))
+    gradient = gradient[freed[gradient] > forwards[np.searchsorted(forwards[:-1], made[gradient], side="right")]]
+    if not len(gradient):
+        return
     in_backward = evidence.phase("backward")
     gone = np.zeros(len(blocks))
     kept = 0

@@ -32,8 +32,9 @@ def compare(runs: tuple[Path, ...], *, file: Path | None, form: str | None, as_j
 
     A and B are run directories: of two commits, two ranks, two layouts, two GPUs, two versions of torch. Each may also
     be a memory snapshot of torch: the memory is then compared by source line, and allocation by allocation. Or one is
-    a trace of torch.profiler or a report of Nsight Systems: where is the real step slower than the run's? More than two
-    runs stand side by side, each with its change from A. Markdown fits a comment on a pull request, HTML is one page.
+    a trace of torch.profiler or a report of Nsight Systems: where is the real step slower than the run's? Of two such
+    files: where is B's step slower than A's? More than two runs stand side by side, each with its change from A.
+    Markdown fits a comment on a pull request, HTML is one page.
     """
     if len(runs) < 2:
         given = f"{counted(len(runs), 'run')} given, and it takes two or more to compare"
@@ -47,8 +48,8 @@ def compare(runs: tuple[Path, ...], *, file: Path | None, form: str | None, as_j
     with reading(*runs):
         real = [path for path in runs if kind_of(path) != "other"]
         if real and len(runs) == 2:
-            rebuilt = next((path for path in runs if path != real[0]), real[0])
-            output.write(real_step_report(open_run(real[0]), open_run(rebuilt), all_rows=all_rows))
+            against = runs[0] if len(real) == 2 else next(path for path in runs if path != real[0])
+            output.write(real_step_report(open_run(real[-1]), open_run(against), all_rows=all_rows))
         else:
             output.write(comparison_report(open_comparison(*runs), all_rows=all_rows))
     return 0

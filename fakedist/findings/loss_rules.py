@@ -48,11 +48,13 @@ def loss_chunks(case: Case) -> Iterator[Fault]:
     step = blocks["step"].to_numpy()[saved]
     inner = np.sort(made[case.is_saved & ~case.is_outside])
     losses = np.sort(made[is_loss])
+    if not len(losses):
+        return
     runs = [
         chunks
         for _, rows in pd.Series(saved).groupby([stack[saved], blocks["operation"].astype(str).to_numpy()[saved], step])
         for chunks in _runs(rows.to_numpy(), sizes, made, freed, inner)
-        if len(chunks) > 1 and len(np.unique(np.searchsorted(losses, made[chunks], "left"))) == len(chunks)
+        if len(chunks) > 1 and np.diff(np.searchsorted(losses, made[chunks])).all()  # a loss between them
     ]
     if not runs:
         return
@@ -73,17 +75,18 @@ def loss_chunks(case: Case) -> Iterator[Fault]:
 def _runs(rows: Array, sizes: Array, made: Array, freed: Array, inner: Array) -> Iterator[Array]:
     """Blocks of a line, in runs of equal size but for a smaller last one, alive together, no layer between them."""
     passed = np.searchsorted(inner, made[rows])
-    start = 0
+    start, first_freed = 0, freed[rows[0]]
     for end in range(1, len(rows) + 1):
-        run = rows[start:end]
         goes_on = end < len(rows) and (
             passed[end] == passed[start]
             and sizes[rows[end]] <= _MOST_OF_A_CHUNK * sizes[rows[start]]
-            and freed[run].min() > made[rows[end]]
+            and first_freed > made[rows[end]]
         )
-        if not goes_on:
-            yield run
-            start = end
+        if goes_on:
+            first_freed = min(first_freed, freed[rows[end]])
+        else:
+            yield rows[start:end]
+            start, first_freed = end, freed[rows[end : end + 1]].max(initial=0)
 
 
 def _but_one_chunk(case: Case, runs: list[Array], inner: Array) -> tuple[Array, Array, Array]:

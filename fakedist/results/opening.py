@@ -105,11 +105,12 @@ def open_snapshot(path: Path, device: int | None = None) -> Run:
     from fakedist.results.summing_up import summarize
     from fakedist.rundir.collector import no_collector
     from fakedist.traces.foreign_files import SNAPSHOT_HINT, read_snapshot
-    from fakedist.traces.snapshot_reading import NoDeviceError, NoSnapshotError, read_foreign
+    from fakedist.traces.snapshot_reading import Histories, NoDeviceError, NoSnapshotError, read_foreign
 
     with no_collector():
         try:
-            snapshot = read_foreign(read_snapshot(path), device)
+            histories = Histories()
+            snapshot = read_foreign(read_snapshot(path, histories.watch), device, histories)
         except NoSnapshotError as error:
             raise RunDirectoryError(f"{path} is not a memory snapshot: {error}", SNAPSHOT_HINT) from None
         except NoDeviceError as error:

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from fakedist.report.figures.run_figures import RunFigures
 
 
+#: From pandas 3 on, a copy shares what neither side changes.
+_IS_DEEP = int(pd.__version__.partition(".")[0]) < 3
+
+
 class RunTables:
     """The tables of a run, by their names in ``rundir.table_rows.TABLES``: of its directory, or in memory.
 
@@ -84,7 +88,7 @@ class RunTables:
         key = name, None if columns is None else tuple(columns)
         if key not in self._kept:
             self._kept[key] = self._read(name, columns)
-        return self._kept[key].copy()
+        return self._kept[key].copy(deep=_IS_DEEP)
 
     def _read(self, name: str, columns: Sequence[str] | None) -> pd.DataFrame:
         if self._directory is not None and name not in self._made:
@@ -98,7 +102,7 @@ class RunTables:
             raise RunDirectoryError(f"a memory snapshot has no table {name!r}", f"it has {has}")
         if columns is None:
             return self._made[name]
-        frame = self._made[name][list(columns)].copy()
+        frame = self._made[name][list(columns)].copy(deep=_IS_DEEP)
         for column in frame.select_dtypes(["object", "string"]).columns:
             frame[column] = frame[column].astype("category")
         return frame
@@ -125,12 +129,15 @@ class RunMemory:
 
         Columns: bytes, category, layer, step, phase, operation, line.
         """
-        blocks = self.blocks()
-        return blocks[blocks.pop("at_peak")].sort_values("bytes", ascending=False, kind="stable").reset_index(drop=True)
+        blocks = self._tables.table("blocks")
+        held = self._described(blocks[blocks["at_peak"]]).drop(columns="at_peak")
+        return held.sort_values("bytes", ascending=False, kind="stable").reset_index(drop=True)
 
     def blocks(self) -> pd.DataFrame:
         """Every block of the run in order of allocation, with the columns of :meth:`peak` and ``at_peak``."""
-        blocks = self._tables.table("blocks")
+        return self._described(self._tables.table("blocks"))
+
+    def _described(self, blocks: pd.DataFrame) -> pd.DataFrame:
         layers = self._tables.table("layers")["name"]
         lines = [*self._tables.table("stacks")["line"], ""]  # stack -1 (none) indexes the empty line at the end
         described = blocks[["bytes", "category", "step", "phase", "operation", "at_peak"]].copy()
@@ -152,8 +159,9 @@ class RunMemory:
             raise ValueError(f"moment is {' or '.join(map(repr, MOMENTS))}, not {moment!r}")
         table = self._tables.table("segments")
         held = table[table["moment"] == moment].drop(columns="moment").reset_index(drop=True)
-        largest = self.blocks().drop(columns=["bytes", "at_peak"]).reindex(held["block"]).reset_index(drop=True)
-        return held.join(largest)
+        block = held["block"]
+        largest = self._described(self._tables.table("blocks").loc[block[block >= 0]])
+        return held.join(largest.drop(columns=["bytes", "at_peak"]).reindex(block).reset_index(drop=True))
 
     def segment_blocks(self, moment: str = "peak_reserved") -> pd.DataFrame:
         """The blocks in those segments, by address. Empty if the addresses of the segments are unknown.
@@ -162,13 +170,13 @@ class RunMemory:
         while another stream still used it), category, layer, step, phase, operation, line.
         """
         segments = self.segments(moment).sort_values("address")
-        blocks = self._tables.table("blocks", ["address", "alloc_event", "free_event", "reuse_event"])
+        blocks = self._tables.table("blocks")
         event = int(segments["event"].iloc[0]) if len(segments) else -1
         alive = blocks[(blocks["alloc_event"] <= event) & (blocks["reuse_event"] > event)].sort_values("address")
         if not len(segments) or not segments["address"].iloc[0]:
             alive = alive.head(0)
         index = np.searchsorted(segments["address"].to_numpy(), alive["address"].to_numpy(), side="right") - 1
-        described = self.blocks().loc[alive.index].drop(columns="at_peak")
+        described = self._described(alive).drop(columns="at_peak")
         described.insert(0, "segment", segments.index.to_numpy()[index])
         described.insert(1, "offset_bytes", (alive["address"] - segments["address"].to_numpy()[index]).astype("int64"))
         described.insert(3, "is_waiting", alive["free_event"] <= event)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import datetime
 import errno
 import fcntl
-import io
 import itertools
 import json
 import os
@@ -142,7 +141,7 @@ class JournalReader:
 
     def _record(self, body: bytes) -> Record | None:
         try:
-            plain = load_builtins(io.BytesIO(body), len(body))
+            plain = load_builtins(body)
         except ForeignCodeError as error:
             raise RunDirectoryError(
                 f"{self._path} cannot be read: {error}, and a journal holds only numbers and text",

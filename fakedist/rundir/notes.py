@@ -654,10 +654,10 @@ def nothing_tuned(choices: Mapping[str, int]) -> str:
 @note
 def snapshot_starts_late(num_blocks: int, bytes_: int) -> str:
     """The snapshot's history is cut at its beginning."""
-    were = "1 block was" if num_blocks == 1 else f"{num_blocks} blocks were"
+    were = "1 block was" if num_blocks == 1 else f"{num_blocks:,} blocks were"
     return (
-        f"{were} alive before the history begins ({bytes_} bytes): shown at its beginning, in sizes rounded to 512 "
-        "bytes; a peak before that is not in the snapshot"
+        f"{were} alive before the history begins ({format_bytes(bytes_)}): shown at its beginning, in sizes rounded to "
+        "512 bytes; a peak before that is not in the snapshot"
     )
 
 
@@ -675,8 +675,10 @@ def snapshot_of_several_devices(device: int, others: Sequence[int]) -> str:
 
 
 @note
-def snapshot_without_history() -> str:
-    """The snapshot has segments alone."""
+def snapshot_without_history(skipped: str = "") -> str:
+    """The snapshot has segments alone, or a history without allocations or frees."""
+    if skipped:
+        return f"the snapshot's history has no {skipped} (skip_actions left them out): its end is shown"
     return "the snapshot has no history (torch.cuda.memory._record_memory_history was off): its end is shown"
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import re
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -16,6 +16,7 @@ from fakedist.errors import ReportError, RunDirectoryError
 from fakedist.units import format_bytes
 
 FileKind = Literal["sqlite", "json", "other"]
+Watch = Callable[[Callable[[], list[object]]], None]
 
 _GZIP = b"\x1f\x8b"
 _SQLITE = b"SQLite format 3\0"
@@ -119,8 +120,10 @@ def read_unpacked(path: Path, hint: str) -> tuple[bytes, bool]:
     return b"".join(content), is_cut_off
 
 
-def read_values(path: Path, wanted: str, hint: str) -> object:
+def read_values(path: Path, wanted: str, hint: str, watch: Watch | None = None) -> object:
     """The value of a file that is JSON or a pickle of numbers, texts, lists and dicts, compressed or not.
+
+    ``watch`` is that of :func:`fakedist.bounded.load_builtins`.
 
     Raises:
         ReportError: It cannot be read, is neither, or tries to run code.
@@ -131,22 +134,24 @@ def read_values(path: Path, wanted: str, hint: str) -> object:
     try:
         if content.lstrip()[:1] in (b"{", b"["):
             return load_json(content)
-        return load_builtins(io.BytesIO(content), len(content))
+        return load_builtins(content, watch)
     except ForeignCodeError as error:
         raise ReportError(f"{path} tries to run {error.name}, unlike {wanted}: nothing was run", hint) from None
     except UnreadableError as error:
         raise ReportError(f"{path} is not {wanted}: {error}", hint) from error
 
 
-def read_snapshot(path: Path) -> dict[str, object]:
+def read_snapshot(path: Path, watch: Watch | None = None) -> dict[str, object]:
     """Read a snapshot from any torch since 2.1: ``segments``, ``device_traces`` and whatever else it contains.
+
+    ``watch`` is that of :func:`fakedist.bounded.load_builtins`.
 
     Raises:
         RunDirectoryError: The file cannot be read, is not a snapshot, or is a pickle that tries to run code.
     """
     wanted = "a memory snapshot"
     try:
-        snapshot = read_values(path, wanted, SNAPSHOT_HINT)
+        snapshot = read_values(path, wanted, SNAPSHOT_HINT, watch)
         if isinstance(snapshot, list):  # torch.cuda.memory.memory_snapshot(), which has no history
             snapshot = {"segments": snapshot}
         elif isinstance(snapshot, dict) and snapshot.get("device_traces") and snapshot.get("segments") is None:

@@ -23,11 +23,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from fakedist.analysis.recording import NUMPY_TYPES, Array, Recording
-from fakedist.analysis.replay import SMALL_BYTES
+from fakedist.analysis.replay import SMALL_BYTES, free_events
 from fakedist.analysis.stack_lines import BACKWARD as BACKWARD_FRAME
 from fakedist.analysis.stack_lines import frame_lines
 from fakedist.rundir.encoding import Record, columns_of
@@ -41,14 +40,20 @@ from fakedist.rundir.records import (
     StepRecord,
 )
 from fakedist.rundir.rows import FrameRow, LayerRow, OperationRow, RegionRow, ScopeRow
-from fakedist.rundir.schema import ACTIONS, CATEGORIES
+from fakedist.rundir.schema import ACTIONS, CATEGORIES, PHASES
 from fakedist.traces.one_step import marked_steps
 from fakedist.traces.stack_evidence import (
     FORWARD,
+    IN_BACKWARD,
+    IN_FORWARD,
+    IN_INIT,
+    IN_OPTIMIZER,
     KINDS,
     NO_STACK,
     SILENT,
     UNKNOWN,
+    Bools,
+    EventEvidence,
     ModuleCall,
     Places,
     StackEvidence,
@@ -68,7 +73,7 @@ from fakedist.traces.step_trace import (
     meaning,
     taken,
 )
-from fakedist.traces.traced_step import Bools, LaunchSites, LayerNumbers, Trace, launch_sites
+from fakedist.traces.traced_step import LaunchSites, LayerNumbers, Trace, launch_sites
 
 _ALLOC, _FREE = ACTIONS.index("alloc"), ACTIONS.index("free_requested")
 _BEFORE = "from before the history"
@@ -95,32 +100,31 @@ def infer(recording: Recording, event_stack: Ints, named: list[Annotation], *, i
         is_native: Stacks have frames of C++.
     """
     events, before = recording.device_events, recording.num_events_before
-    known = [*read_evidence(recording.frames, recording.stacks), NO_STACK]
-    evidence = [known[stack] for stack in event_stack.tolist()]
+    facts = [*read_evidence(recording.frames, recording.stacks), NO_STACK]
+    evidence = EventEvidence(facts, event_stack % len(facts))  # the last is row -1
     action = events["action"]
-    silent, unknown = StackEvidence(SILENT), StackEvidence(UNKNOWN)
-    made, freed = block_lives(action, events["address"].astype(np.int64))
+    made, freed = block_lives(action, events["address"])
     is_evident = action == _ALLOC
     # Recorded with context="alloc", what frees has the stack of what it frees.
     known_frees = freed[freed < len(action)]
     is_evident[known_frees] = event_stack[known_frees] != event_stack[made[freed < len(action)]]
     is_evident[known_frees] &= event_stack[known_frees] >= 0
     is_evident[:before] = False
-    is_silent = ~np.isin(action, (_ALLOC, _FREE))
-    telling = [
-        fact if evident else silent if says_nothing else unknown
-        for fact, evident, says_nothing in zip(evidence, is_evident.tolist(), is_silent.tolist(), strict=True)
-    ]
+    silent, unknown, *phases = range(len(facts), len(facts) + 2 + len(KINDS))
+    row = np.where(is_evident, evidence.row, np.where(np.isin(action, (_ALLOC, _FREE)), unknown, silent))
+    telling = EventEvidence([*facts, *map(StackEvidence, (SILENT, UNKNOWN, *KINDS.values()))], row)
+    of_phase = dict(zip(KINDS, phases, strict=True))
     ranges = [
         (meaning(range_.name), range_.name, *np.searchsorted(events["time_us"], range_[1:]).tolist())
         for range_ in named
     ]
+    kinds = telling.kinds()
     for said, _, first, end in sorted(ranges, key=lambda row: row[2] - row[3]):  # inner ones last
         if said.phase and recording.stacks:
-            within = StackEvidence(KINDS[said.phase])
-            telling[first:end] = [within if fact.kind < FORWARD else fact for fact in telling[first:end]]
+            row[first:end][kinds[first:end] < FORWARD] = of_phase[said.phase]
+            kinds[first:end] = np.maximum(kinds[first:end], KINDS[said.phase] * (kinds[first:end] < FORWARD))
     places = _with_named_steps(find_places(telling, is_native=is_native), ranges)
-    if not {"forward", "backward", "optimizer"} & set(places.phase):
+    if not np.isin(places.phase, (IN_FORWARD, IN_BACKWARD, IN_OPTIMIZER)).any():
         return False
     layer = _Layers(recording.layers).of(evidence, places)
     describe(recording, places, layer, evidence, (made, freed))
@@ -156,11 +160,11 @@ def _with_named_steps(places: Places, ranges: list[_Range]) -> Places:
         step = 1 + np.searchsorted(ends, events, side="right") - bisect_right(ends, 0)
     else:
         return places
-    return replace(places, step=np.where(np.array(places.phase) == "init", 0, step))
+    return replace(places, step=np.where(places.phase == IN_INIT, 0, step))
 
 
 def describe(
-    recording: Recording, places: Places, layer: Ints, evidence: list[StackEvidence], lives: tuple[Ints, Ints]
+    recording: Recording, places: Places, layer: Ints, evidence: EventEvidence, lives: tuple[Ints, Ints]
 ) -> None:
     """Add operations, the ranges that save activations, and the marks of blocks, from what is known of each event.
 
@@ -171,55 +175,42 @@ def describe(
     recording.marks = _marks(_Lives.of(recording, places, evidence, lives))
 
 
-def _add_scopes(recording: Recording, places: Places, layer: Ints, evidence: list[StackEvidence]) -> None:
+def _add_scopes(recording: Recording, places: Places, layer: Ints, evidence: EventEvidence) -> None:
     """One operation for each event that allocates, by its number among the events."""
     events = recording.device_events
+    is_before = np.arange(len(layer)) < recording.num_events_before
+    which = np.zeros(len(layer), np.int64)
+    for column in (places.step, places.phase, layer, evidence.row, is_before):
+        code, values = pd.factorize(column)
+        which = pd.factorize(which * len(values) + code)[0]
+    # The same few kinds of events repeat a million times: each is looked at once.
+    first = np.zeros(int(which.max(initial=-1)) + 1, np.int64)
+    first[which[::-1]] = np.arange(len(which))[::-1]
     scopes: dict[tuple[int, str, int, bool], int] = {}
     names: dict[str, int] = {}
-    known: dict[int, tuple[int, int]] = {}
-    # The same few kinds of events repeat a million times: each is looked at once.
-    first, which = _kinds_of_events(recording, places, layer, evidence)
-    for event in first.tolist():
-        phase, fact = places.phase[event], evidence[event]
-        scope = (int(places.step[event]), phase, int(layer[event]), fact.is_recompute)
-        operation = _BEFORE if event < recording.num_events_before else fact.operation or f"unknown, in {phase}"
-        known[event] = scopes.setdefault(scope, len(scopes)), names.setdefault(operation, len(names))
+    known: list[tuple[int, int]] = []
+    columns = (places.step, places.phase, layer, evidence.row, is_before)
+    for step, code, of, row, before in zip(*(column[first].tolist() for column in columns), strict=True):
+        phase, fact = PHASES[code], evidence.facts[row]
+        scope = scopes.setdefault((step, phase, of, fact.is_recompute), len(scopes))
+        operation = _BEFORE if before else fact.operation or f"unknown, in {phase}"
+        known.append((scope, names.setdefault(operation, len(names))))
     recording.scopes = [ScopeRow(number, *scope[:3], recompute=scope[3]) for scope, number in scopes.items()]
     recording.operations = [OperationRow(number, name) for name, number in names.items()]
-    numbers = np.array([*known.values()], "u4").reshape(-1, 2)[which]
-    recording.op_scope, recording.op_operation = numbers[:, 0], numbers[:, 1]
+    numbers = np.array(known, "u4").reshape(-1, 2)
+    recording.op_scope, recording.op_operation = numbers[which, 0], numbers[which, 1]
     events["op"] = np.arange(len(which), dtype="<i8")
 
 
-def _kinds_of_events(
-    recording: Recording, places: Places, layer: Ints, evidence: list[StackEvidence]
-) -> tuple[Ints, Ints]:
-    """The first event of each combination of step, phase, layer and evidence, in order; the combination of each."""
-    columns = (
-        places.step,
-        np.array(places.phase, object),
-        layer,
-        np.fromiter(map(id, evidence), np.int64, len(evidence)),
-        np.arange(len(evidence)) < recording.num_events_before,
-    )
-    which = np.zeros(len(evidence), np.int64)
-    for column in columns:
-        code, values = pd.factorize(column)
-        which = pd.factorize(which * len(values) + code)[0]
-    first = np.zeros(int(which.max(initial=-1)) + 1, np.int64)
-    first[which[::-1]] = np.arange(len(which))[::-1]
-    return first, which
-
-
 def _add_steps(recording: Recording, places: Places) -> None:
-    times = recording.device_events["time_us"]
-    is_over = bool(places.phase) and places.phase[-1] not in _RUNS
-    last = int(places.step.max(initial=0))
-    for step in range(1, last + 1):
-        rows = np.flatnonzero(places.step == step)
-        did = {places.phase[row] for row in rows.tolist()}
-        if (step < last or is_over) and did & {"backward", "optimizer"}:
-            recording.steps.append(StepRecord(step, int(times[rows[0]]), int(times[rows[-1]])))
+    times, step = recording.device_events["time_us"], places.step
+    is_over = bool(len(step)) and places.phase[-1] not in _RUNS
+    numbers, first = np.unique(step, return_index=True)
+    last = len(step) - 1 - np.unique(step[::-1], return_index=True)[1]
+    trains = np.isin(numbers, step[np.isin(places.phase, (IN_BACKWARD, IN_OPTIMIZER))])
+    is_step = (numbers > 0) & trains & ((numbers < numbers.max(initial=0)) | is_over)
+    rows = (numbers, times[first], times[last])
+    recording.steps += [StepRecord(*row) for row in zip(*(column[is_step].tolist() for column in rows), strict=True)]
 
 
 @dataclass
@@ -244,20 +235,22 @@ class _Layers:
         rows.append(LayerRow(0, "", "", -1))
         self._numbers: dict[tuple[int, str, str, int], int] = {}
 
-    def of(self, evidence: list[StackEvidence], places: Places) -> Ints:
+    def of(self, evidence: EventEvidence, places: Places) -> Ints:
         """The layer of each event of a forward; 0 outside of modules, and for everything else."""
-        layers = np.zeros(len(evidence), np.int64)
+        layers = np.zeros(len(places.passes), np.int64)
+        inside = np.flatnonzero((places.passes >= 0) & evidence.are(lambda fact: bool(fact.modules)))
+        number, row = places.passes[inside], evidence.row[inside]
+        begins = np.flatnonzero(np.diff(number, prepend=-1) | np.diff(row, prepend=-1))  # others go on
+        found: list[int] = []
         running: list[_Instance] = []
         roots: Counter[tuple[str, str]] = Counter()
         last = -1
-        for event, number in enumerate(places.passes.tolist()):
-            if number != last:
-                running, roots, last = [], Counter(), number
-            calls = evidence[event].modules
-            if number < 0 or not calls:
-                continue
-            self._follow(calls, running, roots)
-            layers[event] = running[-1].layer
+        for pass_, fact in zip(number[begins].tolist(), row[begins].tolist(), strict=True):
+            if pass_ != last:
+                running, roots, last = [], Counter(), pass_
+            self._follow(evidence.facts[fact].modules, running, roots)
+            found.append(running[-1].layer)
+        layers[inside] = np.repeat(np.array(found, np.int64), np.diff(begins, append=len(inside)))
         self._name()
         return layers
 
@@ -304,8 +297,10 @@ class _Lives:
         freed: The event that freed it; the number of events if none did.
         size: Bytes, rounded up as the allocator does.
         phase: The phase that made it.
-        freed_in: The phase that freed it; empty if none did.
+        freed_in: The phase that freed it; -1 if none did.
         is_brief: Nothing else was made or freed while it was alive.
+        is_kept: It is alive at the end.
+        is_lasting: It was there before the first forward, and after all that trains.
         end: When the run of events of that phase ended.
         used: When the next run of an optimizer or a forward began.
     """
@@ -314,111 +309,97 @@ class _Lives:
     freed: Ints
     address: Ints
     size: Ints
-    phase: list[str]
-    freed_in: list[str]
+    phase: Ints
+    freed_in: Ints
     end: Ints
     used: Ints
-    evidence: list[StackEvidence]
-    zeroed: npt.NDArray[np.bool_]
-    is_brief: npt.NDArray[np.bool_]
-    num_events: int
+    evidence: EventEvidence
+    zeroed: Bools
+    is_brief: Bools
+    is_kept: Bools
+    is_lasting: Bools
     num_before: int
     first_forward: int
     has_optimizer: bool
 
     @classmethod
-    def of(
-        cls, recording: Recording, places: Places, evidence: list[StackEvidence], lives: tuple[Ints, Ints]
-    ) -> _Lives:
+    def of(cls, recording: Recording, places: Places, evidence: EventEvidence, lives: tuple[Ints, Ints]) -> _Lives:
         """The blocks of the rank's device, from the events that made and freed them."""
-        events, (made_at, freed) = recording.device_events, lives
-        action, address = events["action"], events["address"].astype(np.int64)
-        rows = np.flatnonzero((action == _ALLOC) | (action == _FREE))
-        num = len(action)
-        codes = pd.factorize(np.array(places.phase, object))[0]
-        changes = np.append(np.flatnonzero(np.diff(codes)) + 1, num)
-        ends = changes[np.searchsorted(changes, made_at, side="right")] if len(made_at) else made_at
-        phases = np.array(places.phase, object)
-        uses = np.append(np.flatnonzero(np.isin(phases, ("optimizer", "forward"))), num)
-        used = uses[np.searchsorted(uses, made_at, side="right")] if len(made_at) else made_at
-        zeroes = np.array([*(fact.zeroes for fact in evidence), False])
+        events, (made, freed), phase = recording.device_events, lives, places.phase
+        is_move = np.isin(events["action"], (_ALLOC, _FREE))
+        moves, num = np.cumsum(is_move), len(is_move)
+        first_forward = int(np.append(np.flatnonzero(phase != IN_INIT), num)[0])
+        trains = np.flatnonzero(np.isin(phase, (IN_FORWARD, IN_BACKWARD, IN_OPTIMIZER)))
+        uses = np.append(np.flatnonzero(np.isin(phase, (IN_OPTIMIZER, IN_FORWARD))), num)
+        changes = np.append(np.flatnonzero(np.diff(phase)) + 1, num)
         return cls(
-            made=made_at,
+            made=made,
             freed=freed,
-            address=address[made_at],
-            size=-(-events["size"][made_at].astype(np.int64) // _UNIT) * _UNIT,
-            phase=[places.phase[event] for event in made_at.tolist()],
-            freed_in=[places.phase[event] if event < num else "" for event in freed.tolist()],
-            end=ends,
-            used=used,
-            evidence=[evidence[event] for event in made_at.tolist()],
-            zeroed=zeroes[freed],
-            is_brief=np.searchsorted(rows, freed) - np.searchsorted(rows, made_at) == 1,
-            num_events=num,
+            address=events["address"][made].astype(np.int64),
+            size=-(-events["size"][made].astype(np.int64) // _UNIT) * _UNIT,
+            phase=phase[made],
+            freed_in=np.append(phase, -1)[freed],
+            end=changes[np.searchsorted(changes, made, side="right")],
+            used=uses[np.searchsorted(uses, made, side="right")],
+            evidence=evidence.at(made),
+            zeroed=np.append(evidence.are(lambda fact: fact.zeroes), False)[freed],
+            is_brief=np.append(moves, num + 1)[freed] - moves[made] == 1,
+            is_kept=freed == num,
+            is_lasting=(made < first_forward) & (freed > trains.max(initial=-1)),
             num_before=recording.num_events_before,
-            first_forward=next((at for at, name in enumerate(places.phase) if name != "init"), num),
-            has_optimizer="optimizer" in places.phase,
+            first_forward=first_forward,
+            has_optimizer=bool((phase == IN_OPTIMIZER).any()),
         )
 
 
-def block_lives(action: Array, address: Ints) -> tuple[Ints, Ints]:
+def block_lives(action: Array, address: Array) -> tuple[Ints, Ints]:
     """The events that made blocks, and those that freed them; the number of events where none did."""
-    alive: dict[int, int] = {}
-    made: list[int] = []
-    freed: list[int] = []
-    rows = np.flatnonzero((action == _ALLOC) | (action == _FREE))
-    for event, is_made, at in zip(
-        rows.tolist(), (action[rows] == _ALLOC).tolist(), address[rows].tolist(), strict=True
-    ):
-        if is_made:
-            alive[at] = len(made)
-            made.append(event)
-            freed.append(len(action))
-        elif (block := alive.pop(at, None)) is not None:
-            freed[block] = event
-    return np.array(made, np.int64), np.array(freed, np.int64)
+    made = np.flatnonzero(action == _ALLOC)
+    return made, free_events(action, address)[made]
+
+
+_NONE = len(CATEGORIES)
 
 
 def _marks(lives: _Lives) -> dict[str, Array]:
     """The marks of blocks whose purpose follows. What has none is a forward's, and saved for backward, or temporary."""
-    category = [""] * len(lives.made)
-    phase = np.array(lives.phase, object)
-    outlives = lives.freed > lives.end
+    codes = {name: code for code, name in enumerate(CATEGORIES)} | {"": _NONE}
+    purpose = np.array([codes[fact.purpose] for fact in lives.evidence.facts], np.int64)[lives.evidence.row]
+    runs, outlives = np.isin(lives.phase, _RUNS), lives.freed > lives.end
     # A gradient exists when the optimizer steps. Where that allocates nothing, it outlives the backward at least.
-    kept = lives.size[(lives.made < lives.first_forward) & (lives.freed == lives.num_events)]
+    kept = lives.size[lives.is_lasting]
     is_gradient = (lives.freed > lives.used) | (outlives & np.isin(lives.size, kept))
-    gathered = [fact.purpose == "parameter" for fact in lives.evidence]
-    is_gradient |= np.isin(lives.size, lives.size[gathered]) & ~lives.is_brief  # until it is reduced and scattered
-    for block, fact in enumerate(lives.evidence):
-        is_kept = lives.freed[block] == lives.num_events
-        if fact.purpose and (phase[block] in _RUNS or fact.purpose == "workspace"):
-            category[block] = fact.purpose
-        elif lives.size[block] in _WORKSPACES and (
-            (is_kept and lives.size[block] == _ODD) or (phase[block] in _RUNS and (is_kept or lives.is_brief[block]))
-        ):
-            category[block] = "workspace"
-        elif fact.operation == "AccumulateGrad" or (phase[block] == "backward" and is_gradient[block]):
-            category[block] = "gradient"
-        elif phase[block] == "optimizer" and (outlives[block] or is_kept):
-            category[block] = "optimizer_state"
-        elif lives.zeroed[block]:
-            category[block] = "gradient"
-        elif lives.made[block] < lives.first_forward and lives.freed_in[block] == "optimizer":
-            category[block] = "optimizer_state"  # a step that makes its states anew
+    gathered = lives.size[purpose == codes["parameter"]]
+    is_gradient |= np.isin(lives.size, gathered) & ~lives.is_brief  # until it is reduced and scattered
+    is_added = lives.evidence.are(lambda fact: fact.operation == "AccumulateGrad")
+    is_odd = lives.is_kept & (lives.size == _ODD)
+    is_workspace = np.isin(lives.size, [*_WORKSPACES]) & (is_odd | (runs & (lives.is_kept | lives.is_brief)))
+    in_optimizer = lives.phase == IN_OPTIMIZER
+    renewed = (lives.made < lives.first_forward) & (lives.freed_in == IN_OPTIMIZER)  # a step makes its states anew
+    tests = [
+        (purpose < _NONE) & (runs | (purpose == codes["workspace"])),
+        is_workspace,
+        is_added | ((lives.phase == IN_BACKWARD) & is_gradient),
+        in_optimizer & (outlives | lives.is_kept),
+        lives.zeroed,
+        renewed,
+    ]
+    names = ("workspace", "gradient", "optimizer_state", "gradient", "optimizer_state")
+    category: Ints = np.select(tests, [purpose, *(np.int64(codes[name]) for name in names)], np.int64(_NONE))
     _mark_kept(lives, category)
-    rows = [block for block, name in enumerate(category) if name]
+    rows = np.flatnonzero(category < _NONE)
     table = {
         "op": lives.made[rows],
         "address": lives.address[rows],
-        "category": [CATEGORIES.index(category[block]) for block in rows],
-        "layer": [-1] * len(rows),
-        "start": [0] * len(rows),
+        "category": category[rows],
+        "layer": np.full(len(rows), -1),
+        "start": np.zeros(len(rows)),
         "size": lives.size[rows],
     }
-    return {name: np.array(table[name], NUMPY_TYPES[code]) for name, code in columns_of(MarksRecord).items()}
+    return {name: table[name].astype(NUMPY_TYPES[code]) for name, code in columns_of(MarksRecord).items()}
 
 
-_RUNS = ("forward", "backward")
+_RUNS = (IN_FORWARD, IN_BACKWARD)
 #: From this share of the bytes kept that have a gradient's size on, those are the parameters, and the others are not.
 _ALIKE = 0.25
 
@@ -431,40 +412,29 @@ def _as_requested(sizes: Ints, known: Counter[int]) -> Ints:
     return np.where(is_near, nearest, sizes)
 
 
-def _mark_kept(lives: _Lives, category: list[str]) -> None:
+def _mark_kept(lives: _Lives, category: Ints) -> None:
     """Mark what was made before the first forward and stays: parameters, and states of an optimizer that ran before.
 
     As many blocks of a size are parameters as a backward leaves gradients of it. If no gradients tell, all are.
     """
-    kept = [
-        block
-        for block in np.flatnonzero((lives.made < lives.first_forward) & (lives.freed == lives.num_events)).tolist()
-        if not category[block]
-    ]
-    gradients: Counter[int] = Counter()
-    first_end = -1
-    for block, name in enumerate(category):
-        if name == "gradient" and lives.phase[block] == "backward":
-            first_end = lives.end[block] if first_end < 0 else first_end
-            if lives.end[block] == first_end:
-                gradients[int(lives.size[block])] += 1
+    kept = np.flatnonzero(lives.is_lasting & (category == _NONE))
+    parameter, state = map(CATEGORIES.index, ("parameter", "optimizer_state"))
+    left = np.flatnonzero((category == CATEGORIES.index("gradient")) & (lives.phase == IN_BACKWARD))
+    gradients = Counter(lives.size[left[lives.end[left] == lives.end[left[:1]]]].tolist())  # of the first backward
     sizes = _as_requested(lives.size[kept], gradients)
     alike = int(sizes[np.isin(sizes, list(gradients))].sum())
     if not gradients or alike < _ALIKE * int(sizes.sum()):
-        for block in kept:
-            category[block] = "parameter"
+        category[kept] = parameter
         return
-    left = gradients.copy()
-    sized = sorted(
-        zip(kept, sizes.tolist(), strict=True),
-        key=lambda row: (not lives.evidence[row[0]].makes_parameters, lives.made[row[0]]),
-    )
-    for block, size in sized:
-        if left[size] > 0 or lives.evidence[block].makes_parameters:
-            left[size] -= 1
-            category[block] = "parameter"
+    missing = gradients.copy()
+    makes = lives.evidence.at(kept).are(lambda fact: fact.makes_parameters)
+    order = np.lexsort((lives.made[kept], ~makes))
+    for block, size, is_made in zip(kept[order].tolist(), sizes[order].tolist(), makes[order].tolist(), strict=True):
+        if missing[size] > 0 or is_made:
+            missing[size] -= 1
+            category[block] = parameter
         elif gradients[size] and lives.has_optimizer and lives.made[block] < lives.num_before:
-            category[block] = "optimizer_state"
+            category[block] = state
 
 
 _FREED = ACTIONS.index("free_completed")
@@ -502,7 +472,7 @@ def memory_records(process: ProcessTrace, trace: Trace, layers: LayerNumbers) ->
         "time_us": columns["time"] // 1000,
     }
     places = find_places(evidence, is_native=True)
-    step = np.where(np.array(places.phase) == "init", 0, _steps(process, ranges, columns["time"]))
+    step = np.where(places.phase == IN_INIT, 0, _steps(process, ranges, columns["time"]))
     places = replace(places, step=step)
     layer, lives = layers.of(shown, sites.layer), block_lives(recording.events[0]["action"], columns["address"])
     describe(recording, places, layer, evidence, lives)
@@ -545,7 +515,7 @@ def _is_within(ranges: Ranges, mask: Bools, columns: dict[str, Ints]) -> Bools:
     return np.asarray(intervals.innermost(lanes[num:], columns["time"]) >= 0)
 
 
-def _evidence(ranges: Ranges, sites: LaunchSites, columns: dict[str, Ints]) -> list[StackEvidence]:
+def _evidence(ranges: Ranges, sites: LaunchSites, columns: dict[str, Ints]) -> EventEvidence:
     phases = [*(each.phase for each in ranges.meanings), ""]
     names = [*(each.name.removeprefix(_NODE).replace("::", ".", 1) for each in ranges.meanings), ""]
     meaning = ranges.meaning.astype(np.int64)
@@ -557,7 +527,7 @@ def _evidence(ranges: Ranges, sites: LaunchSites, columns: dict[str, Ints]) -> l
         _is_within(ranges, _named(ranges, _ZEROES), columns),
         sites.recompute,
     )
-    return [
+    facts = [
         StackEvidence(
             UNKNOWN if zeroes else KINDS.get(phase, FORWARD if is_forward else UNKNOWN),
             _AGAIN if is_again else (),
@@ -570,6 +540,7 @@ def _evidence(ranges: Ranges, sites: LaunchSites, columns: dict[str, Ints]) -> l
             *(column.tolist() for column in columns_of_events), strict=True
         )
     ]
+    return EventEvidence(facts, np.arange(len(facts)))
 
 
 def _steps(process: ProcessTrace, ranges: Ranges, time: Ints) -> Ints:

@@ -7,9 +7,9 @@ event between a forward and an optimizer's step that has no stack is then one of
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby, takewhile
+from itertools import takewhile
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -178,6 +178,27 @@ def _modules(python: list[_FrameFacts]) -> tuple[ModuleCall, ...]:
 
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class EventEvidence:
+    """The evidence of each event: a row of ``facts``, since the same few repeat a million times."""
+
+    facts: list[StackEvidence]
+    row: Ints
+
+    def at(self, events: Ints) -> EventEvidence:
+        """That of some events."""
+        return EventEvidence(self.facts, self.row[events])
+
+    def kinds(self) -> Ints:
+        """The kind of each."""
+        return np.array([fact.kind for fact in self.facts], np.int64)[self.row]
+
+    def are(self, test: Callable[[StackEvidence], bool]) -> Bools:
+        """Which pass a test."""
+        return np.array([test(fact) for fact in self.facts], bool)[self.row]
 
 
 @dataclass(frozen=True)
@@ -185,57 +206,55 @@ class Places:
     """The phase and the step of each event, and the passes of forwards that a backward follows.
 
     Attributes:
-        phase: forward, backward, optimizer, init or other.
+        phase: The number in PHASES of forward, backward, optimizer, init or other.
         step: 0 before the first forward.
         passes: Numbers of the runs of forward events, one for each event of a forward; -1 for others.
         saved: First and last event of each forward that a backward follows at once.
     """
 
-    phase: list[str]
+    phase: Ints
     step: Ints
     passes: Ints
     saved: list[tuple[int, int]]
 
 
 KINDS = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
-_NAMES = {kind: name for name, kind in KINDS.items()}
+IN_INIT, IN_FORWARD, IN_BACKWARD, IN_OPTIMIZER, _IN_OTHER = range(5)  # of PHASES
 
 
-def find_places(evidence: Sequence[StackEvidence], *, is_native: bool) -> Places:
+def find_places(evidence: EventEvidence, *, is_native: bool) -> Places:
     """Phases and steps from the evidence of events in order; ``is_native``: their stacks have frames of C++.
 
     What is between two events of one phase is of it, and what is between a forward and its backward is the loss.
     """
-    kinds = _with_blank_backwards([fact.kind for fact in evidence], is_native=is_native)
+    kinds = evidence.kinds()
+    if not is_native:
+        kinds = _with_blank_backwards(kinds)
     strong = np.where(kinds >= FORWARD, kinds, -1)
     before, after = _filled(strong), _filled(strong[::-1])[::-1]
-    phase: list[str] = []
-    for kind, last, following in zip(kinds.tolist(), before.tolist(), after.tolist(), strict=True):
-        if kind >= FORWARD:
-            phase.append(_NAMES[kind])
-        elif kind == SILENT and phase:
-            phase.append(phase[-1])
-        elif last < 0:
-            phase.append("init")
-        elif last == following:
-            phase.append(_NAMES[last])
-        else:
-            phase.append("forward" if (last, following) == (FORWARD, BACKWARD) else "other")
-    return _with_steps(phase, evidence)
+    is_loss = (before == FORWARD) & (after == BACKWARD)
+    phase = np.where(before == after, before - _TO_PHASE, np.where(is_loss, IN_FORWARD, _IN_OTHER))
+    phase[before < 0] = IN_INIT
+    phase = np.where(strong >= 0, strong - _TO_PHASE, phase)
+    is_silent = kinds == SILENT
+    is_silent[:1] = False
+    return _with_steps(_filled(np.where(is_silent, -1, phase)), evidence)
 
 
-def _with_blank_backwards(kinds: list[int], *, is_native: bool) -> Ints:
+#: Kinds of phases are in the order of PHASES.
+_TO_PHASE = FORWARD - IN_FORWARD
+
+
+def _with_blank_backwards(kinds: Ints) -> Ints:
     """Without frames of C++, what follows a forward and has no stack is of the backward.
 
     So is what a ring that lost its beginning has before the first step of an optimizer.
     """
-    first = next((kind for kind in kinds if kind >= FORWARD), BLANK)
-    last = BACKWARD if first == OPTIMIZER else BLANK
-    for event, kind in enumerate(kinds):
-        if kind == BLANK and not is_native and last in (FORWARD, BACKWARD):
-            kinds[event] = BACKWARD
-        last = kinds[event] if kinds[event] >= FORWARD else last
-    return np.array(kinds, np.int64)
+    strong = np.where(kinds >= FORWARD, kinds, -1)
+    before = _filled(strong)
+    first = strong[strong >= 0][:1]
+    follows = np.isin(before, (FORWARD, BACKWARD)) | ((before < 0) & bool((first == OPTIMIZER).any()))
+    return np.where((kinds == BLANK) & follows, BACKWARD, kinds)
 
 
 def _filled(values: Ints) -> Ints:
@@ -244,36 +263,45 @@ def _filled(values: Ints) -> Ints:
     return np.where(rows >= 0, values[rows], -1)
 
 
-def _with_steps(phase: list[str], evidence: Sequence[StackEvidence]) -> Places:
+def _with_steps(phase: Ints, evidence: EventEvidence) -> Places:
     """A step ends with its optimizer's step or zero_grad, or after as many backwards as other steps have."""
-    runs = [name for name, _ in groupby(phase) if name in ("forward", "backward", "optimizer")]
-    backwards = "".join(name[0] for name in runs).replace("f", "").split("o")
-    has_zero = any(fact.zeroes for fact in evidence)
+    first = np.flatnonzero(np.diff(phase, prepend=-1))
+    runs = [*zip(first.tolist(), phase[first].tolist(), strict=True)]
+    zeroes = np.flatnonzero(evidence.are(lambda fact: fact.zeroes))
+    backwards = "".join({IN_BACKWARD: "b", IN_OPTIMIZER: "o"}.get(name, "") for _, name in runs).split("o")
     # What an optimizer's first step alone allocates says how many backwards a step has.
-    most = max(map(len, backwards[:-1]), default=0) or (len(phase) if has_zero else 1)
-    step, passes = np.zeros(len(phase), np.int64), np.full(len(phase), -1, np.int64)
+    most = max(map(len, backwards[:-1]), default=0) or (len(phase) if len(zeroes) else 1)
+    begins: list[int] = []  # of steps
+    passes = np.full(len(phase), -1, np.int64)
     saved: list[tuple[int, int]] = []
-    number, num_passes, num_backwards, first, last = 0, 0, 0, 0, "init"
-    for event, name in enumerate(phase):
-        is_over = last == "optimizer" and name != last
-        is_over |= num_backwards >= most and name == "forward" and last != name
-        is_over |= bool(num_backwards) and evidence[event].zeroes
-        if is_over or (number == 0 and name != "init"):
-            number, num_backwards = number + 1, 0
-        if name != last:
-            num_backwards += name == "backward"
-            if name == "forward":
-                num_passes, first = num_passes + 1, event
-            elif name == "backward" and last == "forward":
-                saved.append((first, event - 1))
-        step[event], passes[event] = number, num_passes - 1 if name == "forward" else -1
+    num_passes, num_backwards, begin, last = 0, 0, 0, IN_INIT
+    after = np.append(zeroes, len(phase))
+    in_it, behind = (after[np.searchsorted(zeroes, first, side=side)].tolist() for side in ("left", "right"))
+    ends = [*first[1:].tolist(), len(phase)]
+    for (event, name), end, zero, next_zero in zip(runs, ends, in_it, behind, strict=True):
+        is_over = last == IN_OPTIMIZER or (num_backwards >= most and name == IN_FORWARD)
+        is_over |= bool(num_backwards) and zero == event
+        if is_over or (not begins and name != IN_INIT):
+            begins.append(event)
+            num_backwards = 0
+        num_backwards += name == IN_BACKWARD
+        if name == IN_FORWARD:
+            begin = event
+            passes[event:end] = num_passes
+            num_passes += 1
+        elif name == IN_BACKWARD and last == IN_FORWARD:
+            saved.append((begin, event - 1))
+        if num_backwards and next_zero < end:
+            begins.append(next_zero)
+            num_backwards = 0
         last = name
+    step = np.searchsorted(begins, np.arange(len(phase)), side="right")
     return Places(phase, step, passes, [*saved, *_recomputed(evidence)])
 
 
-def _recomputed(evidence: Sequence[StackEvidence]) -> list[tuple[int, int]]:
+def _recomputed(evidence: EventEvidence) -> list[tuple[int, int]]:
     """First and last event of each forward that a backward runs again."""
-    again = np.flatnonzero([fact.is_recompute and bool(fact.modules) for fact in evidence])
+    again = np.flatnonzero(evidence.are(lambda fact: fact.is_recompute and bool(fact.modules)))
     runs = np.split(again, np.flatnonzero(np.diff(again) > _NEAR) + 1) if len(again) else []
     return [(int(run[0]), int(run[-1])) for run in runs]
 

@@ -54,7 +54,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "nested lists": (b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b".", "a segment is not a dict"),
     "address of 70 bits": (of(event(addr=1 << 70)), "'addr' of an entry must be an integer"),
     "negative size": (of(event(size=-5)), "'size' of an entry must be an integer"),
-    "half a byte": (of(event(size=0.5)), "a value of an event must be an integer"),
+    "half a byte": (of(event(size=0.5)), "'size' of an entry must be an integer"),
     "text for a stream": (of(event(stream="x")), "a value of an event must be an integer"),
     "line of 100 bits": (_framed(line=1 << 100), "a line must be an integer"),
     "a segment of -10 bytes": (of(segments=[{"address": 5, "total_size": -10}]), "'total_size' of an entry"),

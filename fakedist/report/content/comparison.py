@@ -66,7 +66,7 @@ _MIN_SHARE = 0.02
 
 
 def real_step_report(real: Run, run: Run, *, all_rows: bool) -> Report:
-    """Compare the step of a trace with a run's, which is estimated or measured."""
+    """Compare the step of a trace with a run's, which is estimated or measured; of two traces, B's with A's."""
     sides = []
     for side in (real, run):
         if side.summary.timed is None:
@@ -74,35 +74,38 @@ def real_step_report(real: Run, run: Run, *, all_rows: bool) -> Report:
             raise RunDirectoryError(f"{side.path} has no timed step to compare", hint)
         sides.append(side.summary.timed)
     tables = slower_parts(real, run)
-    names = ("real", "run")
+    names = ("B", "A") if run.manifest.job is None else ("real", "run")
     facts = [
         Fact(name, str(side.path), f"{timed_step_name(side.summary, timed[1].step)}, {source_word(timed[1])}")
         for name, side, timed in zip(names, (real, run), sides, strict=True)
     ]
     gpus = [timed[1].gpu or "unknown" for timed in sides]
     differ = f"the GPUs differ: {gpus[0]} and {gpus[1]}"
-    if not sides[0][1].gpu:
+    if run.manifest.job is None:
+        facts.reverse()
+    elif not sides[0][1].gpu:
         differ = f"the real file does not name its GPU, which may not be the run's: {gpus[1]}"
     remarks = [Remark(differ, is_warning=True)] if gpus[0] != gpus[1] else []
-    blocks: list[Block] = [Verdict(_verdict(tables)), Facts(facts), *remarks]
-    sheets = [_sheet(*_TITLES[name], table, all_rows=all_rows) for name, table in tables.items()]
+    verdict = _verdict(tables, "B's" if names[0] == "B" else "The real")
+    blocks: list[Block] = [Verdict(verdict), Facts(facts), *remarks]
+    sheets = [_sheet(*_TITLES[name], table, names, all_rows=all_rows) for name, table in tables.items()]
     blocks += [sheet for sheet in sheets if sheet.columns[0].cells]
     if "layer" not in tables:
         blocks.append(Remark("no layer has the same name on both sides: operations are compared instead"))
 
     def data() -> dict[str, object]:
         tables_of = {name: table.to_dict("records") for name, table in tables.items()}
-        return {"real": str(real.path), "run": str(run.path), "gpus": gpus, "why": _verdict(tables), **tables_of}
+        return {"real": str(real.path), "run": str(run.path), "gpus": gpus, "why": verdict, **tables_of}
 
     return Report("compare", blocks, data)
 
 
-def _verdict(tables: dict[str, pd.DataFrame]) -> str:
+def _verdict(tables: dict[str, pd.DataFrame], whose: str) -> str:
     step = tables["part"].iloc[0]
     slower = float(step["slower_us"])
     times = f"{format_us(float(step['real_us']))} against {format_us(float(step['run_us']))}"
     word = "slower" if slower > 0 else "faster"
-    text = f"The real step is {format_us(abs(slower))} {word}: {times}"
+    text = f"{whose} step is {format_us(abs(slower))} {word}: {times}"
     waits = tables["part"].set_index("name")["slower_us"].drop(["step", "all kernels", "generation"], errors="ignore")
     if slower > 0 and waits.max() > 0:
         text += f"; {format_us(float(waits.max()))} more: {waits.idxmax()}"
@@ -113,22 +116,24 @@ def _verdict(tables: dict[str, pd.DataFrame]) -> str:
     return text
 
 
-def _sheet(title: str, name: str, table: pd.DataFrame, *, all_rows: bool) -> Sheet:
+def _sheet(title: str, name: str, table: pd.DataFrame, sides: tuple[str, str], *, all_rows: bool) -> Sheet:
     is_step = (title, name) == _TITLES["part"]
     rows = table if all_rows or is_step else table[table["slower_us"] > 0].head(_NUM_ROWS)
     left = len(table) - len(rows)
     ratios = [real / run if real and run else None for real, run in zip(rows["real_us"], rows["run_us"], strict=True)]
-    amounts = [(side, (rows[f"{side}_us"].tolist(), rows[f"num_{side}"].tolist())) for side in ("real", "run")]
+    own = {f"{side}_us": rows[f"num_{side}"].tolist() for side in ("real", "run")}
+    amounts = [(side, (rows[us].tolist(), nums)) for side, (us, nums) in zip(sides, own.items(), strict=True)]
+    amounts.sort(key=lambda amount: amount[0] == "B")
     columns = [
         SheetColumn(name, rows["name"].tolist(), is_text=True),
-        us_column("real slower by", rows["slower_us"].tolist(), KEY),
+        us_column(f"{sides[0]} slower by", rows["slower_us"].tolist(), KEY),
         *(us_column(side, [us if us or num else None for us, num in zip(*own, strict=True)]) for side, own in amounts),
         SheetColumn("times", ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios], rank=1),
     ]
     if not is_step:
         columns += [
-            SheetColumn("real's kernels", [f"{count:,}" for count in rows["num_real"]], rank=3),
-            SheetColumn("run's", [f"{count:,}" for count in rows["num_run"]], rank=4),
+            SheetColumn(f"{sides[0]}'s kernels", [f"{count:,}" for count in rows["num_real"]], rank=3),
+            SheetColumn(f"{sides[1]}'s", [f"{count:,}" for count in rows["num_run"]], rank=4),
         ]
     remarks = [f"not shown: {left} that take no longer, or are minor (--all-rows shows them)"] if left else []
     return Sheet(title, columns, remarks, is_open=True)

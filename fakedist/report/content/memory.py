@@ -193,13 +193,19 @@ _ENGINE = "vLLM's share of the GPU, estimated"
 _NUM_LARGEST, _LINES_ON_PAGE = 10, 40
 #: Rows of a page's table of layers.
 MOST_ROWS = 1_000
+#: Of more than twice as many steps, a page has so many of the first and of the last.
+_PAGE_STEPS = 200
 _NUM_STEPS = 4  # of more steps, only the first two, the one with the peak and the last are shown
 
 
 def phase_sheet(summary: Summary) -> Sheet:
-    """The phases; elsewhere than on a page those of the first steps, of the step with the peak and of the last."""
-    rows = summary.by_phase
-    steps = sorted({row.step for row in rows})
+    """The phases; elsewhere than on a page those of the first steps, of the step with the peak and of the last.
+
+    Of very many steps, a page has the first and the last, too.
+    """
+    steps = sorted({row.step for row in summary.by_phase})
+    on_page = {*steps[:_PAGE_STEPS], summary.peak_step, *steps[-_PAGE_STEPS:]}
+    rows = [row for row in summary.by_phase if row.step in on_page]
     shown = steps if len(steps) <= _NUM_STEPS else [*steps[:2], summary.peak_step, steps[-1]]
     peak = (summary.peak_step, summary.peak_phase)
     phases = [row.phase + (" <- peak" if (row.step, row.phase) == peak else "") for row in rows]
@@ -214,10 +220,13 @@ def phase_sheet(summary: Summary) -> Sheet:
     several = f"{len(left_out)} of the steps {min(left_out, default=0)} to {max(left_out, default=0)} are"
     times = [f"{row.step}: {format_us(row.wall_us)}" for row in summary.steps if row.step in shown]
     where = " on this machine" if summary.world_size else ""
+    remarks = [f"wall time of steps{where}, recording included: {', '.join(times)}"] if times else []
+    if len(on_page) < len(steps):
+        remarks.append(f"of {len(steps):,} steps, {len(steps) - len(on_page):,} are only in --json")
     return Sheet(
         "By phase",
         columns,
-        [f"wall time of steps{where}, recording included: {', '.join(times)}"] if times else [],
+        remarks,
         name="phases",
         rows=[SheetRow(is_marked=(row.step, row.phase) == peak, is_small=row.step not in shown) for row in rows],
         small=f"{f'step {left_out[0]} is' if len(left_out) == 1 else several} only in --json",

@@ -153,6 +153,16 @@ def test_blocks_are_what_their_lives_and_stacks_make_them(native: bool) -> None:
     ]  # fmt: skip
 
 
+def test_what_is_freed_after_all_training_was_there_throughout() -> None:
+    made = Made()
+    weights = [made.alloc(size, MAIN) for size in (4096, 8192)]
+    made.step([4096, 8192])
+    for at in weights:
+        made.free(at, MAIN)
+    made.free(made.alloc(512, MAIN), MAIN)
+    assert categories(made.read())[:2] == [(4096, "parameter"), (8192, "parameter")]
+
+
 def test_states_that_a_step_makes_and_keeps_are_the_optimizers() -> None:
     made = Made()
     made.before(4096)

@@ -1,13 +1,17 @@
 """Snapshots as torch writes them: of 2.1, of today, cut by the ring, without a history, of several devices."""
 
 import copy
+import pickle
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fakedist.analysis.blocks import build_blocks
 from fakedist.traces import snapshot_reading
-from fakedist.traces.snapshot_reading import ForeignSnapshot, NoSnapshotError
+from fakedist.traces.foreign_files import read_snapshot
+from fakedist.traces.snapshot_reading import ForeignSnapshot, Histories, NoSnapshotError
 from tests.unit.analysis.recorded import MIB
 
 FRAMES = [
@@ -26,6 +30,48 @@ def test_reading_empties_the_histories_whose_events_take_most_of_the_memory() ->
     notes = snapshot_reading.read_foreign(snapshot).notes
     assert snapshot["device_traces"] == [[], []]
     assert any("also has a history of cuda:1" in note.text for note in notes)
+
+
+def test_events_of_a_large_snapshot_are_taken_while_it_is_unpickled(tmp_path: Path) -> None:
+    def trained(num: int) -> list[dict[str, Any]]:
+        lines = ([*FRAMES[:1], FRAMES[1] | {"line": line}] for line in range(num))
+        return [row | {"frames": own} for own in lines for row in history()]
+
+    whole = {"segments": at_the_end(), "device_traces": [trained(3_000), [], trained(5_000)]}
+    (path := tmp_path / "large.pickle").write_bytes(pickle.dumps(whole))
+    histories = Histories()
+    unpickled: Any = read_snapshot(path, histories.watch)
+    left = [len(trace) for trace in unpickled["device_traces"]]
+    assert left[0] == 0
+    assert left[2] < 5_000
+    taken = snapshot_reading.read_foreign(unpickled, 2, histories).recording
+    plain = read_foreign(whole, 2).recording
+    assert taken.frames == plain.frames
+    assert len(taken.stacks) == len(taken.frames) - 1 == 5_000
+    for name, column in plain.device_events.items():
+        assert np.array_equal(taken.device_events[name], column), name
+
+
+@pytest.mark.parametrize("skipped", ["free_requested", "free_completed"])
+def test_of_the_two_events_of_a_free_one_may_be_skipped(skipped: str) -> None:
+    trace = [row for row in history() if row["action"] != skipped]
+    assert curves({"segments": at_the_end(), "device_traces": [trace]}) == curves(
+        {"segments": at_the_end(), "device_traces": [history()]}
+    )
+
+
+@pytest.mark.parametrize(("skipped", "called"), [("alloc", "allocations"), ("free", "frees")])
+def test_of_a_history_without_allocations_or_frees_the_end_is_shown(skipped: str, called: str) -> None:
+    trace = [row for row in history() * 2 if not row["action"].startswith(skipped)]
+    found = read_foreign({"segments": at_the_end(), "device_traces": [trace]})
+    assert f"the snapshot's history has no {called} (skip_actions left them out)" in found.notes[0].text
+    assert build_blocks(found.recording).replay.allocated_bytes.max() == 3 * 4 * MIB
+
+
+def test_a_frame_without_a_line_has_that_of_python_unsigned() -> None:
+    frames = [FRAMES[0] | {"line": line} for line in ((1 << 64) - 1, -1, None)]
+    (row,) = read_foreign({"segments": [], "device_traces": [[entry("alloc", 5, 5, frames=frames)]]}).recording.frames
+    assert row.line == 0
 
 
 def entry(action: str, addr: int, size: int, **more: Any) -> dict[str, Any]:

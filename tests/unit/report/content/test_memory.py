@@ -13,6 +13,7 @@ from fakedist.report.content.memory import (
     line_sheet,
     named_phase_sheet,
     outside_blocks,
+    phase_sheet,
 )
 from fakedist.report.content.report_blocks import Facts
 from fakedist.report.content.run import run_report
@@ -22,7 +23,7 @@ from fakedist.results.verdict import span_text, verdict
 from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.schema import CATEGORIES
 from fakedist.rundir.step_time import RangeTime
-from fakedist.rundir.summary import Communicator, EngineMemory, EngineSleep, NamedPhase, Outside, Summary
+from fakedist.rundir.summary import Communicator, EngineMemory, EngineSleep, NamedPhase, Outside, PhasePeak, Summary
 from tests.unit.analysis.recorded import GIB, MIB, HandMade
 from tests.unit.report.handmade import built, ended_well, summary_of_nothing
 from tests.unit.report.reading import page
@@ -278,3 +279,12 @@ def test_what_the_script_took_is_told_apart_and_measured() -> None:
     )
     full = replace(found, estimated_outside=owned, peak_reserved_bytes=80 * GIB - 1, fits=False)
     assert "user buffers and extensions take 1.00 GiB, measured" in getattr(verdict(full, ""), "more", "")
+
+
+def test_of_thousands_of_steps_a_page_has_the_first_the_last_and_the_peak() -> None:
+    phases = [PhasePeak(step, phase, 9, 9, 9) for step in range(1, 5_001) for phase in ("forward", "backward")]
+    one_of_many = SimpleNamespace(by_phase=phases, peak_step=2_500, peak_phase="forward", steps=[], world_size=None)
+    sheet = phase_sheet(cast(Summary, one_of_many))
+    assert len(sheet.columns[0].cells) == len(sheet.rows) == 2 * 401
+    assert [row.is_marked for row in sheet.rows].count(True) == 1
+    assert sheet.remarks == ["of 5,000 steps, 4,599 are only in --json"]

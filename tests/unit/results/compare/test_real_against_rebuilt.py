@@ -12,6 +12,7 @@ import pytest
 
 from fakedist.errors import RunDirectoryError
 from fakedist.report.content.comparison import comparison_object, real_step_report
+from fakedist.report.content.report_blocks import Facts, Sheet, Verdict
 from fakedist.results.building import open_imported
 from fakedist.results.compare.against_trace import collective_kind, layers_by_class, plain_operation, slower_parts
 from fakedist.results.compare.allocation_streams import compare_streams, plain_line
@@ -108,6 +109,14 @@ def test_the_parts_of_a_real_step_that_are_slower_come_first(tmp_path: Path) -> 
     report = real_step_report(real, run, all_rows=False)
     json.dumps(report.data())
     assert report.title == "compare"
+    verdict, facts = report.blocks[:2]
+    assert isinstance(verdict, Verdict)
+    assert verdict.text.startswith("B's step is ")
+    assert isinstance(facts, Facts)
+    assert [fact.name for fact in facts.rows] == ["A", "B"]
+    (sheet,) = (block for block in report.blocks if isinstance(block, Sheet) and block.columns[0].name == "operation")
+    assert [column.name for column in sheet.columns[1:4]] == ["B slower by", "A", "B"]
+    assert [column.cells[0] for column in sheet.columns[1:4]] == ["70.0 µs", "20.0 µs", "90.0 µs"]
 
 
 def test_a_run_without_a_timed_step_is_refused(tmp_path: Path) -> None:
