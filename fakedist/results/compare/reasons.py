@@ -43,7 +43,7 @@ def different_settings(a: Run, b: Run) -> dict[str, tuple[str, str]]:
     pairs = [(name, _setting(a.manifest, key), _setting(b.manifest, key)) for key, name in _JOB.items()]
     one, other = a.summary, b.summary
     pairs += [
-        ("git commit", *(f"{run.manifest.git_commit[:12]}{run.manifest.git_commit[40:]}" for run in (a, b))),
+        ("git commit", _short_commit(a.manifest), _short_commit(b.manifest)),
         ("torch", one.torch, other.torch),
         ("gpu", one.gpu, other.gpu),
         ("steps that ended", len(one.steps), len(other.steps)),
@@ -52,6 +52,11 @@ def different_settings(a: Run, b: Run) -> dict[str, tuple[str, str]]:
         ("fakedist", a.manifest.fakedist, b.manifest.fakedist),
     ]
     return {name: (_text(mine), _text(theirs)) for name, mine, theirs in pairs if mine != theirs}
+
+
+def _short_commit(manifest: Manifest) -> str:
+    """The first digits of the commit, and the mark of changes after its last."""
+    return manifest.git_commit[:12] + manifest.git_commit[40:]
 
 
 def _setting(manifest: Manifest, key: str) -> object:
