@@ -507,9 +507,9 @@ class _Walk:
         after = paths.step(point.index, stack, is_jump=paths.target(point.index) is not None)
         if name in ("STORE_ATTR", "STORE_SUBSCR"):
             place, value = self._place(name, instruction.argval, point), stack[-2 if name == "STORE_ATTR" else -3]
-            owner = name_of(top_of(stack[:-1])) if name == "STORE_SUBSCR" else None
-            if owner is not None and (place is None or isinstance(self._object(owner, point.frame), dict)):
-                variables = assigned(variables, self._contents(owner, point), Listed((*GROWING, value)))
+            held = name_of(top_of(stack[:-1])) if name == "STORE_SUBSCR" else None
+            if held is not None and (place is None or isinstance(self._object(held, point.frame), dict)):
+                variables = assigned(variables, self._contents(held, point), Listed((*GROWING, value)))
             variables = variables if place is None else assigned(variables, place, value)
         elif name.startswith("STORE_"):
             after, variables = stored(instruction.argval, name, stack, after, variables)
@@ -721,7 +721,7 @@ class _Walk:
             **(function.__kwdefaults__ or {}),
         }
         positional = [None] * is_bound + [None if isinstance(value, Name) else value for value in passed]
-        named = {name: Constant(value) for name, value in usual.items() if type(value) in _PLAIN}
+        named: dict[str, object] = {name: Constant(value) for name, value in usual.items() if type(value) in _PLAIN}
         named |= {**dict(zip(names, positional, strict=False)), **keywords}
         variables = {name: value for name, value in named.items() if value is not None}
         if code.co_flags & inspect.CO_VARARGS:
