@@ -43,7 +43,11 @@ def different_settings(a: Run, b: Run) -> dict[str, tuple[str, str]]:
     pairs = [(name, _setting(a.manifest, key), _setting(b.manifest, key)) for key, name in _JOB.items()]
     one, other = a.summary, b.summary
     pairs += [
-        ("git commit", *(f"{run.manifest.git_commit[:12]}{run.manifest.git_commit[40:]}" for run in (a, b))),
+        (
+            "git commit",  # of 40 characters, and "+" where the tree was changed
+            a.manifest.git_commit[:12] + a.manifest.git_commit[40:],
+            b.manifest.git_commit[:12] + b.manifest.git_commit[40:],
+        ),
         ("torch", one.torch, other.torch),
         ("gpu", one.gpu, other.gpu),
         ("steps that ended", len(one.steps), len(other.steps)),
