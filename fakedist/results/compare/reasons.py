@@ -43,7 +43,11 @@ def different_settings(a: Run, b: Run) -> dict[str, tuple[str, str]]:
     pairs = [(name, _setting(a.manifest, key), _setting(b.manifest, key)) for key, name in _JOB.items()]
     one, other = a.summary, b.summary
     pairs += [
-        ("git commit", _short_commit(a.manifest), _short_commit(b.manifest)),
+        (
+            "git commit",  # of 40 characters, and "+" where the tree was changed
+            a.manifest.git_commit[:12] + a.manifest.git_commit[40:],
+            b.manifest.git_commit[:12] + b.manifest.git_commit[40:],
+        ),
         ("torch", one.torch, other.torch),
         ("gpu", one.gpu, other.gpu),
         ("steps that ended", len(one.steps), len(other.steps)),
@@ -52,11 +56,6 @@ def different_settings(a: Run, b: Run) -> dict[str, tuple[str, str]]:
         ("fakedist", a.manifest.fakedist, b.manifest.fakedist),
     ]
     return {name: (_text(mine), _text(theirs)) for name, mine, theirs in pairs if mine != theirs}
-
-
-def _short_commit(manifest: Manifest) -> str:
-    """The first digits of the commit, and the mark of changes after its last."""
-    return manifest.git_commit[:12] + manifest.git_commit[40:]
 
 
 def _setting(manifest: Manifest, key: str) -> object:
