@@ -83,6 +83,7 @@ def real_step_report(real: Run, run: Run, *, all_rows: bool) -> Report:
     differ = f"the GPUs differ: {gpus[0]} and {gpus[1]}"
     if run.manifest.job is None:
         facts.reverse()
+        differ = f"the GPUs differ: A's is {gpus[1]}, B's {gpus[0]}"
     elif not sides[0][1].gpu:
         differ = f"the real file does not name its GPU, which may not be the run's: {gpus[1]}"
     remarks = [Remark(differ, is_warning=True)] if gpus[0] != gpus[1] else []
