@@ -36,7 +36,7 @@ from fakedist.aligning import align
 from fakedist.patch import patched
 from fakedist.record.ddp_buckets import new_buckets_within
 from fakedist.record.dispatch import no_operation
-from fakedist.record.launch_times import Key, Pace, Sample, as_if_warm, calm_clock, times_of, times_of_rows
+from fakedist.record.launch_times import CalmClock, Key, Pace, Sample, as_if_warm, calm_clock, times_of, times_of_rows
 from fakedist.record.ledger import Ledger
 from fakedist.record.loading import Loading
 from fakedist.record.machine_score import ROOM_BYTES, linear_over_pace
@@ -178,8 +178,11 @@ def clock_record(
         matched = align(turned, [keys[at] for at in positions])
         num_matched = max(num_matched, len(matched) - matched.count(-1))
         num_launches = max(num_launches, len(positions))
-        # The time between the mark and the last launch before it belongs to the first launch after it.
-        begin_us = clock.at_us[before.position - 1] if before.position else 0.0
+        # The time between the last launch and the mark belongs to a first launch. The step before need not be a bare
+        # one, so it is this step's own.
+        begin_us = _at(before, clock, paces)
+        if positions:
+            begin_us -= _at(after, clock, paces) - clock.at_us[positions[-1]]
         times = times_of_rows(matched, [clock.at_us[at] for at in positions], begin_us)
         warm_us = [clock.warm_us[positions[at]] if at >= 0 else 0.0 for at in matched]
         repeats.append(list(map(Sample, times, warm_us)))
@@ -209,6 +212,13 @@ def clock_record(
         pace_us=clock.pace_us,
         slowdown=slowdown,
     )
+
+
+def _at(mark: Mark, clock: CalmClock, paces: Sequence[Pace]) -> float:
+    """The calm clock at a mark, when the pace was kept; without a pace, at the launch before it."""
+    kept = zip(paces, clock.paces_us, strict=True)
+    near = [(abs(pace.wall_us - mark.wall_us), us) for pace, us in kept if pace.position == mark.position]
+    return min(near)[1] if near else clock.at_us[mark.position - 1] if mark.position else 0.0
 
 
 def recorded_clock(

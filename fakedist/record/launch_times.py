@@ -58,11 +58,13 @@ class CalmClock(NamedTuple):
     Attributes:
         at_us: The clock at each launch of the log.
         warm_us: CPU time since the process last waited for a core, at each launch.
+        paces_us: The clock at each moment of a pace.
     """
 
     pace_us: float
     at_us: list[float]
     warm_us: list[float]
+    paces_us: list[float]
 
 
 def calm_clock(at_us: Sequence[float], paces: Sequence[Pace]) -> CalmClock:
@@ -71,7 +73,7 @@ def calm_clock(at_us: Sequence[float], paces: Sequence[Pace]) -> CalmClock:
     calm_us = works[int(_CALM * len(works))] if works else 0.0
     last_us = paces[0].host_us if paces and not paces[0].position else at_us[0] if at_us else 0.0
     now_us, since_us = 0.0, inf
-    clock = CalmClock(calm_us, [], [])
+    clock = CalmClock(calm_us, [], [], [])
     for before, after in pairwise([None, *paces, None]):
         begin = 0 if before is None else before.position
         end = len(at_us) if after is None else after.position
@@ -81,6 +83,8 @@ def calm_clock(at_us: Sequence[float], paces: Sequence[Pace]) -> CalmClock:
             waited_us = after.wall_us - before.wall_us - cpu_us
             since_us = 0.0 if waited_us > _WAIT_US else since_us + cpu_us
         moments_us = [last_us, *at_us[begin:end]]
+        if after is not None:
+            moments_us.append(max(after.host_us, moments_us[-1]))
         gaps_us = [now - last for last, now in pairwise(moments_us)]
         last_us = moments_us[-1]
         if gaps_us and waited_us > _WAIT_US:
@@ -91,10 +95,13 @@ def calm_clock(at_us: Sequence[float], paces: Sequence[Pace]) -> CalmClock:
         rate = calm_us / fmean(works) if works else 1.0
         if before is not None and after is not None:
             rate *= _of_script(before, after, sum(gaps_us))
-        for gap_us in gaps_us:
+        for number, gap_us in enumerate(gaps_us):
             now_us += gap_us * rate
-            clock.at_us.append(now_us)
-            clock.warm_us.append(since_us)
+            if number < end - begin:
+                clock.at_us.append(now_us)
+                clock.warm_us.append(since_us)
+        if after is not None:
+            clock.paces_us.append(now_us)
     return clock
 
 

@@ -66,6 +66,13 @@ def test_the_time_around_a_mark_counts_for_the_launch_after_it() -> None:
     assert record.step_us == 25
 
 
+def test_work_between_steps_counts_also_where_one_step_is_bare() -> None:
+    # The recorded step came before the log, so the time before the first mark is not in it.
+    paces = [Pace(0, 1, 1, 1, 5.0), Pace(2, 45, 45, 45, 5.0)]
+    record = clocked("ab", 2, "ab", [3, 8], [mark(0, wall_us=1), mark(2, wall_us=45)], paces=paces)
+    assert times(record) == [3 - 1 + (45 - 8), 5]
+
+
 def test_launches_that_a_collective_stands_for_are_none_of_a_bare_step() -> None:
     record = clocked("ab", 2, "ab.a.b", [0, 10, 11, 30, 31, 35], [mark(2), mark(6)])
     assert times(record) == [30 - 10, 35 - 30]

@@ -33,8 +33,8 @@ def test_before_the_first_moment_and_after_the_last_one_the_nearest_counts() -> 
 
 
 def test_without_moments_the_clock_goes_as_it_went() -> None:
-    assert calm_clock([5, 20, 30], []) == (0.0, [0, 15, 25], [inf] * 3)
-    assert calm_clock([], []) == (0.0, [], [])
+    assert calm_clock([5, 20, 30], []) == (0.0, [0, 15, 25], [inf] * 3, [])
+    assert calm_clock([], []) == (0.0, [], [], [])
 
 
 def test_a_wait_for_a_core_is_taken_from_the_longest_time_since_the_moment_before() -> None:
@@ -53,6 +53,12 @@ def test_a_wait_in_our_own_code_is_taken_from_no_launch() -> None:
 def test_of_waits_in_our_own_code_and_between_launches_the_latter_is_taken() -> None:
     moments = [Pace(0, 0, 0, 0, 5), Pace(3, 2030, 9030, 30, 5)]
     assert calm_clock([10, 2020, 2030], moments).at_us == [10, 10, 20]
+
+
+def test_a_wait_after_the_last_launch_before_a_moment_is_taken_from_the_next_launch() -> None:
+    # Between the launches at 10 and 4040: 30 us of the script's, 4 ms without a core, and the moment, at 4030.
+    clock = calm_clock([10, 4040], paces((0, 0, 0, 5), (1, 4030, 30, 5), (2, 4040, 40, 5)))
+    assert (clock.at_us, clock.paces_us) == ([10, 40], [0, 30, 40])
 
 
 def test_a_short_sleep_leaves_the_caches_warm() -> None:
