@@ -246,8 +246,12 @@ def _launched_by_layer(what_if: WhatIf, launches: pd.DataFrame, layers: pd.DataF
 
 
 def _without_host_time(launches: pd.DataFrame, rows: npt.NDArray[np.bool_]) -> pd.DataFrame:
-    """The launches with no time of the host for some rows but that of the launch itself."""
-    measured = {name: launches[name].where(~rows) for name in _HOST_TIMES if name in launches}
+    """The launches with no time of the host for some rows but that of the launch itself.
+
+    What was measured before the step's first launch stays: it has the work between two steps, too.
+    """
+    stays = ~rows | (np.arange(len(rows)) == 0)
+    measured = {name: launches[name].where(stays) for name in _HOST_TIMES if name in launches}
     return launches.assign(num_operations=launches["num_operations"].where(~rows, 0), **measured)
 
 

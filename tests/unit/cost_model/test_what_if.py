@@ -191,6 +191,13 @@ def test_a_run_of_launches_of_some_layers_is_one_graph() -> None:
     assert host_end_us(rows, "cuda-graphs=layers.0.up,layers.0.down") == 10 + 7 + 10 + 10
 
 
+@pytest.mark.parametrize(("option", "later_us"), [("cuda-graphs=layers.*", 0), ("compile=layers.*", 2 * 5)])
+def test_work_between_two_steps_stays_before_the_first_launch(option: str, later_us: float) -> None:
+    measured = {"dispatch_us": [3000.0, 40.0, 40.0]}
+    end_us = host_end_us([of(UP), of(DOWN), of(UP + 3)], option, **measured)
+    assert end_us == pytest.approx(3000 + later_us, abs=10)
+
+
 def test_a_graph_ends_where_the_host_waits_another_layer_launches_or_the_phase_changes() -> None:
     phases = [of(UP), of(DOWN), of(UP, phase="backward"), of(UP, phase="backward", recompute=True)]
     assert host_end_us(phases, "cuda-graphs=layers.*") == 3 * 7
