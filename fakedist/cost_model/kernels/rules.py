@@ -104,7 +104,7 @@ class AttentionRules(Rules):
 
     @cached_property
     def times(self) -> AttentionTimes:
-        """What was measured."""
+        """Measured times."""
         return _measured_times(self.table.name)
 
     def price(self, rows: WorkArrays) -> Estimates:
@@ -308,7 +308,7 @@ class MemoryRules(Rules):
 
     @cached_property
     def times(self) -> MovingTimes:
-        """What was measured."""
+        """Measured times."""
         return _moving_times(self.table.name)
 
     @cached_property
@@ -418,7 +418,7 @@ class ProductRules(Rules):
 
     @cached_property
     def times(self) -> dict[str, ProductTimes]:
-        """What was measured."""
+        """Measured times."""
         return _single_times(self.table.name)
 
     @cached_property

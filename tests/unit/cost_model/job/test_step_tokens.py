@@ -11,7 +11,7 @@ from fakedist.rundir.launch_records import WorkRow
 from fakedist.rundir.step_time import RankThroughput, SampleThroughput
 from tests.unit.cost_model.job.test_job_times import ATTENTION, EMBEDDING, tables
 from tests.unit.cost_model.launches_by_hand import PRODUCT, launch
-from tests.unit.results.compare.test_comparison import step
+from tests.unit.results.test_comparison import step
 
 Rows = list[dict[str, Any]]
 BATCH, LENGTH, WIDTH = 8, 256, 64

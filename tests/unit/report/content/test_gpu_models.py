@@ -6,7 +6,7 @@ from fakedist.cost_model.hosts import host_model
 from fakedist.gpu.models.catalogue import GPUS
 from fakedist.report.content.gpu_models import GpuStep, lifting, priced_objects, priced_sheet
 from fakedist.rundir.step_time import ClockSteadiness, KernelSource, StepLimit
-from tests.unit.results.compare.test_comparison import step
+from tests.unit.results.test_comparison import step
 
 
 def priced(gpu: str, step_us: float, clock: float) -> GpuStep:

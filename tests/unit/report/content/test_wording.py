@@ -9,7 +9,7 @@ from fakedist.rundir.notes import Note
 from fakedist.rundir.step_time import GroupTime, PathPart, StepLimit, TimeGain
 from fakedist.rundir.summary import Remedy, StepPeak
 from tests.unit.report.handmade import summary_of_nothing
-from tests.unit.results.compare.test_comparison import step
+from tests.unit.results.test_comparison import step
 
 
 @pytest.mark.parametrize(

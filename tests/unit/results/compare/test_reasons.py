@@ -27,7 +27,7 @@ from fakedist.rundir.outcome import Ending, Outcome
 from fakedist.rundir.step_time import FamilyTime
 from fakedist.rundir.summary import CollectiveTotal, ReservedMoment
 from tests.unit.report.handmade import summary_of_nothing
-from tests.unit.results.compare.test_comparison import step
+from tests.unit.results.test_comparison import step
 
 
 @pytest.mark.parametrize(
