@@ -112,7 +112,7 @@ _ONE_WEAK = 1 << 32
 _BYTES = (ctypes.c_void_p, ctypes.c_size_t)
 #: Callbacks that were the driver's. They live as long as the process.
 _callbacks: list[object] = []
-#: This process's memory by words. A read through it is no event of Python's audit hooks, unlike ``from_address``.
+#: This process's memory by words. Python's audit hooks do not see a read through it, unlike one by ``from_address``.
 _memory = (ctypes.c_uint64 * (1 << 45)).from_address(0)
 _free_weak_ref: Callable[[int], object] = torch.UntypedStorage._free_weak_ref
 
