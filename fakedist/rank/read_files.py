@@ -92,8 +92,9 @@ def listed_sources(path: Path) -> Iterator[ListedSources]:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     sources = ListedSources(file)
 
-    def audit(event: str, arguments: tuple[object, ...]) -> None:
-        if event in _EVENTS:  # each id() is an event, too, and there are thousands in a step
+    def audit(event: str, arguments: tuple[object, ...], ours: frozenset[str] = _EVENTS) -> None:
+        # Each id() is an event, too, and there are thousands in a step. When the interpreter ends, globals are None.
+        if event in ours:
             sources.audit(event, arguments)
 
     sys.addaudithook(audit)

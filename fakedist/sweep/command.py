@@ -31,7 +31,7 @@ from fakedist.options.making import option_named
 from fakedist.options.pricing import pricing_option
 from fakedist.rundir.plain import from_plain
 from fakedist.section import Section
-from fakedist.sweep.space import Axis, Point, Scalar, Space, text_of
+from fakedist.sweep.space import Point, Scalar, Space, text_of
 
 _PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")
 
@@ -363,7 +363,11 @@ class SweptCommand:
 
     def at(self, space: Space, point: Point) -> PointRun:
         """The job, pricing and files of a point."""
-        words = {axis.name: axis.arguments[str(value)] for axis, (_, value) in _pairs(space, point) if axis.arguments}
+        words = {
+            axis.name: axis.arguments[str(value)]
+            for axis, (_, value) in zip(space.axes, point.values, strict=True)
+            if axis.arguments
+        }
         filling = Filling(space.named_values(point), words)
         files = tuple((file, file.text(filling)) for file in self.files)
         marks: dict[str, Scalar] = {file.name: _mark(file, text) for file, text in files}
@@ -427,10 +431,6 @@ class SweptCommand:
         ]
         patterns += [(f"the file {file.name}", [value for _, value in file.changes]) for file in self.files]
         return [*patterns, *((f"price {name}", value) for name, value in self.price.items())]
-
-
-def _pairs(space: Space, point: Point) -> list[tuple[Axis, tuple[str, Scalar]]]:
-    return list(zip(space.axes, point.values, strict=True))
 
 
 def _mark(file: PointFile, text: str) -> str:

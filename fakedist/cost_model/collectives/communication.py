@@ -114,7 +114,8 @@ def call_times(calls: pd.DataFrame, groups: pd.DataFrame, times: CollectiveTimes
     per_node = times.fabric.gpus_per_node
     ranks = [parse_rank_list(str(text)) if text else () for text in groups["ranks"]]
     sizes, own_ranks = groups["size"].tolist(), groups["group_rank"].tolist()
-    shapes = [_shape(members, int(size), per_node) for members, size in zip(ranks, sizes, strict=True)]
+    # The ranks of a group are not known if another rank made it; then it fills as few nodes as it can.
+    shapes = [GroupShape.of(members or range(int(size)), per_node) for members, size in zip(ranks, sizes, strict=True)]
     keys = calls[["operation", "group", "bytes_in", "bytes_out", "peer"]].assign(
         part=_optional(calls, "largest_part_bytes"), exchanged=_optional(calls, "exchanged_bytes")
     )
@@ -208,11 +209,6 @@ def _even_load(part: int, exchanged: int, shape: GroupShape) -> float:
     """
     others = shape.size - (shape.local if shape.num_nodes > 1 else 1)
     return shape.size * (min(exchanged / others, part) if exchanged else part)
-
-
-def _shape(ranks: Sequence[int], size: int, per_node: int) -> GroupShape:
-    # The ranks of a group are not known if another rank made it; then it fills as few nodes as it can.
-    return GroupShape.of(ranks or range(size), per_node)
 
 
 def _pair(ranks: Sequence[int], group_rank: int, peer: int, per_node: int) -> GroupShape:

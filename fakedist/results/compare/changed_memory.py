@@ -326,7 +326,8 @@ def blocks_by_line(
     ``renamed`` are lines of ``b`` by those of ``a`` that are the same under another name.
     """
     a, b = _comparable(a, b, IN_TORCH)
-    bytes_a, bytes_b = ({str(line): int(held) for line, held in _held(side).items()} for side in (a, b))
+    held = (side.groupby("line", sort=False)["bytes"].sum() for side in (a, b))
+    bytes_a, bytes_b = ({str(line): int(num) for line, num in sums.items()} for sums in held)
     same = same_lines(bytes_a, bytes_b)
     taken = {*same.values()}
     more = (renamed or {}).items()
@@ -344,10 +345,6 @@ def _comparable(a: pd.DataFrame, b: pd.DataFrame, without: str) -> tuple[pd.Data
     sides = zip((a, b), are_backward, strict=True)
     first, second = (side.assign(line=side["line"].mask(is_backward, without)) for side, is_backward in sides)
     return first, second
-
-
-def _held(side: pd.DataFrame) -> pd.Series:
-    return side.groupby("line", sort=False)["bytes"].sum()
 
 
 def line_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:

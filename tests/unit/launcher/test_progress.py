@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fakedist.launcher.progress import Listener, ProgressLine
+from fakedist.launcher.launching import Listener, ProgressLine
 from fakedist.rank.reporter import PIPE_VARIABLE, Ended, Progress, Reporter
 from fakedist.rundir.outcome import Outcome
 
