@@ -163,15 +163,18 @@ def clock_record(
     paces: Sequence[Pace],
     *,
     launch_bound_us: float,
+    recorded_after_us: float | None = None,
 ) -> HostClockRecord | str:
     """The record of bare steps between marks, or why there is none. Arguments as :class:`ClockedGpu` returns them.
 
     A bare step lasts from one mark to the next. The recorded one began with its first forward, so where marks are at
     the end of an optimizer's step, its rows after that belong to the beginning of the next bare step.
+    ``recorded_after_us`` says that the last bare step was cut short at its optimizer's end: the time that the recorded
+    step took after its last launch.
     """
     recorded, split = rows
     turned = [*recorded[split:], *recorded[:split]]
-    (keys, at_us), repeats, num_matched, num_launches = log, list[list[Sample]](), 0, 0
+    (keys, at_us), repeats, num_matched, num_launches, after_us = log, list[list[Sample]](), 0, 0, 0.0
     clock, steps = calm_clock(at_us, paces), list(pairwise(marks))
     for before, after in steps:
         positions = [at for at in range(before.position, after.position) if keys[at] is not None]
@@ -179,10 +182,12 @@ def clock_record(
         num_matched = max(num_matched, len(matched) - matched.count(-1))
         num_launches = max(num_launches, len(positions))
         # The time between the last launch and the mark belongs to a first launch. The step before need not be a bare
-        # one, so it is this step's own.
-        begin_us = _at(before, clock, paces)
-        if positions:
-            begin_us -= _at(after, clock, paces) - clock.at_us[positions[-1]]
+        # one, so it is this step's own, unless it was cut short.
+        if recorded_after_us is None or after is not marks[-1]:
+            after_us = _at(after, clock, paces) - clock.at_us[positions[-1]] if positions else 0.0
+        elif len(steps) == 1:
+            after_us = recorded_after_us
+        begin_us = _at(before, clock, paces) - after_us
         times = times_of_rows(matched, [clock.at_us[at] for at in positions], begin_us)
         warm_us = [clock.warm_us[positions[at]] if at >= 0 else 0.0 for at in matched]
         repeats.append(list(map(Sample, times, warm_us)))
@@ -221,6 +226,14 @@ def _at(mark: Mark, clock: CalmClock, paces: Sequence[Pace]) -> float:
     return min(near)[1] if near else clock.at_us[mark.position - 1] if mark.position else 0.0
 
 
+def _after_last_launch(at_us: Sequence[float], paces: Sequence[Pace]) -> float:
+    """The time from the last launch of the recorded step to its end, as if in a calm moment; 0 if it was cut short."""
+    if not at_us or not paces or paces[-1].position < len(at_us):
+        return 0.0
+    clock = calm_clock(at_us, paces)
+    return clock.paces_us[-1] - clock.at_us[-1]
+
+
 def recorded_clock(
     step: int,
     keys: Sequence[Key],
@@ -241,8 +254,7 @@ def recorded_clock(
     rows = [Sample(time_us, clock.warm_us[at]) for time_us, at in zip(times_us, positions, strict=True)]
     dispatch_us = [time_us / slower for time_us in times_of(as_if_warm(keys, [rows]))]
     slowdown = fmean(pace.work_us for pace in paces) / clock.pace_us
-    if last.position == len(at_us):  # else it was cut short
-        dispatch_us[0] += max(last.host_us - at_us[-1], 0.0) / slowdown / slower
+    dispatch_us[0] += _after_last_launch(at_us, paces)  # the script's own work, which is no slower there
     return HostClockRecord(
         step=step,
         dispatch_us=array("d", dispatch_us).tobytes(),
@@ -479,8 +491,10 @@ class HostClock:
         self._told.set()
         self._inside.close()
         log = gpu.end()
+        recorded_after_us = None
         if self._last_optimizer is not None and len(self._marks) < _FEW_MARKS:
             self._marks.append(self._last_optimizer)
+            recorded_after_us = _after_last_launch(*self._recorded(gpu)[2:])
         if len(self._marks) < 2:
             return how or "the script ended before such a step did"
         keys, split = gpu.rows()
@@ -489,7 +503,15 @@ class HostClock:
         if self._begins_with_forward:
             split = len(keys)
         marks, paces = self._marks[len(self._marks) > _SPARES_FIRST :], [Pace(*pace) for pace in gpu.paces()]
-        record = clock_record(gpu.step, (keys, split), log, marks, paces, launch_bound_us=self._launch_bound_us)
+        record = clock_record(
+            gpu.step,
+            (keys, split),
+            log,
+            marks,
+            paces,
+            launch_bound_us=self._launch_bound_us,
+            recorded_after_us=recorded_after_us,
+        )
         return record if isinstance(record, str) else replace(record, is_second_run=gpu.is_second_run)
 
     @staticmethod

@@ -30,7 +30,7 @@ def timed_to_its_optimizer(step: int) -> str:
     """The script ended in the timed step, whose own end is not known."""
     return (
         f"the script ended in step {step}, which is timed up to its last optimizer step: what follows that in a step, "
-        "such as averages of parameters or the next batch's copy, is not in its times"
+        "such as averages of parameters, the next batch or a log, is not in its times"
     )
 
 

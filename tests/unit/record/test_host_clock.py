@@ -73,6 +73,16 @@ def test_work_between_steps_counts_also_where_one_step_is_bare() -> None:
     assert times(record) == [3 - 1 + (45 - 8), 5]
 
 
+def test_a_bare_step_that_was_cut_short_has_the_recorded_ones_work_between_steps() -> None:
+    paces = [Pace(0, 1, 1, 1, 5.0), Pace(2, 9, 9, 9, 5.0)]
+    marks = [mark(0, wall_us=1), mark(2, wall_us=9)]
+    record = clock_record(
+        2, (["a", "b"], 2), (["a", "b"], [3, 8]), marks, paces, launch_bound_us=0.0, recorded_after_us=37.0
+    )
+    assert isinstance(record, HostClockRecord)
+    assert times(record) == [3 - 1 + 37, 5]
+
+
 def test_launches_that_a_collective_stands_for_are_none_of_a_bare_step() -> None:
     record = clocked("ab", 2, "ab.a.b", [0, 10, 11, 30, 31, 35], [mark(2), mark(6)])
     assert times(record) == [30 - 10, 35 - 30]
@@ -342,8 +352,8 @@ def test_a_script_without_bare_steps_has_the_clock_of_the_recorded_one(how: str)
     clock = HostClock(Recorded(), lambda: None, str, Loading())
     record, note = clock.records(how)
     assert isinstance(record, HostClockRecord)
-    assert times(record) == [(16 + 48) / 1.6, 32 / 1.6]
-    assert (record.is_recorded, record.num_repeats, record.step_us, record.bound_us) == (True, 1, 60, 30)
+    assert times(record) == [16 / 1.6 + 48, 32 / 1.6]
+    assert (record.is_recorded, record.num_repeats, record.step_us, record.bound_us) == (True, 1, 78, 39)
     assert (record.linear_us, record.pace_us) == (0, 5)
     assert note.note.code == "host_measured_as_recorded"
 
@@ -377,7 +387,7 @@ def test_dtensors_are_not_as_much_slower_in_a_recorded_step(
     clock.optimizer_recorded(SimpleNamespace())
     record, _ = clock.records("")
     assert isinstance(record, HostClockRecord)
-    assert record.step_us == pytest.approx(96 / (1.1 if has_dtensors else 1.6))
+    assert record.step_us == pytest.approx(48 / (1.1 if has_dtensors else 1.6) + 48)
 
 
 class Sharded:
