@@ -254,7 +254,7 @@ def recorded_clock(
     rows = [Sample(time_us, clock.warm_us[at]) for time_us, at in zip(times_us, positions, strict=True)]
     dispatch_us = [time_us / slower for time_us in times_of(as_if_warm(keys, [rows]))]
     slowdown = fmean(pace.work_us for pace in paces) / clock.pace_us
-    dispatch_us[0] += _after_last_launch(at_us, paces)  # the script's own work, which is no slower there
+    dispatch_us[0] += _after_last_launch(at_us, paces)  # the script's own work, as slow there as later
     return HostClockRecord(
         step=step,
         dispatch_us=array("d", dispatch_us).tobytes(),
