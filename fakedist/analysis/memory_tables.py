@@ -153,9 +153,9 @@ def fold_layers(table: pd.DataFrame) -> list[Fold]:
             is_first = name.startswith("(") and depth == 0 and not names[run[0]].startswith("(")
             prefix = "" if is_first else f"{name}."
             positions = [below[0].index(layer) for layer in run]
-            members = tuple(siblings[position] for position in positions for siblings in below)
-            own = _below(names[run[0]], names[group[0]])
-            visit(tuple(sorted(members)), prefix + own + _until(run, names), depth + 1)
+            members = [siblings[position] for position in positions for siblings in below]
+            own = prefix + _below(names[run[0]], names[group[0]]) + _until(run, names)
+            visit(tuple(sorted(members)), own, depth + 1)
 
     for run in _runs(children.get(0, []), names, shape):
         visit(tuple(run), names[run[0]] + _until(run, names), 0)

@@ -387,8 +387,7 @@ def match_dumps(paths: Sequence[Path]) -> JobMatch:
 
     def placed(made: Made) -> Place:
         known = ranks[made.rank].known[made.call.sequence]
-        name = f"{known.group} (ranks {format_rank_list(made.call.members)})"
-        return Place(made, name, "other", "", known.lines)
+        return Place(made, f"{known.group} (ranks {format_rank_list(made.call.members)})", "other", "", known.lines)
 
     first_open = {
         number: next((call for call in rank.calls.calls if rank.known[call.sequence].state != "completed"), None)

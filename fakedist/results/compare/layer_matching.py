@@ -108,15 +108,14 @@ def layer_patterns(table: pd.DataFrame) -> list[str]:
     """
     names = [str(name) for name in table["name"]]
     parents, classes = table["parent"].tolist(), table["class_name"].tolist()
-    siblings: dict[tuple[int, str], list[str]] = defaultdict(list)
+    siblings: dict[tuple[int, str, bool], list[str]] = defaultdict(list)
     for name, parent, of_class in zip(names, parents, classes, strict=True):
         above, _, last = name.rpartition(".")
-        if last.isdecimal():
-            siblings[parent, above].append(of_class)
+        siblings[parent, above, last.isdecimal()].append(of_class)
     patterns: list[str] = []
     for name, parent, of_class in zip(names, parents, classes, strict=True):
         above, _, last = name.rpartition(".")
-        numbered = siblings[parent, above]
+        numbered = siblings[parent, above, True]
         if last.isdecimal() and numbered.count(of_class) >= min(3, len(numbered)):
             last = "*"
         is_below = parent > 0 and f"{above}.".startswith(f"{names[parent]}.")  # a trace's "Block.0" of "GPT", too
