@@ -7,7 +7,7 @@ parameters, and steps of forward, backward and optimizer.
 
 - "stacks": each event has a list of 24 frames of its own, and the keys of torch 2.11: 114 bytes an event. A real
   GPU's snapshot has 164 by default, and so fewer events.
-- "bare": Python's frames alone, which events share, and references of two bytes: 41 bytes an event.
+- "bare": Python's frames alone, which events share, and references of two bytes: 44 bytes an event.
 - "steps": as bare, with steps of 300 events instead of 14,000.
 - "segments": as bare, and each allocation maps and frees a segment; 100,000 segments with 300,000 blocks at the end.
 - "devices": as bare, of four GPUs.

@@ -153,11 +153,12 @@ def fold_layers(table: pd.DataFrame) -> list[Fold]:
             is_first = name.startswith("(") and depth == 0 and not names[run[0]].startswith("(")
             prefix = "" if is_first else f"{name}."
             positions = [below[0].index(layer) for layer in run]
-            members = tuple(siblings[position] for position in positions for siblings in below)
-            visit(tuple(sorted(members)), prefix + _numbered([_last(names[layer]) for layer in run]), depth + 1)
+            members = [siblings[position] for position in positions for siblings in below]
+            own = prefix + _below(names[run[0]], names[group[0]]) + _until(run, names)
+            visit(tuple(sorted(members)), own, depth + 1)
 
-    for root in children.get(0, []):
-        visit((root,), names[root], 0)
+    for run in _runs(children.get(0, []), names, shape):
+        visit(tuple(run), names[run[0]] + _until(run, names), 0)
     return [Fold("", "", (0,), 0), *folds]
 
 
@@ -171,8 +172,9 @@ def unfolded(table: pd.DataFrame) -> list[Fold]:
     return [Fold(str(name), str(of_class), (layer,), depth) for layer, (name, of_class, depth) in enumerate(rows)]
 
 
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
+def _below(name: str, above: str) -> str:
+    """A layer's name within the layer above it: a trace's "GPT.Block.0" is "Block.0" of "GPT"."""
+    return name[len(above) + 1 :] if above and name.startswith(f"{above}.") else name.rpartition(".")[2]
 
 
 def _shapes(names: list[str], classes: list[str], children: dict[int, list[int]]) -> list[int]:
@@ -180,7 +182,7 @@ def _shapes(names: list[str], classes: list[str], children: dict[int, list[int]]
     known: dict[tuple[object, ...], int] = {}
     shape = [0] * len(names)
     for layer in range(len(names) - 1, -1, -1):
-        below = tuple((_last(names[child]), shape[child]) for child in children.get(layer, []))
+        below = tuple((_below(names[child], names[layer]), shape[child]) for child in children.get(layer, []))
         shape[layer] = known.setdefault((classes[layer], below), len(known))
     return shape
 
@@ -188,19 +190,18 @@ def _shapes(names: list[str], classes: list[str], children: dict[int, list[int]]
 def _runs(siblings: list[int], names: list[str], shape: list[int]) -> list[list[int]]:
     runs: list[list[int]] = []
     for layer in siblings:
-        name = _last(names[layer])
-        if runs and name.isdecimal():
+        above, dot, last = names[layer].rpartition(".")
+        if runs and last.isdecimal():
             before = runs[-1][-1]
-            last = _last(names[before])
-            if last.isdecimal() and int(name) == int(last) + 1 and shape[layer] == shape[before]:
+            if names[before] == f"{above}{dot}{int(last) - 1}" and shape[layer] == shape[before]:
                 runs[-1].append(layer)
                 continue
         runs.append([layer])
     return runs
 
 
-def _numbered(run: list[str]) -> str:
-    return run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}"
+def _until(run: list[int], names: list[str]) -> str:
+    return f"-{names[run[-1]].rpartition('.')[2]}" if len(run) > 1 else ""
 
 
 def fold_sums(folds: list[Fold], sums: Mapping[str, Array], whole: tuple[str, Array], unit: str) -> pd.DataFrame:

@@ -26,9 +26,9 @@ _KEPT_S = 86_400
 def view(run: Path | None, port: int | None) -> int:
     """Open the page of a run in the browser.
 
-    RUN is a run directory, a memory snapshot of torch, a directory of several ranks' runs or a sweep's directory.
-    Without RUN, the last of these in the current directory is taken. It also prints the page's address, for
-    machines that have no browser.
+    RUN is a run directory, a snapshot, trace or Nsight report of a real GPU, a directory of several ranks' runs or a
+    sweep's directory. Without RUN, the last of these in the current directory is taken. It also prints the page's
+    address, for machines that have no browser.
     """
     run = run_or_last(run)
     if port is None:

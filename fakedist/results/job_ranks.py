@@ -380,18 +380,14 @@ def match_dumps(paths: Sequence[Path]) -> JobMatch:
     """Play the last calls of a job that hung, from its ranks' dumps of torch's Flight Recorder.
 
     Raises:
-        JobError: There is one dump alone.
         ReportError: A file is not a dump, or tries to run code.
     """
     ranks = {rank.calls.rank: rank for rank in read_dumps(paths)}
-    if len(ranks) < 2:
-        raise JobError(f"{paths[0]} is the dump of one rank, and it takes two or more to match", "give all of them")
     members = {member for rank in ranks.values() for call in rank.calls.calls for member in call.members}
 
     def placed(made: Made) -> Place:
         known = ranks[made.rank].known[made.call.sequence]
-        name = f"{known.group} (ranks {format_rank_list(made.call.members)})"
-        return Place(made, name, "other", "", known.lines)
+        return Place(made, f"{known.group} (ranks {format_rank_list(made.call.members)})", "other", "", known.lines)
 
     first_open = {
         number: next((call for call in rank.calls.calls if rank.known[call.sequence].state != "completed"), None)

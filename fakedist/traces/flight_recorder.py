@@ -226,10 +226,7 @@ def _members(by_rank: dict[int, list[_Entry]]) -> _Members:
     for rank, entries in by_rank.items():
         for entry in entries:
             callers.setdefault(entry.group, set()).add(rank)
-    everyone = tuple(sorted(by_rank))
-    return {
-        group: group[1] or (everyone if group[0] == "0" else tuple(sorted(ranks))) for group, ranks in callers.items()
-    }
+    return {group: group[1] or tuple(sorted(by_rank if group[0] == "0" else ranks)) for group, ranks in callers.items()}
 
 
 def _firsts(by_rank: dict[int, list[_Entry]]) -> dict[_Group, int]:
@@ -250,8 +247,7 @@ def _hung(rank: int, entries: list[_Entry], members: _Members, firsts: dict[_Gro
     known: dict[int, HungCall] = {}
     numbers = {group: number for number, group in enumerate(members)}
     for index, entry in enumerate(entries):
-        is_over = entry.known.state == "completed"
-        if is_over if entry.is_p2p else entry.number < firsts[entry.group]:
+        if entry.known.state == "completed" if entry.is_p2p else entry.number < firsts[entry.group]:
             continue
         ranks = members[entry.group]
         calls.append(_call(entry, index, ranks, numbers[entry.group]))
@@ -260,8 +256,8 @@ def _hung(rank: int, entries: list[_Entry], members: _Members, firsts: dict[_Gro
 
 
 def _call(entry: _Entry, index: int, ranks: tuple[int, ...], stream: int) -> RankCall:
-    is_exchange = entry.name.startswith("all_to_all")  # whose parts a file does not have
-    bytes_in, bytes_out = (0, 0) if is_exchange or entry.name == "barrier" else entry.sizes
+    # A file does not have the parts of an all_to_all.
+    bytes_in, bytes_out = (0, 0) if entry.name.startswith(("all_to_all", "barrier")) else entry.sizes
     peer = -1
     if entry.name in ("send", "recv"):
         other = entry.peer_text.rpartition(">" if entry.name == "send" else "-")[2]

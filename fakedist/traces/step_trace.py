@@ -101,13 +101,14 @@ _SEQUENCE = re.compile(r", seq = (\d+)")
 MODULE = "nn.Module: "
 _NODE = "autograd::engine::evaluate_function: "
 _STEP = re.compile(
-    r"(?:global[ _-]?|train(?:ing)?[ _-]?)?(?:step|iter|iteration|batch|ProfilerStep)[ _:#=-]*(\d+)(?:/\d+)?",
+    r"(?:(?:global|train(?:ing)?|eval|prefill|decode|engine)[ _-]?)?"
+    r"(?:step|iter|iteration|batch|ProfilerStep)[ _:#=-]*(\d+)(?:/\d+)?",
     re.IGNORECASE,
 )
 _DERIVATIVE = re.compile(r"\w+Backward\d*$|torch::autograd::")
 _OPERATION = re.compile(r"\w+::[\w<]|nccl\w*:|Optimizer\.zero_grad#|(?:detach|CompiledFunction|Torch-Compiled)\b")
 _PHASES = (
-    ("optimizer", re.compile(r"optimi[sz]er|^optim\b|\boptim[._-]?step|^Adam|^SGD", re.IGNORECASE)),
+    ("optimizer", re.compile(r"optimi[sz]er|^optim\b|\boptim[._-]?step|Engine\.step$|^Adam|^SGD", re.IGNORECASE)),
     ("backward", re.compile(r"backward|(?:^|[\W_])bwd(?:[\W_]|$)", re.IGNORECASE)),
     ("forward", re.compile(r"forward|(?:^|[\W_])fwd(?:[\W_]|$)", re.IGNORECASE)),
 )
@@ -116,6 +117,8 @@ _FILLERS = re.compile(
     r"(?:forward|backward|fwd|bwd|optimi[sz]er|optim|step|pass|compute|func|model|loss|micro|batch|\d|[\W_])+",
     re.IGNORECASE,
 )
+#: Between a word and its number: "block 3" and "block_3" are shown as "block.3", and fold like modules in a list.
+_NUMBERED = re.compile(r"(?<=[a-z])[ _:#=-]+(?=\d{1,9}$)")
 #: Domains of libraries, whose ranges are not the program's layers.
 _LIBRARY = re.compile(r"nccl|cccl|cub\b|thrust|cu(?:blas|dnn|sparse|solver|fft|tensor|da)|nvshmem|libcu", re.IGNORECASE)
 
@@ -171,7 +174,7 @@ def meaning(text: str, domain: str = "") -> Meaning:
         return Meaning(OPERATION, text)
     if _FILLERS.fullmatch(text) and text.strip():
         return Meaning(PHASE, phase=phase) if phase else Meaning(IGNORED)
-    return Meaning(LAYER, text, phase) if text.strip() else Meaning(IGNORED)
+    return Meaning(LAYER, _NUMBERED.sub(".", text), phase) if text.strip() else Meaning(IGNORED)
 
 
 def _own(text: str) -> Meaning:

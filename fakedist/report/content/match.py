@@ -8,6 +8,7 @@ from functools import partial
 from fakedist.analysis.call_order import ELEMENTS, Disagreement
 from fakedist.report.content.report_blocks import Block, Fact, Facts, Items, Remark, Report, Verdict
 from fakedist.results.job_ranks import JobMatch, Place
+from fakedist.rundir.notes import counted
 from fakedist.units import format_bytes, format_rank_list
 
 _MOST_LINES = 3
@@ -57,11 +58,12 @@ def verdict(match: JobMatch) -> str:
         return f"the job hangs: {_ranks(sorted(wait.made.rank for wait in matched.waiting))} would wait forever"
     if matched.groups:
         return f"the job hangs: {_ranks(sorted(matched.groups))} do not make the same process groups in the same order"
+    agreement = f"the calls of {counted(len(match.ranks), 'rank')} match"
     if match.in_flight:
         hanging = _ranks([made.rank for made in match.in_flight])
-        return f"the calls of {len(match.ranks)} ranks match, and {hanging} hang"
+        return f"{agreement}, and {hanging} hang{'s' if len(match.in_flight) == 1 else ''}"
     left_out = _left_out(match)
-    return f"the calls of {len(match.ranks)} ranks match" + (f", {left_out} left out" if left_out else "")
+    return agreement + (f", {left_out} left out" if left_out else "")
 
 
 def _left_out(match: JobMatch) -> str:
@@ -99,7 +101,13 @@ def sections(match: JobMatch) -> list[tuple[str, list[str]]]:
         found.append(("They wait in", rows))
     if match.in_flight and matched.is_matched:
         rows = [f"rank {made.rank}: {_call_text(match.placed(made))}" for made in match.in_flight[:_MOST_WAITING]]
-        found.append(("Not over, although every rank is in them: a GPU, the network or a host holds them up", rows))
+        absent = {rank for made in match.in_flight for rank in made.call.members}.intersection(match.not_recorded)
+        why = (
+            f": {_ranks(sorted(absent))} may never have made them, or"
+            if absent
+            else ", although every rank is in them:"
+        )
+        found.append((f"Not over{why} a GPU, the network or a host holds them up", rows))
     if matched.unproved:
         rows = [" meets ".join(_different(match, one)) for one in matched.unproved[:_MOST_UNPROVED]]
         title = (

@@ -108,17 +108,18 @@ def layer_patterns(table: pd.DataFrame) -> list[str]:
     """
     names = [str(name) for name in table["name"]]
     parents, classes = table["parent"].tolist(), table["class_name"].tolist()
-    siblings: dict[int, list[str]] = defaultdict(list)
+    siblings: dict[tuple[int, str, bool], list[str]] = defaultdict(list)
     for name, parent, of_class in zip(names, parents, classes, strict=True):
-        if name.rpartition(".")[2].isdecimal():
-            siblings[parent].append(of_class)
+        above, _, last = name.rpartition(".")
+        siblings[parent, above, last.isdecimal()].append(of_class)
     patterns: list[str] = []
     for name, parent, of_class in zip(names, parents, classes, strict=True):
         above, _, last = name.rpartition(".")
-        alike = siblings[parent].count(of_class)
-        if last.isdecimal() and alike >= min(3, len(siblings[parent])):
+        numbered = siblings[parent, above, True]
+        if last.isdecimal() and numbered.count(of_class) >= min(3, len(numbered)):
             last = "*"
-        prefix = patterns[parent] if parent > 0 and names[parent] == above else above
+        is_below = parent > 0 and f"{above}.".startswith(f"{names[parent]}.")  # a trace's "Block.0" of "GPT", too
+        prefix = patterns[parent] + above[len(names[parent]) :] if is_below else above
         patterns.append(f"{prefix}.{last}" if above else last)
     return patterns
 

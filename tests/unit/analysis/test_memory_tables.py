@@ -280,6 +280,17 @@ def test_several_models_are_several_roots_and_names_without_numbers_are_never_fo
     assert told(fold_layers(table)) == [(name, 1) for name in ("", "(A)", "w", "v", "(B)", "(B).w")]
 
 
+def test_a_traces_modules_fold_by_class_and_number_at_every_depth() -> None:
+    layers = [("", "", -1), ("GPT", "", 0)]
+    for block in range(2):
+        layers.append((f"GPT.Block.{block}", "", 1))
+        layers += [(f"GPT.Block.{block}.{own}", "", len(layers) - 1) for own in ("Linear.0", "Norm.0", "Linear.1")]
+    layers += [("stage.0", "", 0), ("stage.1", "", 0)]
+    folds = fold_layers(pd.DataFrame(layers, columns=["name", "class_name", "parent"]))
+    blocks = [(f"GPT.Block.0-1{own}", 2) for own in ("", ".Linear.0", ".Norm.0", ".Linear.1")]
+    assert told(folds) == [("", 1), ("GPT", 1), *blocks, ("stage.0-1", 2)]
+
+
 def two_layers(directory: Path) -> pd.DataFrame:
     """Two repeated layers below one model: 4 MiB and 2 MiB of weights; a temporary in each forward of step 2."""
     made = HandMade(directory=directory)

@@ -36,7 +36,9 @@ from fakedist.traces.step_trace import Intervals, Waits, meaning, without_number
         ("autograd::engine::evaluate_function: MmBackward0", names.NODE, "MmBackward0", "backward", -1),
         ("TransformerLayer.self_attention", names.LAYER, "TransformerLayer.self_attention", "", -1),
         ("LayerNormLinear.backward", names.LAYER, "LayerNormLinear.backward", "backward", -1),
-        ("layer 3", names.LAYER, "layer 3", "", -1),
+        ("layer 3", names.LAYER, "layer.3", "", -1),
+        ("decode step 12", names.STEP, "", "", 12),
+        ("DeepSpeedEngine.step", names.LAYER, "DeepSpeedEngine.step", "optimizer", -1),
         (" ", names.IGNORED, "", "", -1),
     ],
 )

@@ -132,6 +132,14 @@ def test_patterns_star_repeated_layers_and_keep_the_places_of_a_sequence() -> No
     assert patterns[8] == "h.*"
 
 
+def test_patterns_of_a_traces_modules_star_each_class_of_its_own() -> None:
+    layers = [("", "", -1), ("GPT", "", 0), ("GPT.Head.0", "", 1)]
+    for block in range(2):
+        layers += [(f"GPT.Block.{block}", "", 1), (f"GPT.Block.{block}.Linear.0", "", 3 + 2 * block)]
+    patterns = layer_patterns(pd.DataFrame(layers, columns=["name", "class_name", "parent"]))
+    assert patterns == ["", "GPT", "GPT.Head.*", *["GPT.Block.*", "GPT.Block.*.Linear.*"] * 2]
+
+
 def test_a_removed_layer_of_its_own_size_renumbers_those_behind_it() -> None:
     def sized(*sizes: int) -> Layers:
         layers: Layers = [("(Net)", "Net", 0), ("layers", "ModuleList", 0)]
