@@ -385,12 +385,20 @@ def compared_timeline(before: Run, after: Run, *, num_points: int = NUM_POINTS) 
                 x=[x[at]],
                 y=[most[at] / size],
                 name=f"peak of {name}",
-                mode="markers+text",
-                text=[f"{name} {peak}"],
-                textposition="middle left" if name == "A" else "middle right",
+                mode="markers",
                 marker={"size": 8, "color": colour},
                 hoverinfo="skip",
                 showlegend=False,
+            )
+            is_upper = (name == "A") == (before.peak_allocated_bytes >= after.peak_allocated_bytes)
+            figure.add_annotation(
+                x=x[at],
+                y=most[at] / size,
+                text=f"{name} {peak}",
+                showarrow=False,
+                xanchor="right" if x[at] > 0.5 else "left",  # so that a narrow screen has all of it
+                xshift=-7 if x[at] > 0.5 else 7,
+                yanchor="bottom" if is_upper else "top",
             )
     stretches = [
         shape
