@@ -14,7 +14,7 @@ def program() -> int:
 
         return program()
     except KeyboardInterrupt:
-        print(f"fakedist: exit {ExitCode.INTERRUPTED}: interrupted", file=sys.stderr)
+        sys.stderr.write(f"fakedist: exit {ExitCode.INTERRUPTED}: interrupted\n")
         return ExitCode.INTERRUPTED
 
 
