@@ -375,7 +375,6 @@ def compared_timeline(before: Run, after: Run, *, num_points: int = NUM_POINTS) 
     for side, (name, run, curve) in enumerate(zip("AB", (before, after), curves, strict=True)):
         most = on_axis(curve, pieces, side, num_points)[1]
         peak = format_bytes(run.peak_allocated_bytes)
-        line = {"width": 1.5, "shape": "hv", "color": SIDE_COLOURS[name]}
         _add_line(
             figure,
             name,
@@ -383,7 +382,7 @@ def compared_timeline(before: Run, after: Run, *, num_points: int = NUM_POINTS) 
             np.arange(num_points) / num_points,
             most / size,
             unit=unit,
-            line=line,
+            line={"width": 1.5, "shape": "hv", "color": SIDE_COLOURS[name]},
         )
         if len(curve):
             at = most.argmax() / num_points
@@ -419,12 +418,8 @@ def compared_timeline(before: Run, after: Run, *, num_points: int = NUM_POINTS) 
         ],
     )
     figure.update_yaxes(rangemode="tozero", ticksuffix=f" {unit}")
-    return framed(
-        figure,
-        "Allocated memory of two runs",
-        x="steps and phases of both" if have_steps(before, after) else "events of each, from first to last",
-        height=460,
-    )
+    x = "steps and phases of both" if have_steps(before, after) else "events of each, from first to last"
+    return framed(figure, "Allocated memory of two runs", x=x, height=460)
 
 
 def have_steps(before: Run, after: Run) -> bool:
