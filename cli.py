@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from fakedist.cli.program import program
+from fakedist.__main__ import program
 
 if __name__ == "__main__":
     sys.exit(program())

@@ -396,12 +396,18 @@ def check_ours(path: Path) -> list[str]:
     ranks = sorted(name for name in names if _RANK.fullmatch(name))
     if names and MANIFEST_NAME not in names and not ranks:
         raise RunDirectoryError(f"{path} is neither empty nor a run directory", "choose another place with -o")
-    if foreign := sorted(names - set(_OURS) - set(ranks)):
-        message = f"{path} holds something that fakedist did not write: {visible(foreign[0])}"
-        raise RunDirectoryError(message, f"move it away: {path}, or choose another place with -o")
+    tables = {entry.name for entry in path.glob(f"{TABLES_NAME}/*") if entry.suffix != ".parquet"}
+    others = {f"{TABLES_NAME}/{name}" for name in tables if not _LEFT_OVER.fullmatch(name)}
+    if foreign := sorted(others | names - set(_OURS) - set(ranks)):
+        raise RunDirectoryError(
+            f"{path} holds something that fakedist did not write: {visible(foreign[0])}",
+            f"move it away: {path}, or choose another place with -o",
+        )
     if MANIFEST_NAME in names and not _is_manifest(path / MANIFEST_NAME):
-        message = f"{path / MANIFEST_NAME} is damaged, or was not written by fakedist"
-        raise RunDirectoryError(message, "move it away, or choose another place with -o")
+        raise RunDirectoryError(
+            f"{path / MANIFEST_NAME} is damaged, or was not written by fakedist",
+            "move it away, or choose another place with -o",
+        )
     for name in ranks:
         if (path / name).is_symlink() or check_ours(path / name):
             raise RunDirectoryError(f"{path / name} is not a rank's run directory", "choose another place with -o")

@@ -100,3 +100,17 @@ def test_a_long_name_stays_in_its_column(reader: Reader, written: Path, width: i
     )
     page.set_viewport_size(DESKTOP)
     assert widths[0] <= widths[1] + 1
+
+
+def test_a_phone_has_whole_words_and_both_peaks(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    page.set_viewport_size({"width": 390, "height": 800})
+    drawn(page, "#timeline")
+    words = "[...document.querySelectorAll('tbody th.short span')].filter(node => !/[^\\w]/.test(node.textContent))"
+    assert page.evaluate(f"{words}.map(node => node.getClientRects().length)") == [1] * page.evaluate(f"{words}.length")
+    plot = page.locator("#timeline .bglayer .bg, #timeline .nsewdrag").first.bounding_box()
+    for label in page.locator("#timeline .annotation").all():
+        box = label.bounding_box()
+        assert plot["x"] <= box["x"] <= plot["x"] + plot["width"] - box["width"]
+    assert page.locator("#timeline .annotation").count() == 2
+    page.set_viewport_size(DESKTOP)

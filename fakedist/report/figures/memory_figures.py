@@ -374,36 +374,52 @@ def compared_timeline(before: Run, after: Run, *, num_points: int = NUM_POINTS) 
     unit, size = byte_unit(max(before.peak_allocated_bytes, after.peak_allocated_bytes))
     for side, (name, run, curve) in enumerate(zip("AB", (before, after), curves, strict=True)):
         most = on_axis(curve, pieces, side, num_points)[1]
-        colour = SIDE_COLOURS[name]
         peak = format_bytes(run.peak_allocated_bytes)
-        x = np.arange(num_points) / num_points
-        line = {"width": 1.5, "shape": "hv", "color": colour}
-        _add_line(figure, name, f"{name}: {shown(run.path.name)}, peak {peak}", x, most / size, unit=unit, line=line)
+        _add_line(
+            figure,
+            name,
+            f"{name}: {shown(run.path.name)}, peak {peak}",
+            np.arange(num_points) / num_points,
+            most / size,
+            unit=unit,
+            line={"width": 1.5, "shape": "hv", "color": SIDE_COLOURS[name]},
+        )
         if len(curve):
-            at = int(most.argmax())
+            at = most.argmax() / num_points
             figure.add_scatter(
-                x=[x[at]],
-                y=[most[at] / size],
+                x=[at],
+                y=[most.max() / size],
                 name=f"peak of {name}",
-                mode="markers+text",
-                text=[f"{name} {peak}"],
-                textposition="middle left" if name == "A" else "middle right",
-                marker={"size": 8, "color": colour},
+                mode="markers",
+                marker={"size": 8, "color": SIDE_COLOURS[name]},
                 hoverinfo="skip",
                 showlegend=False,
             )
-    stretches = [
-        shape
-        for piece in pieces
-        for shape in _stretch(
-            piece.at, piece.phase, f"step {piece.step} {piece.phase}" if piece.step else piece.phase, 1.0
-        )
-    ]
-    figure.update_layout(hovermode="x unified", shapes=stretches)
-    figure.update_xaxes(showticklabels=False)
+            figure.add_annotation(
+                x=at,
+                y=most.max() / size,
+                text=f"{name} {peak}",
+                showarrow=False,
+                xanchor="right" if at > 0.5 else "left",  # so that a narrow screen has all of it
+                xshift=-7 if at > 0.5 else 7,
+                yanchor="bottom"
+                if (name == "A") == (before.peak_allocated_bytes >= after.peak_allocated_bytes)
+                else "top",
+            )
+    figure.update_layout(
+        hovermode="x unified",
+        xaxis_showticklabels=False,
+        shapes=[
+            shape
+            for piece in pieces
+            for shape in _stretch(
+                piece.at, piece.phase, f"step {piece.step} {piece.phase}" if piece.step else piece.phase, 1.0
+            )
+        ],
+    )
     figure.update_yaxes(rangemode="tozero", ticksuffix=f" {unit}")
-    x_title = "steps and phases of both" if have_steps(before, after) else "events of each, from first to last"
-    return framed(figure, "Allocated memory of two runs", x=x_title, height=460)
+    x = "steps and phases of both" if have_steps(before, after) else "events of each, from first to last"
+    return framed(figure, "Allocated memory of two runs", x=x, height=460)
 
 
 def have_steps(before: Run, after: Run) -> bool:

@@ -49,6 +49,17 @@ def test_an_error_ends_it_as_usual() -> None:
     assert "taken down" in run.stdout
 
 
+def test_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
+    run = _run(
+        "import os, signal, sys\nfrom types import SimpleNamespace\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def interrupted(name, *_):\n    if name == 'click':\n        os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, SimpleNamespace(find_spec=interrupted))\n"
+        "from fakedist.__main__ import program\nsys.exit(program())"
+    )
+    assert (run.returncode, run.stderr) == (130, "fakedist: exit 130: interrupted\n")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_output_that_cannot_be_written_is_told() -> None:
     with open("/dev/full", "w") as full:

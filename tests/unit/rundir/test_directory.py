@@ -112,7 +112,9 @@ def test_a_run_replaces_those_of_several_ranks_if_it_may(tmp_path: Path) -> None
         assert is_empty(path)
 
 
-@pytest.mark.parametrize("name", ["thesis.tex", "rank0/thesis.tex", "rank2/thesis.tex", "rank0/rank1/run.json"])
+@pytest.mark.parametrize(
+    "name", ["thesis.tex", "rank0/thesis.tex", "rank0/tables/my.csv", "rank2/thesis.tex", "rank0/rank1/run.json"]
+)
 def test_nothing_is_replaced_next_to_something_of_the_users(tmp_path: Path, name: str) -> None:
     for rank in (0, 31):
         make_run(tmp_path / f"rank{rank}")

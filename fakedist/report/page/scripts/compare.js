@@ -1,6 +1,6 @@
 // The page of a comparison: two curves on one axis, two steps on one axis, and tables that filter.
 
-import { $, $$, make, note } from './dom.js';
+import { $, $$, colourOf, make, note } from './dom.js';
 import { KernelChart } from './kernels.js';
 import { openPage } from './opening.js';
 import { bytesText } from './text.js';
@@ -33,6 +33,7 @@ class CurveChart extends ZoomChart {
     return {
       ...layout,
       shapes,
+      annotations: layout.annotations?.map((label) => ({ ...label, bgcolor: colourOf('panel') })),
       hovermode: false,
       showlegend: false,
       height: 400,
