@@ -50,6 +50,11 @@ def test_explain_prints_a_page_and_names_a_code_that_was_meant(capsys: pytest.Ca
         ("  # noqa: E501  # fakedist: ignore[FD2, FD108]", True),
         ("  # fakedist: ignore[FD1]", True),
         ("  # fakedist: ignore[FD101]", False),
+        ("  # fakedist: ignore[fd108 , FD2]", True),
+        ("  # fakedist: ignore[fd101]", False),
+        ("  # FakeDist:ignore [ALL] kept on purpose", True),
+        ("  # fakedist: ignore[FD101: see #12]", False),
+        ("  # fakedist: ignored once", False),
         ("  # fakedist: ignore[]", True),
     ],
 )
