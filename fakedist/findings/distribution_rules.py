@@ -198,7 +198,8 @@ def replicated_state(case: Case) -> Iterator[Fault]:
     """All ranks of a group hold the same parameters, gradients and optimizer state, and these fill the GPU.
 
     The rule sees a group that all-reduces all gradients, and a quarter or more of the GPU's memory in what its ranks
-    all hold. Replicas of a small model are usual.
+    all hold. Replicas of a small model are usual. It says nothing if the group gathers what its ranks' optimizers update,
+    as ZeRO-1 does: that is replicated by choice.
 
     **Mend**: `fully_shard` (FSDP2), a distributed optimizer, or `ZeroRedundancyOptimizer`.
     """
@@ -209,7 +210,9 @@ def replicated_state(case: Case) -> Iterator[Fault]:
         return
     names = ("parameter", "gradient", "optimizer_state")
     held = sum(evidence.at_peak(evidence.category(name)) for name in names)
-    if held < _REPLICAS_SHARE * capacity:
+    calls = evidence.last_calls
+    gathers = calls["operation"].str.startswith(("broadcast", "all_gather")) & (calls["phase"] == "optimizer")
+    if held < _REPLICAS_SHARE * capacity or (gathers & (calls["group"] == group.number)).any():
         return
     rules = ("shard-parameters", "shard-gradients", "shard-optimizer")
     advice = next((piece for piece in case.summary.advice if piece.rule in rules), None)

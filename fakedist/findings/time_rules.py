@@ -83,7 +83,8 @@ def repeated_reductions(case: Case) -> Iterator[Fault]:
 def small_collectives(case: Case) -> Iterator[Fault]:
     """Many small calls of one operation and group follow one another. Each takes a collective's latency.
 
-    The rule sees 16 or more of them in a row, each of at most 1 MiB, which together are a fiftieth of the step.
+    The rule sees 16 or more of them in a row, each of at most 1 MiB, which together are a fiftieth of the step. Half as
+    many are in the step before, if there is one: DDP makes some in the second step alone.
 
     **Mend**: flatten the tensors into one, or `torch.distributed._coalescing_manager`.
     """
@@ -100,8 +101,11 @@ def small_collectives(case: Case) -> Iterator[Fault]:
     run = ((key != key.shift()) | ~is_small | (np.diff(calls["sequence"], prepend=-2) != 1)).cumsum()
     taken = evidence.kernels.loc[evidence.kernels["is_call"]].set_index("call")["duration_us"]
     worst: tuple[float, pd.DataFrame | None, float] = (0.0, None, 0.0)
-    for _, same in calls[is_small].groupby(run[is_small]):
-        if len(same) >= _FEWEST_SMALL:
+    before = evidence.calls[evidence.calls["step"] == calls["step"].max() - 1].astype({"operation": str, "phase": str})
+    usual = (before["operation"] + before["group"].astype(str) + before["phase"]).value_counts()
+    for row, same in calls[is_small].groupby(run[is_small]):
+        is_usual = calls["step"].max() < 2 or 2 * usual.get(key[run == row].iloc[0], 0) >= len(same)
+        if len(same) >= _FEWEST_SMALL and is_usual:
             times = taken.reindex(same["sequence"]).to_numpy()
             more = float(np.nansum(times) - np.nanmax(times)) if np.isfinite(times).any() else 0.0
             if more > worst[0]:
