@@ -198,8 +198,8 @@ def replicated_state(case: Case) -> Iterator[Fault]:
     """All ranks of a group hold the same parameters, gradients and optimizer state, and these fill the GPU.
 
     The rule sees a group that all-reduces all gradients, and a quarter or more of the GPU's memory in what its ranks
-    all hold. Replicas of a small model are usual. It says nothing if the group gathers what its ranks' optimizers update,
-    as ZeRO-1 does: that is replicated by choice.
+    all hold. Replicas of a small model are usual. It says nothing if the group gathers what the ranks' optimizers
+    update, as ZeRO-1 does: that is replicated by choice.
 
     **Mend**: `fully_shard` (FSDP2), a distributed optimizer, or `ZeroRedundancyOptimizer`.
     """
