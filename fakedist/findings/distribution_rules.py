@@ -51,10 +51,10 @@ def swapped_axes(case: Case) -> Iterator[Fault]:
             is_inside_out = case.gpus_per_node > 1 and len(set(inner)) == 1 and len(set(outer)) == len(outer)
             if not are_named and not is_inside_out:
                 continue
-            shard_size, replicas_size = map(evidence.group_size, (shards, number))
             yield Fault(
-                f"parameters are sharded over the {shard_size:,} ranks of {evidence.group_label(shards)}, and "
-                f"replicated over the {replicas_size:,} of {evidence.group_label(number)}"
+                f"parameters are sharded over the {evidence.group_size(shards):,} ranks of "
+                f"{evidence.group_label(shards)}, and replicated over the {evidence.group_size(number):,} of "
+                f"{evidence.group_label(number)}"
                 + ("" if are_named else ": shards are in several nodes, replicas in one"),
                 "a mesh of (replicas, shards), in this order, with the shards in a node",
                 is_certain=bool(are_named),
@@ -208,8 +208,7 @@ def replicated_state(case: Case) -> Iterator[Fault]:
     capacity = case.summary.capacity_bytes
     if group is None or not capacity:
         return
-    names = ("parameter", "gradient", "optimizer_state")
-    held = sum(evidence.at_peak(evidence.category(name)) for name in names)
+    held = sum(evidence.at_peak(evidence.category(name)) for name in ("parameter", "gradient", "optimizer_state"))
     calls = evidence.last_calls
     gathers = calls["operation"].str.startswith(("broadcast", "all_gather")) & (calls["phase"] == "optimizer")
     if held < _REPLICAS_SHARE * capacity or (gathers & (calls["group"] == group.number)).any():

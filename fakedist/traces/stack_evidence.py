@@ -146,10 +146,9 @@ def _of_stack(facts: list[_FrameFacts]) -> StackEvidence:
     python = [fact for fact in facts if fact.is_python]
     enters = bool(python) and python[-1].frame.filename.endswith(_ENTERS_PYTHON)
     in_backward = enters or any(fact.is_engine for fact in facts)
-    modules = _modules(python)
+    modules, casts = _modules(python), [fact for fact in facts if fact.is_autocast]
     # Conversions first, then what was called from Python, by its name in C++ where that is known.
-    native = [fact for fact in facts if not fact.is_python]
-    called = [*(fact for fact in facts if fact.is_autocast), *reversed(native), *reversed(python)]
+    called = [*casts, *reversed([fact for fact in facts if not fact.is_python]), *reversed(python)]
     zeroes = any(fact.frame.function == "zero_grad" for fact in python)
     if in_backward:
         kind = BACKWARD

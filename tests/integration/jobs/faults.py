@@ -239,16 +239,9 @@ def small_collectives(mended: bool) -> Step:
 
 def many_models(mended: bool) -> Step:
     """DDP broadcasts the sizes of its buckets in the second step alone, here for 40 models in a row."""
-    models = [DistributedDataParallel(nn.Linear(WIDTH, 1024).to("cuda")) for _ in range(40)]
+    models = nn.ModuleList(DistributedDataParallel(nn.Linear(WIDTH, 1024).to("cuda")) for _ in range(40))
     x = torch.randn(64, WIDTH, device="cuda")
-    optimizer = torch.optim.SGD([parameter for model in models for parameter in model.parameters()])
-
-    def step() -> None:
-        torch.stack([model(x).sum() for model in models]).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return train(models, lambda: torch.stack([model(x).sum() for model in models]).sum())
 
 
 def host_waits(mended: bool) -> Step:
