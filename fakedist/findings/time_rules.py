@@ -111,9 +111,9 @@ def small_collectives(case: Case) -> Iterator[Fault]:
     more = float(times.iloc[:-1].sum())
     if not case.is_worth_us(more):
         return
-    label = evidence.group_label(int(same["group"].iloc[0]))
     yield Fault(
-        f"{len(same)} calls of {same['operation'].iloc[0]} on {label} follow one another with "
+        f"{len(same)} calls of {same['operation'].iloc[0]} on {evidence.group_label(int(same['group'].iloc[0]))} "
+        "follow one another with "
         f"{format_bytes(int(same['bytes_in'].max()))} or less each, and take {format_us(float(times.sum()))}; "
         f"the longest takes {format_us(float(times.max()))}",
         "one call of a flat tensor",
