@@ -53,7 +53,8 @@ class Selection:
         if path and Path(path).is_relative_to(root):
             names.add(str(Path(path).relative_to(root)))
         return not any(
-            _fitting(finding.code, codes) >= 0 and any(fnmatch(name, pattern) for name in names)
+            _fitting(finding.code, codes) >= 0
+            and any(fnmatch(name, form) for name in names for form in (pattern, pattern.replace("**/", "")))
             for pattern, codes in self.per_file_ignores
         )
 
@@ -70,7 +71,7 @@ def _fitting(code: str, chosen: Sequence[str]) -> int:
 
 
 def read_selection(section: Section, default: Selection) -> Selection:
-    """Take the three keys of a section, each by itself with a default.
+    """Take the three keys of a section, each by itself with a default. An empty list or table selects nothing.
 
     Raises:
         CheckError: There is no such rule, or a value is not a list of texts.
@@ -78,18 +79,18 @@ def read_selection(section: Section, default: Selection) -> Selection:
     table = section.take_table("per-file-ignores")
     of_files = [(pattern, _codes(table, pattern)) for pattern, _ in table.items()]
     return Selection(
-        _codes(section, "select") or default.select,
-        _codes(section, "ignore") or default.ignore,
-        tuple(of_files) or default.per_file_ignores,
+        _codes(section, "select", default.select),
+        _codes(section, "ignore", default.ignore),
+        default.per_file_ignores if section.take_any("per-file-ignores") is None else tuple(of_files),
     )
 
 
-def _codes(section: Section, key: str) -> tuple[str, ...]:
+def _codes(section: Section, key: str, default: tuple[str, ...] = ()) -> tuple[str, ...]:
     codes = section.take_texts(key)
     for code in codes:
         if code != _ALL and not (code and any(known.startswith(code) for known in RULES)):
             raise CheckError(f"{section.where}: {key}: there is no rule {code!r}", did_you_mean(code, list(RULES)))
-    return codes
+    return default if section.take_any(key) is None else codes
 
 
 #: Figures of a rank as a whole.

@@ -40,7 +40,7 @@ def _marks(checked: Checked) -> list[tuple[str, str, str, int]]:
         marks.append((rule, finding.message, *_location(checked, finding.line)))
     marks += [("fits", misfit, *_location(checked, "")) for misfit in checked.misfits]
     marks += [("match", mismatch.text, *_location(checked, mismatch.line)) for mismatch in checked.mismatches]
-    marks += [("finding", found.text, *_location(checked, found.finding.line)) for found in checked.findings]
+    marks += [(found.finding.code, found.text, *_location(checked, found.finding.line)) for found in checked.findings]
     return marks + [("script", failure.message, *_location(checked, "")) for failure in checked.failures]
 
 

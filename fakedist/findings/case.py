@@ -132,5 +132,5 @@ class Case:
 
 
 def base_name(operation: str) -> str:
-    """An operation without its namespace and overload: "mm" of "aten.mm.default"."""
-    return operation.split(".")[1] if operation.count(".") > 1 else operation
+    """An operation without its namespace and overload: "mm" of "aten.mm.default", or of "aten::mm"."""
+    return operation.split(".")[1] if operation.count(".") > 1 else operation.removeprefix("aten::")

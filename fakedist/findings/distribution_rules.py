@@ -51,10 +51,10 @@ def swapped_axes(case: Case) -> Iterator[Fault]:
             is_inside_out = case.gpus_per_node > 1 and len(set(inner)) == 1 and len(set(outer)) == len(outer)
             if not are_named and not is_inside_out:
                 continue
-            shard_size, replicas_size = map(evidence.group_size, (shards, number))
             yield Fault(
-                f"parameters are sharded over the {shard_size:,} ranks of {evidence.group_label(shards)}, and "
-                f"replicated over the {replicas_size:,} of {evidence.group_label(number)}"
+                f"parameters are sharded over the {evidence.group_size(shards):,} ranks of "
+                f"{evidence.group_label(shards)}, and replicated over the {evidence.group_size(number):,} of "
+                f"{evidence.group_label(number)}"
                 + ("" if are_named else ": shards are in several nodes, replicas in one"),
                 "a mesh of (replicas, shards), in this order, with the shards in a node",
                 is_certain=bool(are_named),
@@ -198,7 +198,8 @@ def replicated_state(case: Case) -> Iterator[Fault]:
     """All ranks of a group hold the same parameters, gradients and optimizer state, and these fill the GPU.
 
     The rule sees a group that all-reduces all gradients, and a quarter or more of the GPU's memory in what its ranks
-    all hold. Replicas of a small model are usual.
+    all hold. Replicas of a small model are usual. It says nothing if the group gathers what the ranks' optimizers
+    update, as ZeRO-1 does: that is replicated by choice.
 
     **Mend**: `fully_shard` (FSDP2), a distributed optimizer, or `ZeroRedundancyOptimizer`.
     """
@@ -207,9 +208,10 @@ def replicated_state(case: Case) -> Iterator[Fault]:
     capacity = case.summary.capacity_bytes
     if group is None or not capacity:
         return
-    names = ("parameter", "gradient", "optimizer_state")
-    held = sum(evidence.at_peak(evidence.category(name)) for name in names)
-    if held < _REPLICAS_SHARE * capacity:
+    held = sum(evidence.at_peak(evidence.category(name)) for name in ("parameter", "gradient", "optimizer_state"))
+    calls = evidence.last_calls
+    gathers = calls["operation"].str.startswith(("broadcast", "all_gather")) & (calls["phase"] == "optimizer")
+    if held < _REPLICAS_SHARE * capacity or (gathers & (calls["group"] == group.number)).any():
         return
     rules = ("shard-parameters", "shard-gradients", "shard-optimizer")
     advice = next((piece for piece in case.summary.advice if piece.rule in rules), None)

@@ -16,7 +16,7 @@ from fakedist.findings.registry import RULES, Fault, FaultRule
 from fakedist.rundir.finding import Finding
 
 _LINE = re.compile(r"(?P<file>.*):(?P<number>\d+) \(.*\)")
-_COMMENT = re.compile(r"#\s*fakedist:\s*ignore(?:\[(?P<codes>[A-Z0-9,\s]*)\])?")
+_COMMENT = re.compile(r"#\s*fakedist:\s*ignore\b(?:\s*\[(?P<codes>[^\]]*))?", re.IGNORECASE)
 _MOST_BYTES = 8 << 20
 
 
@@ -48,8 +48,8 @@ def is_ignored(finding: Finding) -> bool:
 
 
 def _names(codes: str | None, code: str) -> bool:
-    named = re.findall(r"[A-Z0-9]+", codes or "")
-    return not named or any(code.startswith(part) for part in named)
+    named = re.findall(r"\w+", (codes or "").upper())
+    return not named or "ALL" in named or any(map(code.startswith, named))
 
 
 def _statement(text: str, number: int) -> tuple[int, ...]:

@@ -13,7 +13,8 @@ from fakedist.findings.registry import Fault, rule
 from fakedist.units import format_bytes
 
 _LOSS = r"log_softmax|logsumexp|nll_loss|cross_entropy|log_sigmoid"
-_PRODUCT = r"\.(?:mm|addmm|bmm|_scaled_mm|linear)\."
+#: Also by the names that snapshots have: aten::linear.
+_PRODUCT = r"(?:\.|::)(?:mm|addmm|bmm|_scaled_mm|linear|matmul|einsum)(?:\.|$)"
 _COPIES = {"half": 0.5, "same": 1.0, "double": 2.0}
 _NEAR = 0.02  # shifted by a token, or rounded up
 _FEWEST_COPIES = 3
@@ -159,7 +160,8 @@ def logits_copies(case: Case) -> Iterator[Fault]:
         return
     gives = case.saved(np.where(outside & made_by.isin(made_by[rest]) & (made_by != made_by[loss]), sizes, 0))
     if case.is_worth(gives):
-        names = ", ".join(dict.fromkeys(base_name(str(name)) for name in blocks["operation"].iloc[copies]))
+        operations = (str(name) for name in blocks["operation"].iloc[copies])
+        names = ", ".join(dict.fromkeys(base_name(name) for name in operations if not name.startswith("unknown")))
         yield Fault(
             f"{len(copies)} copies of the logits ({names}) hold {format_bytes(int(sizes[copies].sum()))} when the loss "
             f"is computed; it needs {format_bytes(int(sizes[loss]))}",
@@ -194,7 +196,7 @@ def kept_evaluation(case: Case) -> Iterator[Fault]:
     made, sizes, stack = (blocks[name].to_numpy() for name in ("alloc_event", "bytes", "stack"))
     of_no_step = evidence.category("temporary") | evidence.category("other")
     chosen = evidence.phase("forward", "other") & of_no_step & case.is_outside
-    is_grown = chosen & evidence.operation(r"aten\.cat\.")
+    is_grown = chosen & evidence.operation(r"aten(?:\.|::)cat(?:\.|$)")
     at_peak = np.flatnonzero(chosen & blocks["at_peak"].to_numpy(bool))
     grown: set[int] = set()
     for _, same in reversed(list(pd.Series(at_peak).groupby([stack[at_peak], sizes[at_peak]]))):

@@ -83,7 +83,8 @@ def repeated_reductions(case: Case) -> Iterator[Fault]:
 def small_collectives(case: Case) -> Iterator[Fault]:
     """Many small calls of one operation and group follow one another. Each takes a collective's latency.
 
-    The rule sees 16 or more of them in a row, each of at most 1 MiB, which together are a fiftieth of the step.
+    The rule sees 16 or more of them in a row, each of at most 1 MiB, which together are a fiftieth of the step. Half as
+    many are in the step before, if there is one: DDP makes some in the second step alone.
 
     **Mend**: flatten the tensors into one, or `torch.distributed._coalescing_manager`.
     """
@@ -99,21 +100,22 @@ def small_collectives(case: Case) -> Iterator[Fault]:
     key = calls["operation"] + calls["group"].astype(str) + calls["phase"]
     run = ((key != key.shift()) | ~is_small | (np.diff(calls["sequence"], prepend=-2) != 1)).cumsum()
     taken = evidence.kernels.loc[evidence.kernels["is_call"]].set_index("call")["duration_us"]
-    worst: tuple[float, pd.DataFrame | None, float] = (0.0, None, 0.0)
-    for _, same in calls[is_small].groupby(run[is_small]):
-        if len(same) >= _FEWEST_SMALL:
-            times = taken.reindex(same["sequence"]).to_numpy()
-            more = float(np.nansum(times) - np.nanmax(times)) if np.isfinite(times).any() else 0.0
-            if more > worst[0]:
-                worst = more, same, float(np.nansum(times))
-    more, same, total = worst
-    if same is None or not case.is_worth_us(more):
+    before = evidence.calls[evidence.calls["step"] == calls["step"].max() - 1].astype({"operation": str, "phase": str})
+    usual = key.map((before["operation"] + before["group"].astype(str) + before["phase"]).value_counts()).fillna(0)
+    runs = [
+        (same, taken.reindex(same["sequence"]).dropna().sort_values())
+        for _, same in calls[is_small].groupby(run[is_small])
+        if len(same) >= _FEWEST_SMALL and (calls["step"].max() < 2 or 2 * usual[same.index[0]] >= len(same))
+    ]
+    same, times = max(runs, key=lambda one: one[1].iloc[:-1].sum(), default=(calls, taken.iloc[:0]))
+    more = float(times.iloc[:-1].sum())
+    if not case.is_worth_us(more):
         return
-    label = evidence.group_label(int(same["group"].iloc[0]))
     yield Fault(
-        f"{len(same)} calls of {same['operation'].iloc[0]} on {label} follow one another with "
-        f"{format_bytes(int(same['bytes_in'].max()))} or less each, and take {format_us(total)}; the longest takes "
-        f"{format_us(total - more)}",
+        f"{len(same)} calls of {same['operation'].iloc[0]} on {evidence.group_label(int(same['group'].iloc[0]))} "
+        "follow one another with "
+        f"{format_bytes(int(same['bytes_in'].max()))} or less each, and take {format_us(float(times.sum()))}; "
+        f"the longest takes {format_us(float(times.max()))}",
         "one call of a flat tensor",
         case.lines_of_operations.get(int(same["op"].iloc[0]), ""),
         gives_us=(0.0, more),

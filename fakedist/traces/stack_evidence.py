@@ -46,6 +46,8 @@ _GATHERS = re.compile(
 )
 _WORKSPACE = re.compile(r"CUDABlas\w*(?:Workspace|Handle)|ChosenWorkspaceSize|[Cc]ublas\w*[Ww]orkspace|getWorkspace")
 _OPERATION = re.compile(r"^at::_ops::(\w+)::call\(")
+#: Functions of Python that call an operation of their name.
+_FUNCTION = re.compile(r"/torch/nn/(?:functional\.py (?!_)(\w+)|modules/(linear)\.py forward)$")
 #: What converts an operation's inputs under autocast; outside of it in a stack is the operation that was called.
 _AUTOCAST = "at::autocast::cached_cast("
 _NODE = re.compile(r"torch::autograd::(?:generated::)?(\w+Backward\d*|AccumulateGrad)(?:::|\b)")
@@ -77,7 +79,8 @@ class StackEvidence:
         zeroes: It is in an optimizer's or a module's zero_grad.
         purpose: parameter (gathered by FSDP), workspace or communication, if it shows; else empty.
         operation: The autograd node that runs, by its name in C++, else aten::_to_copy where autocast converts
-            an input, else the operation that was called, such as aten::index_Tensor; empty without frames of C++.
+            an input, else the operation that was called, such as aten::index_Tensor; without frames of C++ the
+            function of torch.nn.functional, such as aten::cross_entropy, else empty.
     """
 
     kind: int
@@ -120,8 +123,9 @@ class _FrameFacts(NamedTuple):
         text = f"{filename} {function}"
         is_python = not NATIVE.search(filename) and bool(line)
         node = None if is_python else _NODE.search(function)
-        operation = _OPERATION.search(function)
-        called = "_to_copy" if function.startswith(_AUTOCAST) else "" if operation is None else operation[1]
+        operation = _FUNCTION.search(text) if is_python else _OPERATION.search(function)
+        called = next(filter(None, operation.groups()), "") if operation else ""
+        is_autocast = function.startswith(_AUTOCAST)
         runs = bool(_RUNS_BACKWARD.search(filename)) and function in _RUN_FUNCTIONS
         purpose = "parameter" if _GATHERS.search(text) else "communication" if _COMMUNICATES.search(text) else ""
         return cls(
@@ -133,8 +137,8 @@ class _FrameFacts(NamedTuple):
             is_python and bool(_MAKES_PARAMETERS.search(filename)) and function in _MAKERS,
             "workspace" if not is_python and _WORKSPACE.search(function) else purpose,
             "" if node is None else node[1],
-            f"aten::{called}" if called else "",
-            function.startswith(_AUTOCAST),
+            "aten::_to_copy" if is_autocast else f"aten::{called}" if called else "",
+            is_autocast,
         )
 
 
@@ -143,6 +147,8 @@ def _of_stack(facts: list[_FrameFacts]) -> StackEvidence:
     enters = bool(python) and python[-1].frame.filename.endswith(_ENTERS_PYTHON)
     in_backward = enters or any(fact.is_engine for fact in facts)
     modules, casts = _modules(python), [fact for fact in facts if fact.is_autocast]
+    # Conversions first, then what was called from Python, by its name in C++ where that is known.
+    called = [*casts, *reversed([fact for fact in facts if not fact.is_python]), *reversed(python)]
     zeroes = any(fact.frame.function == "zero_grad" for fact in python)
     if in_backward:
         kind = BACKWARD
@@ -161,7 +167,7 @@ def _of_stack(facts: list[_FrameFacts]) -> StackEvidence:
         purpose=next((fact.purpose for fact in facts if fact.purpose), ""),
         operation=next(
             (fact.node for fact in facts if fact.node),
-            next((fact.operation for fact in [*casts, *reversed(facts)] if fact.operation), ""),
+            next((fact.operation for fact in called if fact.operation), ""),
         ),
     )
 

@@ -63,8 +63,9 @@ def test_a_thing_is_said_once(run_fakedist: RunFakedist) -> None:
     assert "FD102" not in findings(run_fakedist, "FD101")
 
 
-def test_what_two_threads_train_does_not_outlive_a_step(run_fakedist: RunFakedist) -> None:
-    assert "FD108" not in findings(run_fakedist, "threads")
+@pytest.mark.parametrize(("code", "job"), [("FD108", "threads"), ("FD202", "models"), ("FD304", "FD304 zero1")])
+def test_no_alarm_for_two_threads_ddps_second_step_or_zero1(run_fakedist: RunFakedist, code: str, job: str) -> None:
+    assert code not in findings(run_fakedist, *job.split())
 
 
 def test_what_mending_gives_is_what_the_mended_job_saves(run_fakedist: RunFakedist) -> None:

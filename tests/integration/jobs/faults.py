@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
@@ -236,6 +237,13 @@ def small_collectives(mended: bool) -> Step:
     return train(model, lambda: F.cross_entropy(model(tokens), tokens), reduce=reduce)
 
 
+def many_models(mended: bool) -> Step:
+    """DDP broadcasts the sizes of its buckets in the second step alone, here for 40 models in a row."""
+    models = nn.ModuleList(DistributedDataParallel(nn.Linear(WIDTH, 1024).to("cuda")) for _ in range(40))
+    x = torch.randn(64, WIDTH, device="cuda")
+    return train(models, lambda: torch.stack([model(x).sum() for model in models]).sum())
+
+
 def host_waits(mended: bool) -> Step:
     model = Model(vocabulary=512, width=1024).to("cuda", torch.bfloat16)
     tokens = make_tokens(512)
@@ -320,7 +328,9 @@ def replicated_state(mended: bool) -> Step:
         fully_shard(model)
         return train(model, lambda: F.cross_entropy(model(tokens), tokens))
     replica = DistributedDataParallel(model)
-    return train(replica, lambda: F.cross_entropy(replica(tokens), tokens))
+    sharded = "zero1" in sys.argv  # parameters and gradients are replicated by choice
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW) if sharded else None
+    return train(replica, lambda: F.cross_entropy(replica(tokens), tokens), optimizer)
 
 
 def half_state(mended: bool) -> Step:
@@ -549,6 +559,7 @@ FAULTS: dict[str, Callable[[bool], Step]] = {
     "casts": cast_activations,
     "FD201": reduced_each_micro_batch,
     "FD202": small_collectives,
+    "models": many_models,
     "FD203": host_waits,
     "FD204": late_launches,
     "FD205": plain_products,

@@ -208,11 +208,17 @@ def test_codes_are_selected_by_what_they_begin_with(tmp_path: Path, keys: str, c
 def test_a_files_findings_are_ignored_by_its_path(tmp_path: Path, file: str, is_taken: bool) -> None:
     keys = 'select = ["ALL"]\nper-file-ignores = { "legacy/*" = ["FD1"], "*/site-packages/*" = ["ALL"] }'
     assert takes(tmp_path, keys, "FD101", file.format(tmp_path)) == is_taken
+    stars = keys.replace("legacy/*", "**/legacy/**/*.py").replace("*/site", "**/site").replace("s/*", "s/**")
+    assert takes(tmp_path, stars, "FD101", file.format(tmp_path)) == is_taken
 
 
 def test_a_job_has_its_own_selection(tmp_path: Path) -> None:
     assert not takes(tmp_path, 'select = ["FD1"]', "FD101", of_job='select = ["FD2"]')
     assert takes(tmp_path, 'select = ["FD1"]', "FD203", of_job='select = ["FD2"]')
+    assert not takes(tmp_path, 'select = ["FD1"]', "FD101", of_job="select = []")
+    assert takes(tmp_path, 'select = ["FD1"]\nignore = ["FD101"]', "FD101", of_job="ignore = []")
+    ignores = 'select = ["ALL"]\nper-file-ignores = { "*.py" = ["ALL"] }'
+    assert takes(tmp_path, ignores, "FD101", "a.py", of_job="per-file-ignores = {}")
 
 
 @pytest.mark.parametrize("code", ["FD999", "", "fd101", "FD101 "])

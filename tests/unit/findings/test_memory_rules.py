@@ -50,6 +50,11 @@ def test_explain_prints_a_page_and_names_a_code_that_was_meant(capsys: pytest.Ca
         ("  # noqa: E501  # fakedist: ignore[FD2, FD108]", True),
         ("  # fakedist: ignore[FD1]", True),
         ("  # fakedist: ignore[FD101]", False),
+        ("  # fakedist: ignore[fd108 , FD2]", True),
+        ("  # fakedist: ignore[fd101]", False),
+        ("  # FakeDist:ignore [ALL] kept on purpose", True),
+        ("  # fakedist: ignore[FD101: see #12]", False),
+        ("  # fakedist: ignored once", False),
         ("  # fakedist: ignore[]", True),
     ],
 )
@@ -144,6 +149,29 @@ def test_chunks_that_are_freed_and_losses_of_several_forwards_are_no_fault(
     tmp_path: Path, settings: dict[str, bool]
 ) -> None:
     assert "FD101" not in codes(open_run(built(chunked(num_chunks=4, **settings), tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("product", "loss"),
+    [("aten.mm.default", "aten._log_softmax.default"), ("aten::linear", "aten::cross_entropy"), ("aten::add", "")],
+)
+def test_copies_of_logits_are_found_by_the_names_of_runs_and_of_snapshots(
+    tmp_path: Path, product: str, loss: str
+) -> None:
+    made = HandMade()
+    root = made.layer("(Model)", "Model")
+    for step in (1, 2):
+        held = [(1024 * MIB, 32 * MIB, product), (2048 * MIB, 64 * MIB, "aten::to"), (3072 * MIB, 64 * MIB, loss)]
+        for address, size, name in held:
+            made.op("forward", step, root, name=name or "aten::add")
+            made.alloc(address, size)
+        made.op("backward", step, root, name="aten.mm.default")
+        made.alloc(4096 * MIB, 64 * MIB)
+        for address, size, _ in [*held, (4096 * MIB, 64 * MIB, "")]:
+            made.free(address, size)
+        made.step(step)
+    made.ended()
+    assert ("FD102" in codes(open_run(built(made, tmp_path)))) == bool(loss)
 
 
 def layers_of(*rows: tuple[int, int, int, int]) -> pd.DataFrame:
