@@ -523,17 +523,26 @@ def reduced_in_hooks(mended: bool) -> Step:
 
 
 def in_two_threads(mended: bool) -> Step:
-    """Each thread's step ends within the other's, whose activations have to stay."""
-    one, other = (train(model, logits_loss(model)) for model in (Model().to("cuda"), Model().to("cuda")))
+    """A step of one thread, whose activations have to stay, goes on after a whole step of another thread's."""
+    model, other = Model().to("cuda"), Model().to("cuda")
+    turn, is_over = threading.Semaphore(0), threading.Semaphore(0)
+    step, others_step = train(model, logits_loss(model)), train(other, logits_loss(other))
 
     def run() -> None:
         torch.cuda.set_device(0)
-        for _ in range(NUM_STEPS):
-            other()
+        while True:
+            turn.acquire()
+            others_step()
+            is_over.release()
+
+    def wait(*_: object) -> None:
+        turn.release()
+        is_over.acquire()
 
     if not mended:
-        threading.Thread(target=run).start()
-    return one
+        threading.Thread(target=run, daemon=True).start()
+        model.register_forward_hook(wait)
+    return step
 
 
 FAULTS: dict[str, Callable[[bool], Step]] = {
