@@ -63,8 +63,8 @@ def test_a_thing_is_said_once(run_fakedist: RunFakedist) -> None:
     assert "FD102" not in findings(run_fakedist, "FD101")
 
 
-@pytest.mark.parametrize(("code", "job"), [("FD108", "threads"), ("FD202", "models"), ("FD304", "FD304 zero1")])
-def test_no_alarm_for_two_threads_ddps_second_step_or_zero1(run_fakedist: RunFakedist, code: str, job: str) -> None:
+@pytest.mark.parametrize(("code", "job"), [("FD202", "models"), ("FD304", "FD304 zero1")])
+def test_no_alarm_for_ddps_second_step_or_zero1(run_fakedist: RunFakedist, code: str, job: str) -> None:
     assert code not in findings(run_fakedist, *job.split())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -522,29 +521,6 @@ def reduced_in_hooks(mended: bool) -> Step:
     return train(model, logits_loss(model), reduce=wait)
 
 
-def in_two_threads(mended: bool) -> Step:
-    """A step of one thread, whose activations have to stay, goes on after a whole step of another thread's."""
-    model, other = Model().to("cuda"), Model().to("cuda")
-    turn, is_over = threading.Semaphore(0), threading.Semaphore(0)
-    step, others_step = train(model, logits_loss(model)), train(other, logits_loss(other))
-
-    def run() -> None:
-        torch.cuda.set_device(0)
-        while True:
-            turn.acquire()
-            others_step()
-            is_over.release()
-
-    def wait(*_: object) -> None:
-        turn.release()
-        is_over.acquire()
-
-    if not mended:
-        threading.Thread(target=run, daemon=True).start()
-        model.register_forward_hook(wait)
-    return step
-
-
 FAULTS: dict[str, Callable[[bool], Step]] = {
     "FD101": chunked_loss,
     "FD102": copied_logits,
@@ -554,7 +530,6 @@ FAULTS: dict[str, Callable[[bool], Step]] = {
     "FD106": many_communicators,
     "FD107": graph_pools,
     "FD108": kept_losses,
-    "threads": in_two_threads,
     "FD109": kept_evaluation,
     "FD110": large_bucket,
     "FD111": half_state,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pandas as pd
 import pytest
 
 from fakedist.cli import main
+from fakedist.findings.case import Case
 from fakedist.findings.finding_all import is_ignored
-from fakedist.findings.memory_rules import _adapted_layers
+from fakedist.findings.memory_rules import _adapted_layers, outliving_a_step
 from fakedist.findings.registry import RULES
 from fakedist.findings.rule_pages import markdown, page_of
 from fakedist.results.opening import open_run
@@ -193,3 +196,16 @@ def test_layers_that_are_trained_whole_and_norms_between_frozen_ones_are_not_ada
     assert _adapted_layers(layers_of(root, block, (2, 4096, 4096, 8192), (2, 4096, 4096, 8192))) == []
     assert _adapted_layers(layers_of(root, block, (2, 4096, 0, 0), (2, 4096, 0, 0), (2, 64, 64, 128))) == []
     assert _adapted_layers(layers_of(root, block, (2, 4096, 0, 0), (2, 4096, 0, 0))) == []
+
+
+@pytest.mark.parametrize("threads", [[0, 1], [0, 0]])
+def test_steps_of_several_threads_are_not_taken_for_one_after_another(threads: list[int]) -> None:
+    launches = pd.DataFrame({"thread": threads, "phase": "forward"})
+    case = SimpleNamespace(
+        evidence=None, has=lambda name: True, table=lambda name: launches, in_phase=lambda table, phase: slice(None)
+    )
+    if len(set(threads)) > 1:
+        assert not list(outliving_a_step(cast(Case, case)))
+    else:
+        with pytest.raises(AttributeError, match="blocks"):  # it looks at the blocks
+            list(outliving_a_step(cast(Case, case)))
