@@ -169,8 +169,7 @@ def clock_record(
 
     A bare step lasts from one mark to the next. The recorded one began with its first forward, so where marks are at
     the end of an optimizer's step, its rows after that belong to the beginning of the next bare step.
-    ``recorded_after_us`` says that the last bare step was cut short at its optimizer's end: the time that the recorded
-    step took after its last launch.
+    ``recorded_after_us``, the recorded step's time after its last launch: the last bare one ended with its optimizer's.
     """
     recorded, split = rows
     turned = [*recorded[split:], *recorded[:split]]
@@ -181,8 +180,7 @@ def clock_record(
         matched = align(turned, [keys[at] for at in positions])
         num_matched = max(num_matched, len(matched) - matched.count(-1))
         num_launches = max(num_launches, len(positions))
-        # The time between the last launch and the mark belongs to a first launch. The step before need not be a bare
-        # one, so it is this step's own, unless it was cut short.
+        # From the last launch to the mark is time before a first launch: this step's, as no bare one may precede it.
         if recorded_after_us is None or after is not marks[-1]:
             after_us = _at(after, clock, paces) - clock.at_us[positions[-1]] if positions else 0.0
         elif len(steps) == 1:
