@@ -136,11 +136,16 @@ ONCE: dict[str, Any] = {"multiple": True, "callback": _one}
 
 
 def format_options(*formats: str) -> Callable[[_Command], _Command]:
-    """Add ``--format``, of which a command supports these, and ``--json``."""
+    """Add ``--format``, of which a command supports these, ``--json``, and ``--html`` where it makes pages."""
     help_text = "Format of the result.  [default: text]"
     form = click.option("--format", "form", type=click.Choice(formats), help=help_text, **ONCE)
     short = click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
-    return lambda command: form(short(command))
+    page = click.option("--html", is_flag=True, expose_value=False, callback=_page, help="Short for --format html.")
+    return lambda command: form(short(page(command) if HTML in formats else command))
+
+
+def _page(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    ctx.meta[HTML] = value
 
 
 def output_option(
@@ -196,21 +201,26 @@ def chosen_output(form: str | None, as_json: bool, file: Path | None = None) -> 
     A file is checked before any work begins.
 
     Raises:
-        UsageError: ``--json`` contradicts ``--format``.
+        UsageError: ``--json`` or ``--html`` contradicts ``--format``.
         JobError: The file cannot be written.
     """
-    if as_json and form not in (None, JSON):
-        raise click.UsageError(f"--json and --format {form} contradict each other")
+    context = click.get_current_context(silent=True)
+    as_html = context is not None and context.meta.get(HTML, False)
+    if as_html and as_json:
+        raise click.UsageError("--json and --html contradict each other")
+    short = JSON if as_json else HTML if as_html else form
+    if form not in (None, short):
+        raise click.UsageError(f"--{short} and --format {form} contradict each other")
+    form = short
     if file is not None:
         from fakedist.report.writing import see_that_it_can_be_written
 
         see_that_it_can_be_written(file)
-        context = click.get_current_context(silent=True)
         choices = [param.type for param in context.command.params if param.name == "form"] if context else []
         named = _ENDINGS.get(file.suffix)
         if any(isinstance(kind, click.Choice) and named in kind.choices for kind in choices):
             form = form or named
-    return Output(JSON if as_json else form or TEXT, file)
+    return Output(form or TEXT, file)
 
 
 def length_options(command: _Command) -> _Command:

@@ -124,6 +124,8 @@ def test_world_size_and_rank_come_from_the_environment_unless_nodes_are_given(
         ("profile --world-size=8 --rank=0-3 --format=markdown x.py", "--format markdown is for one rank, and 4"),
         ("report run --table=blocks", "--table is for --format csv"),
         ("report run --json --format=text", "--json and --format text contradict each other"),
+        ("report run --html --format json", "--html and --format json contradict each other"),
+        ("report run --html --json", "--json and --html contradict each other"),
         ("report run -o a -o b", "was given 2 times, and takes one value"),
         ("report run --format json --format html", "was given 2 times, and takes one value"),
         ("compare a b --json --format markdown", "--json and --format markdown contradict each other"),

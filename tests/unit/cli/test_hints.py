@@ -48,7 +48,6 @@ _SIZE = ["profile", "--world-size", "8"]
         ([*_SIZE, "--output"], "fakedist profile --help"),
         ([*_SIZE, "-m"], "fakedist profile --help"),
         (["report", "a", "b"], "fakedist report [RUN]; fakedist report --help"),
-        (["report", "a", "--html"], "--format html; fakedist report --help"),
         (["calibrate", "a"], "fakedist calibrate RUN --from-trace FILE; fakedist calibrate --help"),
         (["run", "--full"], "fakedist report run --full"),
         (["nsys", "trace.json.gz"], "fakedist report trace.json.gz"),
