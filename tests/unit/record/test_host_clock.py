@@ -237,7 +237,7 @@ def test_the_clock_stands_still_at_a_mark_and_no_score_is_taken_in_a_graphs_capt
         assert clock.begins(3600.0, 3600.0, SimpleNamespace(), None, lambda: None)
         is_over = [clock.optimizer_ended() for _ in range(3)]
     finally:
-        (record,) = clock.records("")
+        record, *_ = clock.records("")
         gc.enable()
     assert is_over == [False] * 3
     assert (gpu.num_stops, gpu.gone) == (3, [0, 0, 0])

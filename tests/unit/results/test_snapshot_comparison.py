@@ -266,8 +266,8 @@ def test_phases_steps_and_layers_are_inferred() -> None:
     assert [note.code for note in run.summary.notes] == ["snapshot_starts_late", "snapshot_inferred"]
     layers = run.layers()
     repeats = dict(zip(layers["name"], layers["num_repeats"], strict=True))
-    assert repeats["nsys_profile:142.0-23"] == 24
-    assert repeats["nsys_profile:142.0-23.model:382"] == 24
+    assert repeats["nsys_profile:142.model:253.0-23"] == 24
+    assert repeats["nsys_profile:142.model:253.0-23.model:382"] == 24
 
 
 def test_categories_are_those_of_adamw_in_fp32() -> None:
