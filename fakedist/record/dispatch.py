@@ -212,6 +212,7 @@ def every_operation(
                 return func(*args, **kwargs)
             try:
                 result = run(func, args, kwargs)
+                # Torch takes no None in a list of tensors from Python.
                 return [empty(0) if tensor is None else tensor for tensor in result] if type(result) is list else result
             except torch.OutOfMemoryError as error:
                 # Without us no frame would hold the arguments, and a script that catches this may need their memory.
