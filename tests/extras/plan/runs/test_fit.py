@@ -21,7 +21,8 @@ def test_the_best_plan_is_recorded_and_needs_what_was_replayed(
         "plan", run.path, "--fit", size, "--apply", "checkpoint=--checkpoint full", "--json", cwd=tmp_path
     )
     plans = finished.json()["plans"]
-    ran = next(plan for plan in plans if plan["changes"][0]["key"] == "checkpoint" and plan["run"])
+    (ran,) = (plan for plan in plans if plan["changes"][0]["key"] == "checkpoint")
+    assert ran["run"], f"the plan was not recorded: {ran}\n{finished.stderr}"
     assert "--checkpoint full" in ran["command"]
     assert ran["need"]["low_bytes"] == pytest.approx(ran["recorded_allocated_bytes"], rel=0.03)
     assert finished.json()["chosen"] is not None
