@@ -8,8 +8,12 @@ can shadow one of ours. Afterwards the directory that contains fakedist is searc
 
 from __future__ import annotations
 
+import signal
 import sys
 
+_INTERRUPT = signal.getsignal(signal.SIGINT)
+if _INTERRUPT is signal.default_int_handler:  # until main reports it, Ctrl-C just ends this process
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 _ROOT = __file__.rsplit("/", 3)[0]
 if not sys.flags.safe_path:
     del sys.path[0]
@@ -22,6 +26,8 @@ from fakedist.rank.preloading import forked_rank  # noqa: E402
 
 if not _is_known:
     sys.path.append(sys.path.pop(0))
+if _INTERRUPT is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _INTERRUPT)
 
 # main is called on one line: memory's stacks show where a process began.
 if __name__ == "__main__":

@@ -61,6 +61,10 @@ _ATTENTION = {
     "aten::_scaled_dot_product_cudnn_attention": (0, True, 6),
     "aten::_scaled_dot_product_cudnn_attention_backward": (1, True, 14),
 }
+#: By torch's names for them in a trace; the parts after "Float8" say its format.
+_DTYPE_BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2} | dict.fromkeys(
+    ("Byte", "Char", "Bool", "Float8"), 1
+)
 #: The most that is counted. Larger sizes are not those of a tensor.
 _MOST = 1 << 60
 
@@ -380,7 +384,7 @@ class _TraceEvents:
             _whole(more, "correlation", nothing=-1),
             _whole(more, "External id", "external id"),
             _whole(more, "graph node id"),
-            _whole(more, "bytes", nothing=-1),
+            _whole(more, "bytes", nothing=_buffer_bytes(more)),
             self.texts[name if name.startswith(kind) else f"{kind} {name}"],
             self.texts[_sides(more.get("grid"))],
             self.texts[_sides(more.get("block"))],
@@ -613,6 +617,14 @@ def _collective(more: dict[str, object]) -> str:
     group = group if isinstance(group, str) and group else more.get("Process Group Name")
     ranks = f" of {size} ranks" if isinstance(size, int) else ""
     return f"{name}, {group}{ranks}" if isinstance(group, str) else name
+
+
+def _buffer_bytes(more: dict[str, object]) -> int:
+    """The whole buffer of a collective, of which a rank sends or receives a part; -1 if it is not named."""
+    elements = max(_whole(more, name, nothing=-1) for name in ("In msg nelems", "Out msg nelems"))
+    dtype = more.get("dtype")
+    size = _DTYPE_BYTES.get(dtype.partition("_")[0], 0) if isinstance(dtype, str) else 0
+    return elements * size if elements >= 0 and size else -1
 
 
 def _sides(sides: object) -> str:

@@ -366,7 +366,8 @@ class Activity:
 
     Attributes:
         columns: start, end, stream, correlation, node (of a CUDA graph), bytes (-1: unknown; of a copy within the GPU's
-            memory, those that it reads and writes), collective, and others that a trace has.
+            memory, those that it reads and writes; of a collective, its whole buffer), collective, and others that a
+            trace has.
         name: Rows of ``names``.
         shape: Rows of ``shapes``, grid and block as text.
         is_copy: Copies and fills.
@@ -391,8 +392,8 @@ class Activity:
         """Activity of a trace.
 
         Args:
-            device: Columns start, end, stream, correlation, node, bytes (of copies and fills), and text, grid, block,
-                and perhaps collective as rows of ``texts``; and others, which are kept.
+            device: Columns start, end, stream, correlation, node, bytes (of copies, fills and named collectives), and
+                text, grid, block, and perhaps collective as rows of ``texts``; and others, which are kept.
         """
         names, name = np.unique(device["text"], return_inverse=True)
         shapes, shape = np.unique(np.stack([device["grid"], device["block"]]), axis=1, return_inverse=True)
@@ -402,9 +403,10 @@ class Activity:
             device["bytes"] > 0
         )
         columns = {key: column for key, column in device.items() if key not in ("text", "grid", "block")}
-        columns["bytes"] = np.where(is_copy, np.where(twice, 2 * device["bytes"], device["bytes"]), -1)
         known, columns["collective"] = np.unique(device.get("collective", np.zeros(len(name))), return_inverse=True)
         collectives = [texts[int(number)] if "collective" in device else "" for number in known]
+        has_bytes = is_copy | np.array([bool(text) for text in collectives], bool)[columns["collective"]]
+        columns["bytes"] = np.where(has_bytes, np.where(twice, 2 * device["bytes"], device["bytes"]), -1)
         sides = [(texts[grid], texts[block]) for grid, block in shapes.T.tolist()]
         is_graph = np.array([label == WHOLE_GRAPH for label in labels], bool)[name]
         return cls(columns, name, shape.ravel(), is_copy, is_graph, labels, sides, collectives)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
+RANK = ROOT / "fakedist" / "rank" / "__main__.py"
 _TOLD = """
 import atexit, json, sys, threading
 class Destroyed:
@@ -49,15 +51,27 @@ def test_an_error_ends_it_as_usual() -> None:
     assert "taken down" in run.stdout
 
 
-def test_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
+@pytest.mark.parametrize(
+    ("module", "program", "code", "line"),
+    [
+        (
+            "click",
+            "from fakedist.__main__ import program\nsys.exit(program())",
+            130,
+            "fakedist: exit 130: interrupted\n",
+        ),
+        # The command that started the rank says the line.
+        ("fakedist.rank.main", f"import runpy\nrunpy.run_path({str(RANK)!r}, run_name='__main__')", -signal.SIGINT, ""),
+    ],
+)
+def test_ctrl_c_while_a_program_is_imported_has_no_traceback(module: str, program: str, code: int, line: str) -> None:
     run = _run(
         "import os, signal, sys\nfrom types import SimpleNamespace\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "def interrupted(name, *_):\n    if name == 'click':\n        os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.meta_path.insert(0, SimpleNamespace(find_spec=interrupted))\n"
-        "from fakedist.__main__ import program\nsys.exit(program())"
+        f"def interrupted(name, *_):\n    if name == {module!r}:\n        os.kill(os.getpid(), signal.SIGINT)\n"
+        f"sys.meta_path.insert(0, SimpleNamespace(find_spec=interrupted))\n{program}"
     )
-    assert (run.returncode, run.stderr) == (130, "fakedist: exit 130: interrupted\n")
+    assert (run.returncode, run.stderr) == (code, line)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")

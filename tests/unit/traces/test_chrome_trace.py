@@ -291,19 +291,22 @@ def test_collectives_are_named_by_their_group_and_their_exposed_time_is_measured
     trace.kernel("aten::mm", us=20)
     facts = {"Collective name": "_allgather_base", "Process Group Name": "7", "Group size": 8}
     trace.kernel("c10d::_allgather_base_", "ncclDevKernel_AllGather_RING_LL(x)", us=30, stream=20, **facts)
-    named = {**facts, "Process Group Description": "fsdp"}
+    named = {**facts, "Process Group Description": "fsdp", "In msg nelems": 100, "Out msg nelems": 800}
     trace.now = 1100
-    trace.kernel("c10d::_allgather_base_", "ncclDevKernel_AllGather_RING_LL(x)", us=7, stream=20, **named)
+    for us, dtype in ((4, "BFloat16"), (3, "Float8_e4m3fn")):
+        trace.kernel(
+            "c10d::_allgather_base_", "ncclDevKernel_AllGather_RING_LL(x)", us=us, stream=20, **named, dtype=dtype
+        )
     trace.now = 1200
     trace.kernel("c10d::x", "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", us=3, stream=20)
     run = open_imported(trace.write(tmp_path))
     assert run.summary.timed is not None
     rows = run.summary.timed[0].by_group
     # The product runs from 1002 to 1022, the first collective from 1012 to 1042.
-    assert [(row.operation, row.time_us, row.hidden_us, row.exposed_us) for row in rows] == [
-        ("_allgather_base, 7 of 8 ranks", 30, 10, 20),
-        ("_allgather_base, fsdp of 8 ranks", 7, 0, 7),
-        ("ncclDevKernel_SendRecv", 3, 0, 3),
+    assert [(row.operation, row.moved_bytes, row.time_us, row.hidden_us, row.exposed_us) for row in rows] == [
+        ("_allgather_base, 7 of 8 ranks", 0, 30, 10, 20),
+        ("_allgather_base, fsdp of 8 ranks", 800 * 2 + 800, 7, 0, 7),
+        ("ncclDevKernel_SendRecv", 0, 3, 0, 3),
     ]
     assert run.summary.timed[0].communication_us == 30
 
