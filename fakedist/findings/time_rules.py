@@ -52,8 +52,9 @@ def repeated_reductions(case: Case) -> Iterator[Fault]:
     calls = calls[calls["group"] == replicas.number]
     step = min(int(calls["step"].max()), int(evidence.spans["step"].max())) if len(calls) else 0
     spans = evidence.spans[(evidence.spans["step"] == step).to_numpy()]
-    number = int(case.in_phase(spans, "backward").sum())
-    if number < 2 or not len(calls):
+    backward, optimizer = case.in_phase(spans, "backward"), case.in_phase(spans, "optimizer")
+    number = int(backward.sum())
+    if number < 2 or not len(calls) or optimizer[: backward.nonzero()[0][-1]].any():  # each has an update of its own
         return
     # Others are made once a step, such as those of norms and metrics.
     calls = calls[calls.groupby("bytes_in")["sequence"].transform("count") % number == 0]

@@ -366,6 +366,17 @@ class Job:
             )
         ),
     )
+    updates_per_step: int = field(
+        default=1,
+        metadata=declared(
+            Option(
+                kind=kinds.whole_number(least=1),
+                group=OptionGroup.RECORDING,
+                help="Optimizer steps that make one step: the updates on one rollout of PPO or GRPO, with the rollout.",
+                example=8,
+            )
+        ),
+    )
     timeout_s: float | None = field(
         default=None,
         metadata=declared(

@@ -56,6 +56,7 @@ class JobOptions(TypedDict, total=False):
     router_load: str
     steps: int | Literal["auto"]
     until: int | Until
+    updates_per_step: int
     timeout: float
     kernels: bool
     clock_run: bool

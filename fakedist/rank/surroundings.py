@@ -331,6 +331,7 @@ class Surroundings:
             tracer,
             later_tracer=_later_tracer(job),
             until=job.until,
+            updates=job.updates_per_step,
             fast_path=fast_path,
             integers=None if self._values is None else self._values.graphs,
             capacity=self._gpu if job.oom == "continue" else None,

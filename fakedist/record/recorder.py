@@ -69,6 +69,7 @@ class Recorder(StepListener):
         progress: Called with (phase, step, allocated peak in bytes), at most ten times a second.
         tracer: Traces the last of the steps; ``later_tracer`` one more step after them.
         until: Ends the recording instead: a step, "validation", "save" or "end" (the script's own end).
+        updates: Optimizer steps that make one step.
         fast_path: Runs operations that do not need Python. None runs all of them in Python.
         clocked: The virtual GPU's log for bare steps, after the recorded ones (:mod:`fakedist.record.host_clock`).
         go_bare: Writes everything that is recorded, when the bare steps begin; ``why_not_bare`` says why they cannot.
@@ -88,6 +89,7 @@ class Recorder(StepListener):
         *,
         later_tracer: Tracer | None = None,
         until: int | Until | None = None,
+        updates: int = 1,
         fast_path: FastPath | None = None,
         integers: GraphIntegers | None = None,
         capacity: Capacity | None = None,
@@ -117,7 +119,9 @@ class Recorder(StepListener):
         self._later_step = LaterStep(self._layers.name, later_tracer)
         self._graphs = Graphs()
         more, goes_on = self._later_step.num_steps, self._goes_on
-        self._training = Training(self._position, steps, until, self._graphs, self, num_more=more, goes_on=goes_on)
+        self._training = Training(
+            self._position, steps, until, self._graphs, self, num_more=more, goes_on=goes_on, updates=updates
+        )
         self._memory.host.follow(self._training, own_bytes)
         self._go_bare = go_bare
         loading = self._training.loading

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from fakedist.errors import StopRun
+from fakedist.errors import RecordingError, StopRun
 from fakedist.graph_captures import GraphObserver
 from fakedist.options import Until
 from fakedist.patch import patched, present
@@ -242,7 +242,7 @@ class Steps:
     steps. If that is not the first one, ``merged`` is called: the new step is still the old one. A step ends at once
     when every optimizer has stepped as often as in the step before, or in the first step has stepped at all
     (``waits``). One that steps every k-th time (a generator after each fifth critic) belongs to the step in which it
-    steps.
+    steps. A step of ``updates`` has so many steps of its first optimizer: an iteration of PPO, with its rollout.
 
     Args:
         goal: Decides which step is the last. :class:`StopRun` is raised where the next one would begin.
@@ -251,6 +251,7 @@ class Steps:
         waits: Whether an optimizer exists that has never stepped, given the ``id`` of those that have.
         num_more: Steps to run after the last recorded one. ``ended`` is called for them too.
         goes_on: Whether the script goes on where it would be stopped: others stop it.
+        updates: Steps of the first optimizer in each step.
 
     Attributes:
         done: The last recorded step. None until it has ended.
@@ -268,8 +269,10 @@ class Steps:
         stop_error: Callable[[], StopRun] = StopRun,
         num_more: int = 0,
         goes_on: Callable[[], bool] = lambda: False,
+        updates: int = 1,
     ) -> None:
         self.number = self.optimizer_steps = 0
+        self._updates = updates
         self._goes_on = goes_on
         self._num_more = num_more
         self.done: int | None = None
@@ -322,7 +325,7 @@ class Steps:
             self._stop_if_done()  # raises again if a bare `except:` swallowed the first StopRun
         if self.number == 0:
             self._begin()
-        elif self._step.stepped and not self._manual:
+        elif self._is_updated and not self._manual:
             self._may_end()
 
     def optimizer_begins(self, optimizer: object, in_backward: bool = False) -> None:
@@ -341,6 +344,11 @@ class Steps:
             self._refer_to(optimizer)
             key, stepped = (_IN_BACKWARD if in_backward else id(optimizer)), self._step.stepped
             self._step.first = self._step.first or key
+            if in_backward and self._updates > 1:
+                raise RecordingError(
+                    f"{self._updates} updates cannot be one step: their optimizer steps within backward",
+                    "leave out --updates-per-step",
+                )
             stepped[key] = 1 if in_backward else stepped[key] + 1
             self.optimizer_steps += 1
 
@@ -361,7 +369,7 @@ class Steps:
             return
         if self._before is not None and not self._before.is_reported:
             self._end(self._before, self.number - 1)
-        if self._step.stepped and self.number > 0 and not self._is_over():
+        if self._is_updated and self.number > 0 and not self._is_over():
             self._goal.may_end()
             self.is_cut_short = True
             self._end(self._step, self.number)
@@ -385,6 +393,10 @@ class Steps:
 
     # ---- inside
 
+    @property
+    def _is_updated(self) -> bool:
+        return self._step.stepped[self._step.first] >= self._updates
+
     def _optimizer_again(self, key: int) -> None:
         """Decide whether a step ended, before this optimizer steps."""
         before = self._before
@@ -400,7 +412,7 @@ class Steps:
                 self.number -= 1
                 self._step = _Step(before.start_us, 0, before.stepped, before.first)
                 self._merged(self.number)
-        elif key == self._step.first and (self._works_inside or not self._works):
+        elif key == self._step.first and self._is_updated and (self._works_inside or not self._works):
             self._may_end()
             self._before, before = None, self._before
             if before is not None:
@@ -628,6 +640,7 @@ class Training(GraphObserver):
         *,
         num_more: int = 0,
         goes_on: Callable[[], bool] = lambda: False,
+        updates: int = 1,
     ) -> None:
         self._position = position
         self._until = until
@@ -637,6 +650,7 @@ class Training(GraphObserver):
         self._generation = Generation()
         self._static_graphs = StaticGraphs()
         self._samples: dict[int, _Samples] = {}
+        self._without_gradients: Counter[bool] = Counter()  # forwards of models in train(): after the first step, in it
         self._names: dict[int, str] = {}
         self.goal = make_goal(
             steps,
@@ -657,6 +671,7 @@ class Training(GraphObserver):
             stop_error=self._stopping.error,
             num_more=num_more,
             goes_on=goes_on,
+            updates=updates,
         )
 
     @contextmanager
@@ -678,7 +693,9 @@ class Training(GraphObserver):
             self._names.setdefault(self.steps.number, _EVALUATION)
         self.loading.used(in_training=torch.is_grad_enabled())
         kwargs = keyword_arguments(module)
-        if torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            self._without_gradients[self.steps.number > 1] += module.training
+        else:
             self._samples.setdefault(self.steps.number, _Samples(id(module))).take(module, args, kwargs)
         return self._generation.generates(module, args, kwargs)
 
@@ -731,7 +748,9 @@ class Training(GraphObserver):
     def notes(self) -> list[Note]:
         """Notes on what feeds the steps, and on a stop that the script caught."""
         swallowed = [notes.stop_swallowed(self._stopping.num_swallowed)] if self._stopping.num_swallowed else []
-        return [*swallowed, *self.loading.notes()]
+        first, later = self._without_gradients[False], self._without_gradients[True]
+        rollout = [notes.rollout_in_first_step(first)] if first > 1 and not later and self.steps.last > 1 else []
+        return [*swallowed, *rollout, *self.loading.notes()]
 
     @property
     def evaluates(self) -> bool:

@@ -180,6 +180,15 @@ def stopped_before_the_end(num_steps: int, until: str, missing: Sequence[str]) -
 
 
 @note
+def rollout_in_first_step(num_forwards: int) -> str:
+    """A model that trains ran without gradients in the first step, and not in others."""
+    return (
+        f"{num_forwards} forwards without gradients ran in step 1 and none in later steps, whose time leaves them out: "
+        "where several optimizer steps train on one rollout, --updates-per-step N makes them one step"
+    )
+
+
+@note
 def no_optimizer_step() -> str:
     """The script ended by itself, and nothing marked its steps."""
     return (

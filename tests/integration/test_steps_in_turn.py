@@ -48,6 +48,24 @@ def test_forward_and_backward_of_a_closure_are_phases(run_fakedist: RunFakedist)
     assert result["time"]["flops"] == 2.5 * FORWARD_FLOPS
 
 
+@pytest.mark.parametrize(
+    ("options", "iterations", "flops", "codes"),
+    [
+        (("--updates-per-step", "3"), 3, 4 * 1 + 3 * 2.5, []),
+        pytest.param((), 1, 2.5, ["rollout_in_first_step"], marks=pytest.mark.nightly),
+    ],
+)
+def test_updates_on_one_rollout_are_one_step(
+    run_fakedist: RunFakedist, options: tuple[str, ...], iterations: int, flops: float, codes: list[str]
+) -> None:
+    result, output = profile(run_fakedist, *options, JOB, "rollout")
+    assert output.count("ITERATION") == iterations
+    assert result["time"]["flops"] == flops * FORWARD_FLOPS
+    assert [note["code"] for note in result["notes"] if note["code"] == "rollout_in_first_step"] == codes
+    shown = run_fakedist("report", result["run_directory"]).stdout
+    assert ("  updates  " in shown) is bool(options)
+
+
 def test_a_step_holds_one_replay_of_a_graph(run_fakedist: RunFakedist) -> None:
     finished = run_fakedist(
         *("profile", "--world-size", "8", "--rank", "0", "--device", "virtual", "--steps", "4", "--json", JOB, "graph"),
@@ -90,12 +108,8 @@ def test_work_before_any_optimizer_exists_is_init(run_fakedist: RunFakedist, wra
     assert set(held) == {"", "(Model)", "up", "down", "(Model#2)", "(Model#2).up", "(Model#2).down"}
 
 
-@pytest.mark.parametrize(
-    ("steps", "timed", "rows"), [("auto", 5, 4096), pytest.param("6", 6, 1024, marks=pytest.mark.nightly)]
-)
-def test_the_timed_step_has_a_whole_batch_and_nothing_of_the_scripts_end(
-    run_fakedist: RunFakedist, steps: str, timed: int, rows: int
-) -> None:
+@pytest.mark.parametrize("steps", ["auto", pytest.param("6", marks=pytest.mark.nightly)])
+def test_the_timed_step_has_a_whole_batch_and_nothing_of_the_scripts_end(run_fakedist: RunFakedist, steps: str) -> None:
     finished = run_fakedist(
         *("profile", "--world-size", "8", "--rank", "0", "--device", "virtual", "--json", "--steps", steps),
         JOB.with_name("epochs.py"),
@@ -104,14 +118,12 @@ def test_the_timed_step_has_a_whole_batch_and_nothing_of_the_scripts_end(
     assert result["exit"]["outcome"] == "finished"
     tables = Path(result["run_directory"]) / "tables"
     kernels = pyarrow.parquet.read_table(tables / "kernels.parquet").to_pylist()
-    assert {kernel["step"] for kernel in kernels} == {timed}
-    assert result["time"]["flops"] == 2.5 * FORWARD_FLOPS * rows / 4096
+    assert {kernel["step"] for kernel in kernels} == {5}
+    assert result["time"]["flops"] == 2.5 * FORWARD_FLOPS
     assert not [kernel["name"] for kernel in kernels if "DtoH" in kernel["name"]]  # the checkpoint's copies
     assert "optimizer" in {kernel["phase"] for kernel in kernels}
     (feeds,) = [note["text"] for note in result["notes"] if note["code"] == "data_loader"]
     assert "epochs.py:25 (<module>): TensorDataset" in feeds
-    cut_short = [note for note in result["notes"] if note["code"] == "timed_to_its_optimizer"]
-    assert len(cut_short) == (steps == "6")  # no later step's work shows where this one ends
 
 
 def test_generation_is_a_phase_of_its_own_and_its_time_is_told(run_fakedist: RunFakedist) -> None:

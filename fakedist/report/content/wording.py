@@ -61,15 +61,18 @@ def _sizes(summary: Summary) -> dict[int, int]:
     return sizes if sizes and max(sizes.values()) > (1 + _ALIKE) * min(sizes.values()) else {}
 
 
-def sizes_figures(summary: Summary, step: int) -> list[Fact]:
-    """The inputs of a step and of all recorded ones, where they differ."""
-    if (sizes := _sizes(summary)) and step in sizes:
+def sizes_figures(run: Run, step: int) -> list[Fact]:
+    """The optimizer steps of a step, if it has several, and its inputs, where those of recorded steps differ."""
+    job = run.manifest.job
+    updates = 1 if job is None else job.updates_per_step
+    figures = [Fact("updates", f"{updates}", "optimizer steps in each step, by --updates-per-step")] * (updates > 1)
+    if (sizes := _sizes(run.summary)) and step in sizes:
         ordered = sorted(sizes.values())
         every = (
             f"{ordered[0]:,} to {ordered[-1]:,} in steps {min(sizes)} to {max(sizes)}, median {median(ordered):,.0f}"
         )
-        return [Fact("inputs", f"{sizes[step]:,}", f"elements; {every}: the time is of this size alone")]
-    return []
+        figures.append(Fact("inputs", f"{sizes[step]:,}", f"elements; {every}: the time is of this size alone"))
+    return figures
 
 
 def peak_size(summary: Summary) -> str:

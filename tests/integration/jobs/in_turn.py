@@ -1,4 +1,4 @@
-"""Steps with more than one optimizer's step: a GAN, a closure, a replayed graph, a test."""
+"""Steps with more than one optimizer's step: a GAN, a closure, updates on a rollout, a replayed graph, a test."""
 
 import sys
 import unittest
@@ -40,6 +40,20 @@ def closure() -> None:
         optimizer.step(evaluate)
 
 
+def rollout() -> None:
+    model, optimizer = make()
+    for number in range(6):
+        print("ITERATION", number, flush=True)
+        states = torch.randn(ROWS, WIDTH, device="cuda", dtype=torch.bfloat16)
+        with torch.no_grad():
+            for _ in range(4):
+                states = model(states)
+        for _ in range(3):
+            model(states).float().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def graph() -> None:
     model, optimizer = make()
     inputs = torch.randn(ROWS, WIDTH, device="cuda", dtype=torch.bfloat16)
@@ -70,4 +84,4 @@ class Training(unittest.TestCase):
 
 if __name__ == "__main__":
     how = sys.argv.pop(1)
-    {"gan": gan, "closure": closure, "graph": graph, "unittest": unittest.main}[how]()
+    {"gan": gan, "closure": closure, "rollout": rollout, "graph": graph, "unittest": unittest.main}[how]()

@@ -50,6 +50,7 @@ TYPED = {
     "router_load": ["--router-load=zipf:0.5"],
     "steps": ["--steps=3"],
     "until": ["--until=end"],
+    "updates_per_step": ["--updates-per-step=8"],
     "timeout": ["--timeout=600"],
     "kernels": ["--no-kernels"],
     "clock_run": ["--clock-run"],

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fakedist.errors import StopRun
+from fakedist.errors import RecordingError, StopRun
 from fakedist.record.alive import all_alive
 from fakedist.record.cuda_graphs import Graphs
 from fakedist.record.position import Position
@@ -327,6 +327,50 @@ class Job(StepListener):
     def step(self, number: int = 0) -> None:
         self.training.optimizer_begins(self.optimizers[number])
         self.training.optimizer_ended(self.optimizers[number])
+
+
+def test_updates_on_one_rollout_are_one_step() -> None:
+    log = Log()
+    log.steps = Steps(After(2), lambda step, start_us, end_us: log.ended.append(step), updates=3)
+    steps = []
+    for _ in range(2):
+        log.micro_batch()  # the rollout
+        for _ in range(3):
+            log.micro_batch()
+            steps.append(log.steps.number)
+            log.optimizer_step(log.optimizers["a"])
+    assert (steps, log.ended) == ([1, 1, 1, 2, 2, 2], [1])
+    with pytest.raises(StopRun):
+        log.micro_batch()
+    assert log.ended == [1, 2]
+
+
+def test_updates_that_the_script_s_end_cuts_off_are_no_step() -> None:
+    log = Log()
+    log.steps = Steps(After(9), lambda step, start_us, end_us: log.ended.append(step), updates=2)
+    log.turns("aaa")
+    log.steps.close()
+    assert log.ended == [1]
+
+
+def test_updates_within_backward_cannot_be_counted() -> None:
+    steps = Steps(After(9), lambda step, start_us, end_us: None, updates=2)
+    steps.work()
+    steps.optimizer_begins(steps, in_backward=True)
+    with pytest.raises(RecordingError, match="2 updates cannot be one step"):
+        steps.optimizer_ended(steps, in_backward=True)
+
+
+@pytest.mark.parametrize(("later", "codes"), [(False, ["rollout_in_first_step"]), (True, [])])
+def test_a_rollout_in_the_first_step_alone_has_a_note(later: bool, codes: list[str]) -> None:
+    job = Job()
+    for step in range(3):
+        with torch.no_grad():
+            for _ in range(3 if later or not step else 0):
+                job.forward(MODEL, torch.zeros(8, 4))
+        job.forward(MODEL, torch.zeros(8, 4))
+        job.step()
+    assert [note.code for note in job.training.notes()] == codes
 
 
 def test_a_stop_that_the_script_caught_has_a_note() -> None:
