@@ -71,6 +71,33 @@ def _resnet(rank: int) -> Arithmetic:
     return Arithmetic(None, held, held, bytes_within=_EXACT)
 
 
+def _vjepa(rank: int) -> Arithmetic:
+    """ViT-L and its predictor, in fp32, and the encoder's moving average, which is not trained."""
+
+    def blocks(number: int, width: int) -> int:
+        return number * (12 * width * width + 13 * width) + 2 * width
+
+    encoder = blocks(24, 1024) + 3 * 2 * 16 * 16 * 1024 + 1024
+    predictor = blocks(12, 384) + (1024 * 384 + 384) + 2 * 384 + (384 * 1024 + 1024)
+    held = FP32 * (encoder + predictor)
+    return Arithmetic(held + FP32 * encoder, held, 2 * held, bytes_within=_EXACT)
+
+
+def _videos(directory: Path) -> None:
+    """Prepare the published configuration of ViT-L with one set of clips, each of one picture sixteen times."""
+    import yaml
+    from PIL import Image  # both come with the frameworks
+
+    Image.new("RGB", (300, 300), (200, 100, 50)).save(directory / "one.jpg")
+    (directory / "clips.csv").write_text(f"{directory / 'one.jpg'} 0\n" * 2000)
+    checkout = next(entry.root for entry in ENTRIES if entry.framework == "V-JEPA 2")
+    config = yaml.safe_load((checkout / "configs/train/vitl16/pretrain-256px-16f.yaml").read_text())
+    config["folder"], config["meta"]["load_checkpoint"] = "saved", False
+    config["data"] |= {"datasets": ["clips.csv"], "datasets_weights": [1.0], "dataset_fpcs": [16]}
+    config["data"] |= {"num_workers": 0, "persistent_workers": False}
+    (directory / "config.yaml").write_text(yaml.safe_dump(config))
+
+
 def _pictures(directory: Path) -> None:
     """Prepare 1,024 times one picture, in two classes."""
     from PIL import Image  # Pillow comes with the frameworks
@@ -263,6 +290,16 @@ ENTRIES = (
         prepare=_texts_and_tokenizer,
         environment={"NANOCHAT_BASE_DIR": "{directory}"},
         collectives=("all_reduce", "reduce_scatter", "all_gather"),
+    ),
+    _entry(
+        "V-JEPA 2",
+        "pretrain-256px-16f as published for ViT-L, which starts its ranks itself",
+        "-m app.main --fname config.yaml",
+        _vjepa,
+        package="decord",
+        checkout="facebookresearch/vjepa2@c2963a474",
+        prepare=_videos,
+        collectives=("all_reduce",),
     ),
     _entry(
         "OLMo-core",
