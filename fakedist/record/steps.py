@@ -595,12 +595,22 @@ class _Samples:
         if id(module) != self._model:
             return
         inputs, others = _tensors(args), _tensors(kwargs)
+        num_images = _num_images(args)
         if inputs:
-            shape = "" if inputs[0].is_nested else "x".join(map(str, inputs[0].shape[1:]))
-            self.samples = Samples(self.samples.number + inputs[0].size(0), shape)
+            shape = "" if inputs[0].is_nested else "x".join(map(str, inputs[0].shape[0 if num_images else 1 :]))
+            self.samples = Samples(self.samples.number + (num_images or inputs[0].size(0)), shape)
         if every := [*inputs, *others]:
-            rows, own, (before, elements, most, widest) = every[0].size(0), sum(map(_elements, every)), self.size
+            rows, own = num_images or every[0].size(0), sum(map(_elements, every))
+            before, elements, most, widest = self.size
             self.size = StepSize(before + rows, elements + own, max(most, rows), max(widest, own))
+
+
+def _num_images(arguments: tuple[object, ...]) -> int:
+    """How many images a list has, as detectors take them: a tensor of three dimensions each; 0 for another input."""
+    images = arguments[0] if arguments else None
+    if not isinstance(images, list):
+        return 0
+    return len(images) if all(tensors and tensors[0].dim() == 3 for tensors in map(_tensors, images)) else 0
 
 
 def _tensors(arguments: object) -> list[torch.Tensor]:

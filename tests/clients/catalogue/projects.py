@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -96,6 +98,36 @@ def _videos(directory: Path) -> None:
     config["data"] |= {"datasets": ["clips.csv"], "datasets_weights": [1.0], "dataset_fpcs": [16]}
     config["data"] |= {"num_workers": 0, "persistent_workers": False}
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+def _mask_rcnn(rank: int) -> Arithmetic:
+    """A ResNet-50 with pyramid, proposals and heads of 80 classes; frozen are its stem, first stage and norms.
+
+    These norms' 106,306 values are buffers. With momentum.
+    """
+    trained = FP32 * (44_343_216 - 222_400)
+    return Arithmetic(FP32 * (44_343_216 + 106_306), trained, trained, bytes_within=_EXACT)
+
+
+def _coco(directory: Path) -> None:
+    """Prepare a set like COCO's: one picture 400 times, with four boxes of three of the 80 classes."""
+    from PIL import Image  # Pillow comes with the frameworks
+
+    checkout = next(entry.root for entry in ENTRIES if entry.framework == "Detectron2")
+    classes = runpy.run_path(str(checkout / "detectron2/data/datasets/builtin_meta.py"))["COCO_CATEGORIES"]
+    (directory / "configs").symlink_to((checkout / "configs").resolve())
+    for place in ("annotations", "train2017"):
+        (directory / "coco" / place).mkdir(parents=True)
+    Image.new("RGB", (640, 480), (200, 100, 50)).save(directory / "coco/train2017/one.jpg")
+    images = [{"id": number, "file_name": "one.jpg", "height": 480, "width": 640} for number in range(400)]
+    boxes = [
+        {"id": 4 * image + box + 1, "image_id": image, "category_id": 1 + box % 3, "iscrowd": 0, "area": 8000}
+        | {"bbox": [x, y, 100, 80], "segmentation": [[x, y, x + 100, y, x + 100, y + 80, x, y + 80]]}
+        for image in range(len(images))
+        for box, (x, y) in enumerate(((40, 60), (160, 100), (280, 140), (400, 180)))
+    ]
+    known = {"images": images, "annotations": boxes, "categories": [one for one in classes if one["isthing"]]}
+    (directory / "coco/annotations/instances_train2017.json").write_text(json.dumps(known))
 
 
 def _pictures(directory: Path) -> None:
@@ -187,7 +219,7 @@ save_strategy: "no"
 
 def _entry(framework: str, feature: str, command: str, arithmetic: Any = None, **more: Any) -> Entry:
     """A job of eight ranks, of which the first and the last run unless ``more`` says otherwise."""
-    script, *arguments = command.removeprefix("-m ").split()
+    script, *arguments = shlex.split(command.removeprefix("-m "))
     script = f"-m {script}" if command.startswith("-m ") else script
     settings: dict[str, Any] = {"ranks": (0, 7), "collectives": ("all_reduce",), "minutes": 10, "together": True}
     return Entry(framework, feature, script, arguments=tuple(arguments), arithmetic=arithmetic, **settings | more)
@@ -299,6 +331,19 @@ ENTRIES = (
         package="decord",
         checkout="facebookresearch/vjepa2@c2963a474",
         prepare=_videos,
+        collectives=("all_reduce",),
+    ),
+    _entry(
+        "Detectron2",
+        "train_net.py, Mask R-CNN of a ResNet-50 with pyramid, 1x schedule, which starts its ranks itself",
+        "tools/train_net.py --num-gpus 8 --config-file configs/COCO-InstanceSegmentation/"
+        "mask_rcnn_R_50_FPN_1x.yaml MODEL.WEIGHTS '' DATALOADER.NUM_WORKERS 0 DATASETS.TEST () OUTPUT_DIR saved",
+        _mask_rcnn,
+        package="fvcore",
+        requires=("pycocotools",),
+        checkout="facebookresearch/detectron2@02b5c4e29",
+        prepare=_coco,
+        environment={"DETECTRON2_DATASETS": "{directory}"},
         collectives=("all_reduce",),
     ),
     _entry(

@@ -408,6 +408,26 @@ def test_samples_of_a_step_are_its_inputs_first_dimensions_over_all_micro_batche
     assert job.ended == [(1, 16, "3x5")]
 
 
+IMAGES = [torch.zeros(3, 8, width) for width in (8, 16)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (IMAGES, (2, "3x8x8")),  # torchvision's detectors
+        ([{"height": 8, "image": image, "boxes": torch.zeros(5, 4)} for image in IMAGES], (2, "3x8x8")),  # Detectron2's
+        ([torch.zeros(6, 3, 8, 8), torch.zeros(6, 3, 4, 4)], (6, "3x8x8")),  # crops of one batch
+        ([{"input_ids": torch.zeros(6, 16)}] * 2, (6, "16")),  # pairs of sentences
+    ],
+)
+def test_a_list_of_images_has_a_sample_each(batch: list[object], expected: tuple[int, str]) -> None:
+    job = Job()
+    job.forward(MODEL, batch)
+    job.step()
+    job.training.steps.close()
+    assert job.ended == [(1, *expected)]
+
+
 def test_samples_are_those_of_the_model_that_runs_first_also_in_a_step_of_several_optimizers() -> None:
     job = Job()
     for _ in range(3):
