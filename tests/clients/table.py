@@ -49,9 +49,11 @@ Not in the list:
 - OpenRLHF 0.11.2 imports flash-attn 2.8.3 in every trainer, which comes as source and takes hours of nvcc.
 - NeMo Automodel 0.7.0 replaces a method of FSDP2 that torch 2.15 lacks (`to_accumulated_grad_if_needed`), on GPUs too.
 - TorchRec 1.9.2 needs fbgemm_gpu 1.9.0, which lacks a symbol of torch 2.15 (`c10::report_overflow`).
-- prime-rl is a repository that runs vLLM in processes of its own; SkyRL 0.4.0 was not tried.
-- Megatron-Bridge 0.6.2 and Megatron-LM's main were not tried with megatron-core 0.19.
-- Detectron2, V-JEPA 2, dion, VAR, DeepSpeedExamples and PyTorch's ImageNet example are repositories without a package.
+- prime-rl is a repository that runs vLLM in processes of its own. SkyRL 0.4.0 pins Ray 2.56.0 and trains next to vLLM;
+  neither was tried.
+- Megatron-Bridge 0.6.2 imports Transformer Engine wherever it is imported. With megatron-core 0.19.2 its imports work up
+  to there; it was not tried further.
+- dion, VAR, DeepSpeedExamples and PyTorch's ImageNet example are repositories without a package.
   What they showed has tests of its own: ranks that a script starts, static graphs, truncated initialization,
   assertions on made-up values, compiled embeddings.
 - fms-fsdp @5a296af is a repository that runs with ibm-fms 0.0.8. Its Llama 2 7B (HSDP, compiled, 4,096 tokens,

@@ -130,6 +130,17 @@ def _coco(directory: Path) -> None:
     (directory / "coco/annotations/instances_train2017.json").write_text(json.dumps(known))
 
 
+def _megatron(rank: int) -> Arithmetic:
+    """Half of four layers of 2,048 with an embedding, or with a norm and an output: bf16, gradients in fp32.
+
+    Autograd's own gradient of the largest weight is in bf16, and is added to those.
+    """
+    h, ffn, kv, largest = 2048, 5632, 2 * 4 * 128, 32_000 * 2048 // 2
+    layer = (h * (h + kv) + h * h + 3 * h * ffn) // 2 + 2 * h
+    held = 4 * layer + largest + (h if rank else 0)
+    return Arithmetic(BF16 * held, FP32 * held + BF16 * largest, phases=("forward", "backward", "optimizer"))
+
+
 def _pictures(directory: Path) -> None:
     """Prepare 1,024 times one picture, in two classes."""
     from PIL import Image  # Pillow comes with the frameworks
@@ -300,6 +311,26 @@ ENTRIES = (
         world_size=64,
         ranks=(0, 48),
         collectives=("all_to_all", "reduce_scatter", "all_gather"),
+    ),
+    _entry(
+        "Megatron-LM",
+        "its main's pretrain_gpt.py: TP 2, PP 2, distributed optimizer, reductions and gathers overlapped",
+        "pretrain_gpt.py --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --micro-batch-size 1 "
+        "--global-batch-size 64 --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather "
+        "--disable-bias-linear --train-iters 8 --eval-interval 500 --eval-iters 0 --transformer-impl local --mock-data "
+        "--tokenizer-type NullTokenizer --vocab-size 32000 --split 99,1,0 --num-workers 0 "
+        "--untie-embeddings-and-output-weights --position-embedding-type rope --no-rope-fusion --normalization RMSNorm "
+        "--swiglu --num-layers 8 --hidden-size 2048 --ffn-hidden-size 5632 --num-attention-heads 16 "
+        "--group-query-attention --num-query-groups 4 --seq-length 2048 --max-position-embeddings 2048 "
+        "--attention-dropout 0.0 --hidden-dropout 0.0 --lr 1e-4 --bf16 --no-persist-layer-norm "
+        "--no-gradient-accumulation-fusion --no-masked-softmax-fusion",
+        _megatron,
+        package="pybind11",
+        checkout="NVIDIA/Megatron-LM@d98e8a64d",
+        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        world_size=64,
+        ranks=(0, 63),
+        collectives=("reduce_scatter", "all_gather"),
     ),
     _entry(
         "timm",
