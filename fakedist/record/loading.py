@@ -1,4 +1,4 @@
-"""Times how long the script waits for the DataLoaders that feed its steps, on this machine."""
+"""What feeds a training step: its samples, the size of its inputs, and waits for DataLoaders, timed on this machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from fakedist.frames import script_line
@@ -125,3 +126,58 @@ class Loading:
         if len(loader.waits_us) < _MOST_WAITS:
             loader.waits_us.append(wait_us)
         self._waiting.append(loader)
+
+
+class Samples(NamedTuple):
+    """Samples of a step: how many, and the shape of one, such as "3x224x224". 0 and empty if they are not known."""
+
+    number: int
+    shape: str
+
+
+class StepSize(NamedTuple):
+    """A step's inputs: rows of the first (the batch), elements of all, and the most rows and elements of a forward."""
+
+    rows: int
+    elements: int
+    most: int = 0
+    widest: int = 0
+
+
+class SampleCount:
+    """Counts a step's samples, by position: first dimensions of inputs of the first model that runs with gradients."""
+
+    def __init__(self, model: int) -> None:
+        self.samples = Samples(0, "")
+        self.size = StepSize(0, 0)
+        self._model = model
+
+    def take(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Take note of a forward that is about to run. Those of other models count nothing."""
+        if id(module) != self._model:
+            return
+        inputs, others = _tensors(args), _tensors(kwargs)
+        num_images = _num_images(args)
+        if inputs:
+            shape = "" if inputs[0].is_nested else "x".join(map(str, inputs[0].shape[0 if num_images else 1 :]))
+            self.samples = Samples(self.samples.number + (num_images or inputs[0].size(0)), shape)
+        if every := [*inputs, *others]:
+            rows, own = num_images or every[0].size(0), sum(map(_elements, every))
+            before, elements, most, widest = self.size
+            self.size = StepSize(before + rows, elements + own, max(most, rows), max(widest, own))
+
+
+def _num_images(arguments: tuple[object, ...]) -> int:
+    """How many images a list has, as detectors take them: a tensor of three dimensions each; 0 for another input."""
+    images = arguments[0] if arguments else None
+    if not isinstance(images, list):
+        return 0
+    return len(images) if all(tensors and tensors[0].dim() == 3 for tensors in map(_tensors, images)) else 0
+
+
+def _tensors(arguments: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+
+
+def _elements(tensor: torch.Tensor) -> int:
+    return int((getattr(tensor, "_values", tensor) if tensor.layout is torch.jagged else tensor).numel())

@@ -124,8 +124,7 @@ class Recorder(StepListener):
         )
         self._memory.host.follow(self._training, own_bytes)
         self._go_bare = go_bare
-        loading = self._training.loading
-        self.host_clock = HostClock(clocked, self._finish, why_not_bare, loading, runs_again=runs_again)
+        self.host_clock = HostClock(clocked, self._finish, why_not_bare, self._training.loading, runs_again=runs_again)
         self._lengths_s: list[float] = []  # of recorded steps
         self._root: nn.Module | None = None  # an uncalled module whose forward is about to run
         self._begin = (-1, 0)  # of the latest step: its number, and the id of the module whose forward began it

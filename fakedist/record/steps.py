@@ -16,7 +16,6 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from fakedist.errors import RecordingError, StopRun
 from fakedist.graph_captures import GraphObserver
@@ -27,7 +26,7 @@ from fakedist.record.cuda_graphs import Graphs
 from fakedist.record.ddp_buckets import FIRST_WITH_LAST_BUCKETS, StaticGraphs
 from fakedist.record.generation import Generation
 from fakedist.record.hooks import keyword_arguments
-from fakedist.record.loading import Loading
+from fakedist.record.loading import Loading, Samples, SampleCount, StepSize
 from fakedist.record.position import Position
 from fakedist.record.stopping import Stopping
 from fakedist.rundir import notes
@@ -55,15 +54,6 @@ class LiveBytes(NamedTuple):
 #: The live bytes of each device that has any.
 Live = Mapping[int, LiveBytes]
 _NOTHING = LiveBytes(0, 0, 0)
-
-
-class StepSize(NamedTuple):
-    """A step's inputs: rows of the first (the batch), elements of all, and the most rows and elements of a forward."""
-
-    rows: int
-    elements: int
-    most: int = 0
-    widest: int = 0
 
 
 class After:
@@ -576,51 +566,6 @@ def saves(saved: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-class Samples(NamedTuple):
-    """Samples of a step: how many, and the shape of one, such as "3x224x224". 0 and empty if they are not known."""
-
-    number: int
-    shape: str
-
-
-class _Samples:
-    """Counts a step's samples, by position: first dimensions of inputs of the first model that runs with gradients."""
-
-    def __init__(self, model: int) -> None:
-        self.samples = Samples(0, "")
-        self.size = StepSize(0, 0)
-        self._model = model
-
-    def take(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        if id(module) != self._model:
-            return
-        inputs, others = _tensors(args), _tensors(kwargs)
-        num_images = _num_images(args)
-        if inputs:
-            shape = "" if inputs[0].is_nested else "x".join(map(str, inputs[0].shape[0 if num_images else 1 :]))
-            self.samples = Samples(self.samples.number + (num_images or inputs[0].size(0)), shape)
-        if every := [*inputs, *others]:
-            rows, own = num_images or every[0].size(0), sum(map(_elements, every))
-            before, elements, most, widest = self.size
-            self.size = StepSize(before + rows, elements + own, max(most, rows), max(widest, own))
-
-
-def _num_images(arguments: tuple[object, ...]) -> int:
-    """How many images a list has, as detectors take them: a tensor of three dimensions each; 0 for another input."""
-    images = arguments[0] if arguments else None
-    if not isinstance(images, list):
-        return 0
-    return len(images) if all(tensors and tensors[0].dim() == 3 for tensors in map(_tensors, images)) else 0
-
-
-def _tensors(arguments: object) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor) and leaf.dim()]
-
-
-def _elements(tensor: torch.Tensor) -> int:
-    return int((getattr(tensor, "_values", tensor) if tensor.layout is torch.jagged else tensor).numel())
-
-
 class StepListener:
     """The other side of :class:`Training`, which needs it and which it needs. By itself it does nothing."""
 
@@ -659,7 +604,7 @@ class Training(GraphObserver):
         self._evaluations, self.loading = Evaluations(), Loading()
         self._generation = Generation()
         self._static_graphs = StaticGraphs()
-        self._samples: dict[int, _Samples] = {}
+        self._samples: dict[int, SampleCount] = {}
         self._without_gradients: Counter[bool] = Counter()  # forwards of models in train(): after the first step, in it
         self._names: dict[int, str] = {}
         self.goal = make_goal(
@@ -706,7 +651,7 @@ class Training(GraphObserver):
         if not torch.is_grad_enabled():
             self._without_gradients[self.steps.number > 1] += module.training
         else:
-            self._samples.setdefault(self.steps.number, _Samples(id(module))).take(module, args, kwargs)
+            self._samples.setdefault(self.steps.number, SampleCount(id(module))).take(module, args, kwargs)
         return self._generation.generates(module, args, kwargs)
 
     def samples_of(self, step: int) -> Samples:
@@ -751,7 +696,7 @@ class Training(GraphObserver):
         if name:
             self._names[self.steps.number] = name
         if shape:
-            step = self._samples.setdefault(self.steps.number, _Samples(0))
+            step = self._samples.setdefault(self.steps.number, SampleCount(0))
             step.samples = Samples(max(step.samples.number, 1), "x".join(map(str, shape)))
         self._follow(self.steps.manual)
 

@@ -51,8 +51,8 @@ Not in the list:
 - TorchRec 1.9.2 needs fbgemm_gpu 1.9.0, which lacks a symbol of torch 2.15 (`c10::report_overflow`).
 - prime-rl is a repository that runs vLLM in processes of its own. SkyRL 0.4.0 pins Ray 2.56.0 and trains next to vLLM;
   neither was tried.
-- Megatron-Bridge 0.6.2 imports Transformer Engine wherever it is imported. With megatron-core 0.19.2 its imports work up
-  to there; it was not tried further.
+- Megatron-Bridge 0.6.2 imports Transformer Engine in any case. With megatron-core 0.19.2 its imports work up to there;
+  it was not tried further.
 - dion, VAR, DeepSpeedExamples and PyTorch's ImageNet example are repositories without a package.
   What they showed has tests of its own: ranks that a script starts, static graphs, truncated initialization,
   assertions on made-up values, compiled embeddings.

@@ -160,7 +160,7 @@ def _peak(run: Run, charts: Callable[[], RunCharts]) -> list[Block]:
     )
     if summary.timed:
         figures += [fact for fact in time_figures(*summary.timed) if fact.name in ANSWERS]
-        figures += sizes_figures(run, summary.timed[1].step)
+        figures += sizes_figures(summary, run.manifest.job, summary.timed[1].step)
     left = ""
     if summary.left_during_init is not None:
         left = f"This rank {dict(run_facts(run))['ended']}."
@@ -461,7 +461,7 @@ def short_report(run_directory: Path | Run) -> Report:
         step, source = summary.timed
         is_imported = run.manifest.imported is not None
         figures = [fact for fact in time_figures(step, source) if is_imported or fact.name in ANSWERS]
-        figures += sizes_figures(run, source.step)
+        figures += sizes_figures(summary, run.manifest.job, source.step)
         texts = filter(None, (limit_text(step), limits_text(step)))
         blocks.append(Facts(figures, f"Time of {timed_step_name(summary, source.step)}, {source_word(source)}"))
         blocks += [Remark(text) for text in texts]

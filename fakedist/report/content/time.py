@@ -95,7 +95,7 @@ def time_blocks(run: Run, *, all_layers: bool, charts: Callable[[], Sequence[Blo
     return [
         Chapter("time", "Time", f"Where the time of {name} goes", source.source, _SUMS),
         Facts(
-            [*time_figures(time, source), *sizes_figures(run, source.step)],
+            [*time_figures(time, source), *sizes_figures(run.summary, run.manifest.job, source.step)],
             f"Time of {name}, {source_word(source)}",
         ),
         *(Remark(text) for text in texts if text),

@@ -61,12 +61,11 @@ def _sizes(summary: Summary) -> dict[int, int]:
     return sizes if sizes and max(sizes.values()) > (1 + _ALIKE) * min(sizes.values()) else {}
 
 
-def sizes_figures(run: Run, step: int) -> list[Fact]:
+def sizes_figures(summary: Summary, job: Job | None, step: int) -> list[Fact]:
     """The optimizer steps of a step, if it has several, and its inputs, where those of recorded steps differ."""
-    job = run.manifest.job
     updates = 1 if job is None else job.updates_per_step
     figures = [Fact("updates", f"{updates}", "optimizer steps in each step, by --updates-per-step")] * (updates > 1)
-    if (sizes := _sizes(run.summary)) and step in sizes:
+    if (sizes := _sizes(summary)) and step in sizes:
         ordered = sorted(sizes.values())
         every = (
             f"{ordered[0]:,} to {ordered[-1]:,} in steps {min(sizes)} to {max(sizes)}, median {median(ordered):,.0f}"

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from fakedist.record.steps import After, Live, LiveBytes, Steady, StepSize, make_goal
+from fakedist.record.loading import StepSize
+from fakedist.record.steps import After, Live, LiveBytes, Steady, make_goal
 
 MIB = 1 << 20
 

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from fakedist.errors import RecordingError, StopRun
 from fakedist.record.alive import all_alive
 from fakedist.record.cuda_graphs import Graphs
+from fakedist.record.loading import StepSize
 from fakedist.record.position import Position
-from fakedist.record.steps import After, Evaluations, StepListener, Steps, StepSize, Training, any_waits, live_bytes
+from fakedist.record.steps import After, Evaluations, StepListener, Steps, Training, any_waits, live_bytes
 
 
 class Optimizer:

@@ -147,11 +147,11 @@ def test_steps_whose_inputs_differ_are_said_with_the_time_and_with_the_peak() ->
     sizes = {1: 9_000, 2: 512, 3: 4_096, 4: 2_560}
     steps = [StepPeak(step, 1, step << 30, 8 << 30, elements=size) for step, size in sizes.items()]
     summary = replace(summary_of_nothing(), steps=steps, peak_step=3)
-    (inputs,) = sizes_figures(summary, 4)
+    (inputs,) = sizes_figures(summary, None, 4)
     assert inputs.more == "elements; 512 to 4,096 in steps 2 to 4, median 2,560: the time is of this size alone"
     assert peak_size(summary) == ", with the largest inputs; 2.00 to 4.00 GiB in steps 2 to 4"
     other = peak_size(replace(summary, peak_step=4))
     assert other.startswith(", with inputs of 2,560 elements (the largest: 4,096); ")
     alike = replace(summary, steps=[replace(step, elements=4_096 + step.step) for step in steps])
     older = replace(summary, steps=[replace(step, elements=math.nan) for step in steps])
-    assert [(sizes_figures(each, 4), peak_size(each)) for each in (alike, older)] == [([], "")] * 2
+    assert [(sizes_figures(each, None, 4), peak_size(each)) for each in (alike, older)] == [([], "")] * 2
