@@ -25,8 +25,19 @@ from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.sources import read_sources
 from fakedist.sweep.command import PointRun
 from fakedist.sweep.plan import Ground, SweepPlan, find_ground, id_of, key_of
-from fakedist.sweep.point_rows import RankKind, RankResult, Row, Status, StepEstimator, estimate_step, judge, make_row
+from fakedist.sweep.point_rows import (
+    RankKind,
+    RankResult,
+    Row,
+    Status,
+    StepEstimator,
+    estimate_step,
+    judge,
+    make_row,
+    pruned_row,
+)
 from fakedist.sweep.ranking import rank_rows
+from fakedist.sweep.space import Point
 from fakedist.sweep.sweep_directory import (
     ABOUT_NAME,
     FILES_NAME,
@@ -195,6 +206,7 @@ class SweepRunner:
         self._ready: deque[tuple[_Run, int]] = deque()
         self._in_flight: dict[str, tuple[_Run, int]] = {}
         self._left: deque[PointRun] = deque()
+        self._too_large: list[Row] = []
         self._ids: set[str] = set()
         self._changes: dict[str, list[str]] = {}
 
@@ -215,7 +227,7 @@ class SweepRunner:
             OSError: The disk is full.
         """
         self._ids |= {self.id_of(run) for run in runs}
-        self._left.extend(runs)
+        self._left.extend(sorted(runs, key=lambda run: sum(self._plan.levels(run.point))))
         for result in self._executor.run(self._tasks()):
             self._take(result)
 
@@ -260,7 +272,13 @@ class SweepRunner:
             if known.values != run.point.values:  # an axis has another name
                 known = dataclasses.replace(known, values=run.point.values)
                 self._journal.add_row(known)
-            self._finished(known, True)
+            self._end(known, True)
+            return
+        held = (row for row in self._too_large if self._plan.holds_no_less(run.point, Point(row.values)))
+        if proof := next(held, None):
+            pruned = pruned_row(run, proof, row_id=row_id, key=key)
+            self._journal.add_row(pruned)
+            self._finished(pruned, False)
             return
         one.points.append((run, row_id))
         self._advance(one)
@@ -332,11 +350,15 @@ class SweepRunner:
             command = run.command(files_directory(self._directory, one.key))
             row = dataclasses.replace(row, command=command, world_size=run.job.world_size)
             self._journal.add_row(row)
-            self._finished(row, False)
+            self._end(row, False)
+
+    def _end(self, row: Row, was_known: bool) -> None:
+        self._too_large += [row] * (row.lacking is not None)
+        self._finished(row, was_known)
 
     def _stands(self, row: Row | None) -> TypeGuard[Row]:
         """True if a row of an earlier session is valid: its point was run, started, and would read the same files."""
-        if row is None or row.status is Status.SKIPPED:
+        if row is None or row.status in (Status.SKIPPED, Status.PRUNED):
             return False
         return not any(result.outcome is Outcome.ERROR or self._changed(result) for result in row.ranks)
 
