@@ -100,7 +100,7 @@ _IN_FILES = {
 }
 #: Conditions. One with a name that has no value is left out.
 _LEGAL = (
-    "{world} % ({model} * {replicas}) == 0",
+    "{world} % ({parts}) == 0",
     "{per_node} % tp == 0",
     "heads % tp == 0",
     "kv_heads % tp == 0",
@@ -135,8 +135,9 @@ def with_axes(
     names = {axis.name for axis in axes}
     derived = [f"{name}={text}" for name, flag in flags.facts.items() if (text := _number(program.arguments, flag))]
     sizes = {name: name if name in names else "1" for name in _LARGEST}
-    sizes["model"] = " * ".join(name for name in ("tp", "pp", "cp") if name in names) or "1"
-    derived += [*settings.derived, f"dp={world} // ({sizes['model']})"]
+    model, parts = [name for name in ("tp", "pp", "cp") if name in names], ["replicas"] * ("replicas" in names)
+    sizes["parts"] = " * ".join((*model, *parts)) or "1"
+    derived += [*settings.derived, f"dp={world} // ({' * '.join(model) or 1})"]
     words = [word for name, flag in flags.sizes.items() if name in names for word in (flag, f"{{{name}}}")]
     counts = dict(settings.settings)
     if flags.batch and any(text.startswith("global_batch=") for text in derived):
