@@ -45,8 +45,9 @@ class SweepProgress:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._number = self._known = self._pruned = 0
+        self._number = self._known = 0
         self._ran: set[str] = set()
+        self._pruned: set[str] = set()
         self._start = time.monotonic()
 
     def begins(self, number: int) -> None:
@@ -63,8 +64,9 @@ class SweepProgress:
             self._known += 1
             return
         if row.status is Status.PRUNED:
-            self._pruned += 1
+            self._pruned.add(row.id)
             return
+        self._pruned.discard(row.id)  # another point refuted the order that it was pruned by
         if self._known and not self._ran:
             remark(f"{self._known:,} of them ran before (--fresh runs them again)")
         self._ran.add(row.id)
@@ -76,11 +78,13 @@ class SweepProgress:
 
     def ended(self) -> None:
         """Print how many points did not need to run."""
-        remark(f"{len(self._ran):,} recorded, {self._known:,} of an earlier sweep, {self._pruned:,} pruned by memory")
+        remark(
+            f"{len(self._ran):,} recorded, {self._known:,} of an earlier sweep, {len(self._pruned):,} pruned by memory"
+        )
 
     @property
     def _done(self) -> int:
-        return self._known + self._pruned + len(self._ran)
+        return self._known + len(self._pruned) + len(self._ran)
 
     def _rate(self) -> str:
         ran = len(self._ran)

@@ -192,6 +192,12 @@ class Row:
         ]
         return max(known, key=lambda rank: rank.peak_allocated_bytes, default=None)
 
+    def holds_less_than(self, other: Row) -> bool:
+        """True if a rank that ran to the end at both points allocated less at this one."""
+        held = {one.rank: one.peak_allocated_bytes for one in other.ranks if one.kind is RankKind.RAN}
+        ran = (one for one in self.ranks if one.kind is RankKind.RAN)
+        return any(one.peak_allocated_bytes < held.get(one.rank, 0) for one in ran)
+
     @property
     def run_directory(self) -> str:
         """A run directory of it, relative to the sweep's: of the fullest rank, or of the one that failed."""

@@ -113,6 +113,8 @@ def run_sweep(
                     write_about(locked, _about(plan, [runner.id_of(run) for run in runs], runner.ground))
                     listener.begins(len(runs))
                     runner.run_points(runs)
+                    if runner.disorder:
+                        listener.say(f"no point was pruned: {runner.disorder}")
                     runner.run_every_stage()
                     if not plan.keeps_runs:
                         shutil.rmtree(locked / RUNS_NAME, ignore_errors=True)
@@ -206,7 +208,9 @@ class SweepRunner:
         self._ready: deque[tuple[_Run, int]] = deque()
         self._in_flight: dict[str, tuple[_Run, int]] = {}
         self._left: deque[PointRun] = deque()
-        self._too_large: list[Row] = []
+        self._ended: list[Row] = []
+        self._pruned: list[PointRun] = []
+        self.disorder = ""
         self._ids: set[str] = set()
         self._changes: dict[str, list[str]] = {}
 
@@ -274,8 +278,8 @@ class SweepRunner:
                 self._journal.add_row(known)
             self._end(known, True)
             return
-        held = (row for row in self._too_large if self._plan.holds_no_less(run.point, Point(row.values)))
-        if proof := next(held, None):
+        if proof := next(self._proofs(run.point), None):
+            self._pruned.append(run)
             pruned = pruned_row(run, proof, row_id=row_id, key=key)
             self._journal.add_row(pruned)
             self._finished(pruned, False)
@@ -353,8 +357,25 @@ class SweepRunner:
             self._end(row, False)
 
     def _end(self, row: Row, was_known: bool) -> None:
-        self._too_large += [row] * (row.lacking is not None)
+        self._ended.append(row)
+        if not self.disorder:
+            self.disorder = self._disorder(row)
+            self._left.extend(self._pruned if self.disorder else ())
         self._finished(row, was_known)
+
+    def _proofs(self, point: Point) -> Iterator[Row]:
+        """Points that ran and did not fit, and hold no more than this one."""
+        for row in () if self.disorder or not self._plan.grows else self._ended:
+            if row.lacking is not None and self._plan.holds_no_less(point, Point(row.values)):
+                yield row
+
+    def _disorder(self, row: Row) -> str:
+        """In words, that a rank held less at a point than at one below it; empty if that was never so."""
+        for other in self._ended if self._plan.grows else ():
+            for high, low in ((row, other), (other, row)):
+                if high.holds_less_than(low) and self._plan.holds_no_less(Point(high.values), Point(low.values)):
+                    return f"a rank holds less at {high.label} than at {low.label}"
+        return ""
 
     def _stands(self, row: Row | None) -> TypeGuard[Row]:
         """True if a row of an earlier session is valid: its point was run, started, and would read the same files."""

@@ -142,8 +142,8 @@ class Ended(FakeExecutor):
 
 def swept(
     directory: Path, plan: SweepPlan, held_gib: Callable[[list[str]], float], monkeypatch: pytest.MonkeyPatch
-) -> tuple[Sweep, list[Row]]:
-    """A sweep of ranks that hold so many GiB of 80, and how its rows came. More in a step is faster; less is redone."""
+) -> tuple[Sweep, list[Row], list[str]]:
+    """A sweep of ranks that hold so many GiB of 80, its rows as they came, and what it said."""
     executor = Ended(directory)
 
     def judge(result: TaskResult, rank: int, run: Path, sweep: Path, context: int | None) -> RankResult:
@@ -172,9 +172,10 @@ def swept(
     rows: list[Row] = []
     monkeypatch.setattr(sweeping, "judge", judge)
     monkeypatch.setattr(sweeping, "write_results", lambda directory: None)
-    listener = SweepListener(lambda number: None, lambda row, known: rows.append(row), lambda text: None)
+    said: list[str] = []
+    listener = SweepListener(lambda number: None, lambda row, known: rows.append(row), said.append)
     found = run_sweep(plan, directory, executor, listener, check=lambda job: None, estimate=estimate)
-    return found, rows
+    return found, rows, said
 
 
 def size(arguments: list[str], flag: str) -> int:
@@ -202,8 +203,8 @@ def test_no_pruned_point_would_have_won(
     (tmp_path / "train.py").write_text("pass\n")
     monkeypatch.chdir(tmp_path)
     plan = planned(*SCRIPT, derived=("kv_heads=4",), axes=("mbs=1,2,4,8,16,32",))
-    sweep, rows = swept(tmp_path / "auto", plan, held, monkeypatch)
-    every, _ = swept(tmp_path / "every", replace(plan, grows=frozenset()), held, monkeypatch)
+    sweep, rows, said = swept(tmp_path / "auto", plan, held, monkeypatch)
+    every, *_ = swept(tmp_path / "every", replace(plan, grows=frozenset()), held, monkeypatch)
     statuses = {row.values: row.status for row in every.rows}
     pruned = [row for row in sweep.rows if row.status is Status.PRUNED]
     assert len(pruned) >= 8
@@ -214,6 +215,39 @@ def test_no_pruned_point_would_have_won(
     assert len(sweep.rows) == len(every.rows) == len(rows) == 108
     proofs = {row.label for row in every.rows if held(row.command.split()) + 0.5 > 80}
     assert all(row.reason.partition(",")[0].removeprefix("holds no less than ") in proofs for row in pruned)
-    again, came = swept(tmp_path / "auto", replace(plan, grows=frozenset()), held, monkeypatch)
+    assert said == []
+    again, came, _ = swept(tmp_path / "auto", replace(plan, grows=frozenset()), held, monkeypatch)
     assert {row.values: row.status for row in again.rows} == statuses
     assert sum(row.values in {other.values for other in pruned} for row in came) == len(pruned)
+
+
+def late(arguments: list[str]) -> float:
+    """Where a script holds less with batches of 64."""
+    return dense(arguments) if size(arguments, "--batch") < 64 else 20
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "held", "refuted"),
+    [
+        ("none,full", dense, "mbs=1 checkpoint=full than at tp=1 mbs=1 checkpoint=none"),
+        ("full,none", late, "mbs=64 checkpoint=full than at tp=1 mbs=8 checkpoint=full"),
+    ],
+)
+def test_an_order_that_a_recorded_point_refutes_prunes_nothing(
+    checkpoint: str,
+    held: Callable[[list[str]], float],
+    refuted: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "train.py").write_text("pass\n")
+    monkeypatch.chdir(tmp_path)
+    plan = planned(
+        "tp=--tp:1", "mbs=--batch:1,4,8,16,64", f"checkpoint=--ac:{checkpoint}", arguments=("--dp-replicate", "1")
+    )
+    sweep, _, said = swept(tmp_path / "auto", plan, held, monkeypatch)
+    every, *_ = swept(tmp_path / "every", replace(plan, grows=frozenset()), held, monkeypatch)
+    assert len(said) == 1
+    assert said[0].startswith("no point was pruned: a rank holds less at tp=1 ")
+    assert refuted in said[0]
+    assert {row.values: row.status for row in sweep.rows} == {row.values: row.status for row in every.rows}
