@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import click
 
+from fakedist import extras
 from fakedist.cli.job_options import ScriptCommand, count_options, executor_options, job_options, program_of
 from fakedist.cli.output import (
     JSON,
@@ -46,6 +47,7 @@ class SweepProgress:
         self._directory = directory
         self._number = self._known = 0
         self._ran: set[str] = set()
+        self._pruned: set[str] = set()
         self._start = time.monotonic()
 
     def begins(self, number: int) -> None:
@@ -55,25 +57,38 @@ class SweepProgress:
 
     def finished(self, row: Row, was_known: bool) -> None:
         """Print a row. Rows of an earlier session are counted."""
+        from fakedist.sweep.point_rows import Status
         from fakedist.sweep.ranking import row_text
 
         if was_known:
             self._known += 1
             return
+        if row.status is Status.PRUNED:
+            self._pruned.add(row.id)
+            return
+        self._pruned.discard(row.id)  # another point refuted the order that it was pruned by
         if self._known and not self._ran:
             remark(f"{self._known:,} of them ran before (--fresh runs them again)")
         self._ran.add(row.id)
-        remark(f"{self._known + len(self._ran):,} of {self._number:,}: {row_text(row)}{self._rate()}")
+        remark(f"{self._done:,} of {self._number:,}: {row_text(row)}{self._rate()}")
 
     def interrupted(self) -> None:
         """Print how to go on."""
+        remark(f"{self._done:,} of {self._number:,} points are done; the same command goes on from here")
+
+    def ended(self) -> None:
+        """Print how many points did not need to run."""
         remark(
-            f"{self._known + len(self._ran):,} of {self._number:,} points are done; the same command goes on from here"
+            f"{len(self._ran):,} recorded, {self._known:,} of an earlier sweep, {len(self._pruned):,} pruned by memory"
         )
+
+    @property
+    def _done(self) -> int:
+        return self._known + len(self._pruned) + len(self._ran)
 
     def _rate(self) -> str:
         ran = len(self._ran)
-        left = self._number - self._known - ran
+        left = self._number - self._done
         seconds = time.monotonic() - self._start
         if left <= 0 or seconds <= 0:
             return ""
@@ -85,6 +100,8 @@ _SWEEP_OPTIONS = (
     *("axes", "derived", "conditions", "prices", "keep", "headroom", "context", "tokens_per_step"),
     *("micro_batches", "trials"),
 )
+#: Modules of extras that find axes of a script.
+_ADDED = extras.parts("sweep_options")
 _RANKS = (
     "The ranks to run at each point: ends (the first and the last pipeline stage), stages (also every stage of the "
     "ten best points), or numbers such as 0,8."
@@ -94,7 +111,9 @@ _RANKS = (
 class _SweepCommand(ScriptCommand):
     """Options may also follow a sweep file, which has no arguments of its own."""
 
-    headings: ClassVar[Mapping[str, str]] = dict.fromkeys(_SWEEP_OPTIONS, "Sweep")
+    headings: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        (*_SWEEP_OPTIONS, *(str(param.name) for part in _ADDED for param in part.OPTIONS)), "Sweep"
+    )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As for a script; a sweep file, or a sweep's directory, ends no options."""
@@ -107,7 +126,11 @@ class _SweepCommand(ScriptCommand):
 @click.command(
     cls=_SweepCommand,
     no_args_is_help=True,
-    params=[*job_options(without=NOT_SWEPT, rank_help=_RANKS, rank_default="ends"), *count_options("EXPR")],
+    params=[
+        *job_options(without=NOT_SWEPT, rank_help=_RANKS, rank_default="ends"),
+        *count_options("EXPR"),
+        *(param for part in _ADDED for param in part.OPTIONS),
+    ],
 )
 @click.option(
     "--axis", "axes", multiple=True, metavar="NAME=VALUES", help="An axis: tp=1,2,4,8 or tp=1..8*2. Repeatable."
@@ -187,7 +210,7 @@ def sweep(
         return _show(Path(arguments[0]), output)
     asked = CommandLineSettings(axes, derived, conditions, prices, _options(values), settings)
     say_ignored(ctx)
-    plan = _plan(arguments, module, asked)
+    plan = _plan(arguments, module, asked, values)
     older = Path(f"fakedist-sweep-{plan.name}")  # where sweeps went before
     directory = directory or (older if _is_sweep(older) else HOME / f"sweep-{plan.name}")
     if dry_run:
@@ -252,20 +275,29 @@ def _run(
     progress = SweepProgress(directory)
     listener = SweepListener(begins=progress.begins, finished=progress.finished, say=remark)
     try:
+        if plan.grows:
+            legal = "; ".join(condition.text for condition in plan.space.conditions)
+            remark(f"{len(plan.points()):,} of {plan.space.size:,} layouts are legal{': ' * bool(legal)}{legal}")
         sweep = run_sweep(plan, directory, executor, listener, fresh=fresh, limit_bytes=limit_bytes)
+        if plan.grows:
+            progress.ended()
     except KeyboardInterrupt:
         progress.interrupted()
         raise
     return _print(sweep, output)
 
 
-def _plan(arguments: Sequence[str], module: str | None, settings: CommandLineSettings) -> SweepPlan:
+def _plan(
+    arguments: Sequence[str], module: str | None, settings: CommandLineSettings, values: Mapping[str, object]
+) -> SweepPlan:
     from fakedist.sweep.command import Texts
     from fakedist.sweep.plan import sweep_of_command, sweep_of_file
 
     if module is None and arguments and arguments[0].endswith(_TOML):
         if arguments[1:]:
             raise click.UsageError(f"a sweep file takes no arguments: {' '.join(arguments[1:])[:60]}")
+        if any(values.get(str(param.name)) for part in _ADDED for param in part.OPTIONS):
+            raise click.UsageError("a sweep file has its own axes")
         return sweep_of_file(Path(arguments[0]), settings)
     if module is None and not arguments:
         raise click.UsageError("no sweep file and no script was given")
@@ -276,6 +308,8 @@ def _plan(arguments: Sequence[str], module: str | None, settings: CommandLineSet
             find_source(program.target, program.is_module)  # a wrong path is the first error
         else:
             settings = replace(settings, options={**settings.options, "world_size": Texts((str(world_size),))})
+    for part in _ADDED:
+        program, settings = part.with_axes(values, program, settings)
     return sweep_of_command(program, settings)
 
 

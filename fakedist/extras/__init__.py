@@ -11,6 +11,7 @@ module             what the core takes of it
 ``stand_in``       ``stand_in(device)``: a context of the faked world, which yields the notes for the end
 ``library_times``  ``LibraryTimes(gpu, nic_bandwidth)``: times of communication kernels that are not NCCL's
 ``summary_parts``  ``summarize(summary, recording, tables)``: the summary of a run with what the extra adds
+``sweep_options``  ``OPTIONS``, ``with_axes``: axes that ``fakedist sweep`` finds of a script's own flags
 ``time_options``   ``OPTIONS``, ``HEADING``, ``report``: what ``fakedist time`` adds to the step of a run
 =================  =====================================================================================
 """

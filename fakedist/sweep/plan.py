@@ -94,6 +94,7 @@ class SweepPlan:
         micro_batches: Micro-batches of a step; None for those that run.
         context_bytes: Memory of the CUDA context; None for the published figure.
         num_trials: Points that are drawn from the space, by the seed; None runs all.
+        grows: Axes along whose levels nothing that a rank holds shrinks.
     """
 
     name: str
@@ -107,6 +108,7 @@ class SweepPlan:
     context_bytes: int | None = None
     num_trials: int | None = None
     seed: int = 0
+    grows: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if self.num_trials is not None and not self.space.axes:
@@ -129,6 +131,18 @@ class SweepPlan:
         if not isinstance(value, int | float) or isinstance(value, bool) or value < 1 or value != int(value):
             raise SweepError(f"{expression.text!r} is {value} at {point.label}, not a whole number", "use // to divide")
         return int(value)
+
+    def levels(self, point: Point) -> list[int]:
+        """The levels of a point on the axes that grow."""
+        pairs = zip(self.space.axes, point.values, strict=True)
+        return [axis.level(value) for axis, (_, value) in pairs if axis.name in self.grows]
+
+    def holds_no_less(self, point: Point, other: Point) -> bool:
+        """True if two points differ only on axes that grow, on none of which the first is below the other."""
+        pairs = zip(point.values, other.values, strict=True)
+        return all(own == its or own[0] in self.grows for own, its in pairs) and all(
+            own >= its for own, its in zip(self.levels(point), self.levels(other), strict=True)
+        )
 
     def points(self) -> list[Point]:
         """The points that run: all of the space, or as many as are drawn from it.
@@ -353,17 +367,20 @@ class CommandLineSettings:
     """Settings of the command line as texts. They override those of the sweep file.
 
     Attributes:
+        axes: ``--axis``, and axes that were read elsewhere.
         derived: ``--let``.
         conditions: ``--where``.
+        grows: As of :class:`SweepPlan`.
         settings: ``ranks``, ``keep``, ``headroom`` and the other keys of a sweep file that are about the sweep.
     """
 
-    axes: Sequence[str] = ()
+    axes: Sequence[str | Axis] = ()
     derived: Sequence[str] = ()
     conditions: Sequence[str] = ()
     prices: Sequence[str] = ()
     options: Mapping[str, Texts | bool] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
+    grows: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -483,8 +500,8 @@ def _expression(plain: object, where: str) -> Expression:
 
 
 def _plan(parts: _SweepParts, command_line: CommandLineSettings) -> SweepPlan:
-    for text in command_line.axes:
-        axis = axis_of_text(text)
+    for given in command_line.axes:
+        axis = given if isinstance(given, Axis) else axis_of_text(given)
         parts.axes[axis.name] = _with_arguments(axis, parts.axes.get(axis.name))
     for text in command_line.derived:
         name, value = _named(text, "--let", 'dp="64 // tp"')
@@ -524,6 +541,11 @@ def _plan(parts: _SweepParts, command_line: CommandLineSettings) -> SweepPlan:
         context_bytes=_context(settings.get("context")),
         num_trials=_number(settings.get("trials"), "trials"),
         seed=_number(settings.get("sampler_seed"), "sampler_seed", least=0) or 0,
+        grows=frozenset(
+            axis.name
+            for axis in space.axes
+            if axis.name in command_line.grows and (axis.arguments or not any(isinstance(v, str) for v in axis.values))
+        ),
     )
 
 

@@ -38,6 +38,8 @@ class Status(StrEnum):
     INVALID = "invalid layout"
     #: Anything else went wrong.
     FAILED = "failed"
+    #: It was not run: it holds no less than a point that does not fit.
+    PRUNED = "pruned"
     #: It was not run, as a point with less memory did not fit.
     SKIPPED = "skipped (monotone)"
 
@@ -181,6 +183,20 @@ class Row:
         """Bytes that the fullest rank leaves free; negative if it does not fit."""
         fullest = self.fullest
         return None if fullest is None else fullest.capacity_bytes - fullest.total_bytes
+
+    @property
+    def lacking(self) -> RankResult | None:
+        """The rank whose tensors and CUDA context alone exceed its GPU's memory the most; None if none do."""
+        known = [
+            rank for rank in self.ranks if rank.peak_allocated_bytes + rank.context_bytes > rank.capacity_bytes > 0
+        ]
+        return max(known, key=lambda rank: rank.peak_allocated_bytes, default=None)
+
+    def holds_less_than(self, other: Row) -> bool:
+        """True if a rank that ran to the end at both points allocated less at this one."""
+        held = {one.rank: one.peak_allocated_bytes for one in other.ranks if one.kind is RankKind.RAN}
+        ran = (one for one in self.ranks if one.kind is RankKind.RAN)
+        return any(one.peak_allocated_bytes < held.get(one.rank, 0) for one in ran)
 
     @property
     def run_directory(self) -> str:
@@ -426,6 +442,16 @@ def make_row(
     step, why = estimate(directories, results, run.pricing, *plan.counts_at(run.point))
     status, reason = _fit(common)
     return replace(common, status=status, reason=reason, step=step, why_no_step=why)
+
+
+def pruned_row(run: PointRun, proof: Row, *, row_id: str, key: str) -> Row:
+    """The row of a point that holds no less than another, whose tensors and CUDA context alone do not fit."""
+    rank = proof.lacking
+    assert rank is not None
+    held = f"{format_bytes(rank.peak_allocated_bytes + rank.context_bytes)} of {format_bytes(rank.capacity_bytes)}"
+    reason = f"holds no less than {proof.label}, whose tensors and CUDA context take {held}"
+    status = Status.PRUNED
+    return Row(id=row_id, key=key, values=run.point.values, pricing=run.pricing, status=status, reason=reason)
 
 
 def _fit(row: Row) -> tuple[Status, str]:

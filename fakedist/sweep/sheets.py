@@ -246,8 +246,8 @@ def effects_of(effects: Sequence[AxisEffect]) -> list[SheetColumn]:
 
 
 def reasons(rows: Sequence[Row]) -> Iterator[str]:
-    """Reasons why points are invalid or failed, the most frequent first."""
-    for status in (Status.INVALID, Status.FAILED):
+    """Reasons why points are invalid, failed or were pruned, the most frequent first."""
+    for status in (Status.INVALID, Status.FAILED, Status.PRUNED):
         counted = Counter((row.reason, row.line) for row in rows if row.status is status)
         for (reason, line), number in counted.most_common(_NUM_REASONS):
             first = next(row for row in rows if row.status is status and row.reason == reason)
@@ -270,7 +270,7 @@ FAILURES_TITLE = "Points that did not run to the end"
 
 def misfits(rows: Sequence[Row]) -> list[Row]:
     """The points that do not fit, or may not, those that come closest first."""
-    order = {Status.MAY_NOT_FIT: 0, Status.DOES_NOT_FIT: 1, Status.SKIPPED: 2}
+    order = {Status.MAY_NOT_FIT: 0, Status.DOES_NOT_FIT: 1, Status.SKIPPED: 2, Status.PRUNED: 3}
     chosen = [row for row in rows if row.status in order]
     return sorted(chosen, key=lambda row: (order[row.status], -(row.headroom_bytes or float("-inf"))))
 

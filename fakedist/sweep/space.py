@@ -62,6 +62,11 @@ class Axis:
     values: tuple[Scalar, ...]
     arguments: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
+    def level(self, value: Scalar) -> int:
+        """The position of a value: of named values in the order of their names, else of numbers by size."""
+        texts = [*self.arguments] or [text_of(number) for number in sorted(self.values)]
+        return texts.index(text_of(value))
+
 
 def check_name(name: str, where: str) -> str:
     """A name that placeholders and conditions can use."""

@@ -25,8 +25,19 @@ from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.sources import read_sources
 from fakedist.sweep.command import PointRun
 from fakedist.sweep.plan import Ground, SweepPlan, find_ground, id_of, key_of
-from fakedist.sweep.point_rows import RankKind, RankResult, Row, Status, StepEstimator, estimate_step, judge, make_row
+from fakedist.sweep.point_rows import (
+    RankKind,
+    RankResult,
+    Row,
+    Status,
+    StepEstimator,
+    estimate_step,
+    judge,
+    make_row,
+    pruned_row,
+)
 from fakedist.sweep.ranking import rank_rows
+from fakedist.sweep.space import Point
 from fakedist.sweep.sweep_directory import (
     ABOUT_NAME,
     FILES_NAME,
@@ -102,6 +113,8 @@ def run_sweep(
                     write_about(locked, _about(plan, [runner.id_of(run) for run in runs], runner.ground))
                     listener.begins(len(runs))
                     runner.run_points(runs)
+                    if runner.disorder:
+                        listener.say(f"no point was pruned: {runner.disorder}")
                     runner.run_every_stage()
                     if not plan.keeps_runs:
                         shutil.rmtree(locked / RUNS_NAME, ignore_errors=True)
@@ -195,6 +208,9 @@ class SweepRunner:
         self._ready: deque[tuple[_Run, int]] = deque()
         self._in_flight: dict[str, tuple[_Run, int]] = {}
         self._left: deque[PointRun] = deque()
+        self._ended: list[Row] = []
+        self._pruned: list[PointRun] = []
+        self.disorder = ""
         self._ids: set[str] = set()
         self._changes: dict[str, list[str]] = {}
 
@@ -215,7 +231,7 @@ class SweepRunner:
             OSError: The disk is full.
         """
         self._ids |= {self.id_of(run) for run in runs}
-        self._left.extend(runs)
+        self._left.extend(sorted(runs, key=lambda run: sum(self._plan.levels(run.point))))
         for result in self._executor.run(self._tasks()):
             self._take(result)
 
@@ -260,7 +276,13 @@ class SweepRunner:
             if known.values != run.point.values:  # an axis has another name
                 known = dataclasses.replace(known, values=run.point.values)
                 self._journal.add_row(known)
-            self._finished(known, True)
+            self._end(known, True)
+            return
+        if proof := next(self._proofs(run.point), None):
+            self._pruned.append(run)
+            pruned = pruned_row(run, proof, row_id=row_id, key=key)
+            self._journal.add_row(pruned)
+            self._finished(pruned, False)
             return
         one.points.append((run, row_id))
         self._advance(one)
@@ -332,11 +354,32 @@ class SweepRunner:
             command = run.command(files_directory(self._directory, one.key))
             row = dataclasses.replace(row, command=command, world_size=run.job.world_size)
             self._journal.add_row(row)
-            self._finished(row, False)
+            self._end(row, False)
+
+    def _end(self, row: Row, was_known: bool) -> None:
+        self._ended.append(row)
+        if not self.disorder:
+            self.disorder = self._disorder(row)
+            self._left.extend(self._pruned if self.disorder else ())
+        self._finished(row, was_known)
+
+    def _proofs(self, point: Point) -> Iterator[Row]:
+        """Points that ran and did not fit, and hold no more than this one."""
+        for row in () if self.disorder or not self._plan.grows else self._ended:
+            if row.lacking is not None and self._plan.holds_no_less(point, Point(row.values)):
+                yield row
+
+    def _disorder(self, row: Row) -> str:
+        """In words, that a rank held less at a point than at one below it; empty if that was never so."""
+        for other in self._ended if self._plan.grows else ():
+            for high, low in ((row, other), (other, row)):
+                if high.holds_less_than(low) and self._plan.holds_no_less(Point(high.values), Point(low.values)):
+                    return f"a rank holds less at {high.label} than at {low.label}"
+        return ""
 
     def _stands(self, row: Row | None) -> TypeGuard[Row]:
         """True if a row of an earlier session is valid: its point was run, started, and would read the same files."""
-        if row is None or row.status is Status.SKIPPED:
+        if row is None or row.status in (Status.SKIPPED, Status.PRUNED):
             return False
         return not any(result.outcome is Outcome.ERROR or self._changed(result) for result in row.ranks)
 

@@ -40,7 +40,10 @@ LIBRARY_HOMES = {
     "plotly": ("report/", "sweep/charts"),
     "jinja2": ("report/",),
     "markupsafe": ("report/",),  # what jinja2 escapes with
-    "click": ("cli/", *(f"extras/{name}/command" for name in EXTRAS), "extras/rl/time_options"),
+    "click": (
+        *("cli/", "extras/rl/time_options", "extras/plan/sweep_options"),
+        *(f"extras/{name}/command" for name in EXTRAS),
+    ),
     "google": ("extras/chakra/",),
     **dict.fromkeys(("anyio", "mcp", "mcp_types"), ("extras/mcp/",)),
     "pytest": ("check/plugin", "check/marked_test"),

@@ -213,7 +213,7 @@ def _applied(plan: FitPlan, job: Job, flags: Mapping[str, str], size_bytes: int)
         elif text is None:
             unmapped.append(key_of(change))
         else:
-            arguments = _with_flags(arguments, shlex.split(text))
+            arguments = with_flags(arguments, shlex.split(text))
     if unmapped:
         return replace(plan, unmapped=tuple(unmapped))
     environment = tuple(sorted(variables.items()))
@@ -222,9 +222,10 @@ def _applied(plan: FitPlan, job: Job, flags: Mapping[str, str], size_bytes: int)
     )
 
 
-def _with_flags(arguments: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Arguments with flags, in place of the same ones that were there with their values."""
-    names, kept, is_dropped = {word.partition("=")[0] for word in words if word.startswith("--")}, [], False
+def with_flags(arguments: Sequence[str], words: Sequence[str], others: Sequence[str] = ()) -> list[str]:
+    """Arguments with flags, in place of the same ones, and of ``others``, that were there with their values."""
+    names = {word.partition("=")[0] for word in (*words, *others) if word.startswith("--")}
+    kept, is_dropped = list[str](), False
     for argument in arguments:
         if argument.startswith("-"):
             is_dropped = argument.partition("=")[0] in names
