@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
@@ -79,7 +79,7 @@ class RunningGraphs:
         placed, run = integers
         with self._operations.unseen():
             for _, node in placed.buffers_here((tensor,)):
-                return run.known(node)
+                return cast(IntegerRun, run).known(node)
         return None
 
     def _settle(self, args: tuple[object, ...]) -> None:
