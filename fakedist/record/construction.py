@@ -8,6 +8,7 @@ module as it comes, and marked once the module has a name.
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -64,7 +65,7 @@ class Construction:
         self._report_results = report_results
         self._noted: list[_Noted] = []
         self._owners: dict[int, weakref.ref[nn.Module]] = {}
-        self._moving: list[nn.Module] = []
+        self._moving = threading.local()  # modules that a thread moves, the innermost last
 
     @contextmanager
     def watching(self, unseen: Unseen) -> Iterator[None]:
@@ -128,8 +129,9 @@ class Construction:
             self._note(tensor, module)
 
     def _made(self, result: object) -> None:
-        for tensor in result if isinstance(result, (list, tuple)) else (result,):
-            self._note(tensor, self._moving[-1])
+        for module in vars(self._moving).get("modules", ())[-1:]:  # none where another thread moves some
+            for tensor in result if isinstance(result, (list, tuple)) else (result,):
+                self._note(tensor, module)
 
     # ---- what moves, loads and wraps
 
@@ -141,14 +143,15 @@ class Construction:
             if not self._is_on:
                 return original(self_, *args, **kwargs)
             self._note_own(self_)
-            self._moving.append(self_)
-            if len(self._moving) == 1:
+            moving = vars(self._moving).setdefault("modules", [])
+            moving.append(self_)
+            if len(moving) == 1:
                 self._report_results(self._made)
             try:
                 return original(self_, *args, **kwargs)
             finally:
-                self._moving.pop()
-                if not self._moving:
+                moving.pop()
+                if not moving:
                     self._report_results(None)
                 self._note_own(self_)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
 from typing import Any
@@ -122,8 +122,8 @@ def module_hooks(
 
 
 @contextmanager
-def backward_hook(begins: Callable[[bool], bool], ended: Callable[[], None]) -> Iterator[None]:
-    """Call ``begins(creates_graph)`` before, and if that is true ``ended`` after, every backward that Python starts.
+def backward_hook(begins: Callable[[bool, Sequence[object]], bool], ended: Callable[[], None]) -> Iterator[None]:
+    """Call ``begins(creates_graph, roots)`` before every backward that Python starts, and if true ``ended`` after it.
 
     The hook is on the autograd engine, because some callers (Megatron) bypass ``torch.autograd``.
     """
@@ -134,14 +134,14 @@ def backward_hook(begins: Callable[[bool], bool], ended: Callable[[], None]) -> 
 
         def run_backward(
             self,
-            tensors: object,
+            tensors: Sequence[object],
             grad_tensors: object,
             keep_graph: bool,
             create_graph: bool,
             *args: object,
             **kwargs: object,
         ) -> object:
-            reported = begins(create_graph)
+            reported = begins(create_graph, tensors)
             try:
                 return super().run_backward(tensors, grad_tensors, keep_graph, create_graph, *args, **kwargs)
             finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
@@ -50,6 +51,7 @@ class Ledger:
         self._where = where
         self._mark = mark
         self._gathered = gathered
+        self._lock = threading.RLock()
         self._group_ranks: list[int] = []
         self._rows: list[CallRow] = []
         self._terms: list[CallTerms] = []
@@ -122,17 +124,18 @@ class Ledger:
         sizes = (bytes_in, bytes_out, dtype)
         if moved is not None:
             sizes, stream = (*moved, dtype), torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
-        self._rows.append(
-            CallRow(self._sequence, operation, group, *sizes, is_async, stream, op, scope, peer, *exchanged)
-        )
         on_host = bool(some) and not some[0].is_cuda
-        self._terms.append(CallTerms(*terms[:6], on_host, self._script_lines(), *terms[8:]))
-        if self.on_call is not None:
-            self.on_call(self._sequence)
-        self._sequence += 1
-        if len(self._rows) >= _BATCH:
-            self.flush()
-        return self._sequence - 1
+        with self._lock:
+            sequence, self._sequence = self._sequence, self._sequence + 1
+            self._rows.append(
+                CallRow(sequence, operation, group, *sizes, is_async, stream, op, scope, peer, *exchanged)
+            )
+            self._terms.append(CallTerms(*terms[:6], on_host, self._script_lines(), *terms[8:]))
+            if self.on_call is not None:
+                self.on_call(sequence)
+            if len(self._rows) >= _BATCH:
+                self.flush()
+        return sequence
 
     def awaited(self, calls: Sequence[int], device: torch.device | None) -> None:
         """Record that the current stream of a device waits for calls, or the host without a device."""
@@ -158,11 +161,12 @@ class Ledger:
 
     def flush(self) -> None:
         """Move the recorded calls to the journal."""
-        if self._rows:
+        with self._lock:
             rows, self._rows = self._rows, []
             terms, self._terms = self._terms, []
-            self._append(CallsRecord(rows))
-            self._append(CallTermsRecord(terms))
+            if rows:
+                self._append(CallsRecord(rows))
+                self._append(CallTermsRecord(terms))
         if self._waits:
             waits, self._waits = self._waits, []
             self._append(CallWaitsRecord(waits))

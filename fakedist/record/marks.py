@@ -177,8 +177,9 @@ class Marks:
 
     def parameter(self, parameter: torch.Tensor, layer: int) -> None:
         """Mark one parameter and its gradients."""
-        self._where_it_is(parameter, self._owned(parameter, layer))
-        self._flush()
+        with self._position.lock:
+            self._where_it_is(parameter, self._owned(parameter, layer))
+            self._flush()
 
     def _owned(self, parameter: torch.Tensor, layer: int) -> int:
         """The layer that owns a parameter: this one, unless another was first. Gradients are marked from now on."""
@@ -237,8 +238,7 @@ class Marks:
         if _is_bare(parameter) and not self._gathers:
             self._marker.mark_tensor(parameter, layer << WHAT_BITS | _BOTH, self._locate)
         else:
-            self._where_it_is(parameter, layer)
-            self._flush()
+            self.parameter(parameter, layer)
 
     def _where_it_is(self, parameter: torch.Tensor, layer: int) -> None:
         if _is_bare(parameter):

@@ -306,24 +306,25 @@ class Drain:
 
     def all(self) -> None:
         """Empty every source."""
-        self._op = self._position.op
-        self.names()
-        if names := self._operations.names:
-            self._append(OperationNamesRecord(names))
-            self._operations.names = []
-        self._history.drain()
-        self._host.drain()
-        if (ran := self._operations.numbering.take()).operation:
-            self._append(ran)
-        if (marks := self._marks.take()).op:
-            self._append(marks)
-        if regions := self._position.regions:
-            self._append(RegionsRecord(regions))
-            self._position.regions = []
-        for record in self._placing.take():
-            self._append(record)
-        self._ledger.flush()
-        self._at = time.monotonic()
+        with self._position.lock:
+            self._op = self._position.op
+            self.names()
+            if names := self._operations.names:
+                self._append(OperationNamesRecord(names))
+                self._operations.names = []
+            self._history.drain()
+            self._host.drain()
+            if (ran := self._operations.numbering.take()).operation:
+                self._append(ran)
+            if (marks := self._marks.take()).op:
+                self._append(marks)
+            if regions := self._position.regions:
+                self._append(RegionsRecord(regions))
+                self._position.regions = []
+            for record in self._placing.take():
+                self._append(record)
+            self._ledger.flush()
+            self._at = time.monotonic()
 
     def names(self) -> None:
         """Write layers and scopes, which the calls of a timed step need too."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -40,6 +42,17 @@ class _Kind:
         self.is_view = not isinstance(func, str) and (func.is_view or func.namespace == "profiler")
         self.allocates = not self.is_view and not (isinstance(func, OpOverload) and func._schema.is_mutable)
         self.is_gemm = not isinstance(func, str) and func._schema.name.removeprefix("aten::") in _GEMMS
+
+
+class _InGraph(threading.local):
+    """The compiled graph that this thread runs: its call's number, its facts, what precedes its operations, and the
+    run of the part that computes integers.
+    """
+
+    op = ""
+    placed: PlacedGraph | None = None
+    settle: Callable[[tuple[object, ...]], None] = staticmethod(lambda args: None)
+    integers: tuple[PlacedGraph, Any] | None = None
 
 
 class Operations:
@@ -79,9 +92,8 @@ class Operations:
         self._kinds: dict[OpOverload | str, _Kind] = {}
         self._number_allocations = number_allocations
         self._report_result: Callable[[object], None] | None = None
-        self._graph: str | None = None
-        self._placed: PlacedGraph | None = None
-        self._settle: Callable[[tuple[object, ...]], None] = lambda args: None
+        self.here = _InGraph()
+        self._graphs: set[int] = set()  # that run, in all threads
         self._exit = ExitStack()
 
     def __enter__(self) -> Operations:
@@ -129,13 +141,14 @@ class Operations:
 
     def _switch(self) -> None:
         """Use the fast path while operations are recorded and only the allocator needs their numbers."""
-        if self._fast_path is not None:
-            needs_python = (self.tracer is not None and not self.tracer.is_compiled) or self._graph is not None
-            needs_python = needs_python or self._report_result is not None
-            is_on = self._interception is not None and self._cuda_is_on and self._records and not needs_python
-            self._fast_path.switch(is_on)
-        else:
-            self.nodes.is_on = self._interception is not None and self._cuda_is_on and self._records
+        with self._position.lock:
+            is_on = self._interception is not None and self._cuda_is_on and self._records
+            if self._fast_path is not None:
+                needs_python = (self.tracer is not None and not self.tracer.is_compiled) or bool(self._graphs)
+                needs_python = needs_python or self._report_result is not None
+                self._fast_path.switch(is_on and not needs_python)
+            else:
+                self.nodes.is_on = is_on
 
     def run(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Number one operation and run it."""
@@ -146,8 +159,8 @@ class Operations:
             kind = self._new_kind(func)
         scope = self._scope_now()
         op = self._number(kind, scope)
-        if self._placed is not None:
-            self._settle(args)
+        if (here := self.here).placed is not None:
+            here.settle(args)
         if not op & 255:
             self._tick()  # may drain the numbers
         tracer = self.tracer
@@ -157,8 +170,8 @@ class Operations:
             tag = tracer.operation(op, kind.name, self._position.places[scope])
             result = self._execute(func, args, kwargs)
             tracer.done(tag, func, args, kwargs, result)
-        if self._graph is not None:
-            self._number_allocations(self._graph)
+        if here.op:
+            self._number_allocations(here.op)
         if self._report_result is not None:
             self._report_result(result)
         if kind.is_gemm and isinstance(result, torch.Tensor) and result.is_cuda and result.layout is torch.strided:
@@ -175,17 +188,19 @@ class Operations:
         ``begins(op)`` returns the facts about the graph, which this yields. ``settle(args)`` precedes each operation.
         """
         op = self._number(self._kinds.get(GRAPH) or self._new_kind(GRAPH), self._scope_now())
-        before, self._graph = self._graph, str(op)
+        here = self.here
+        before = here.op, here.placed, here.settle
+        self._graphs.add(op)
         self._switch()
-        placed_before, self._placed = self._placed, begins(op)
-        settle_before, self._settle = self._settle, settle
+        here.op, here.placed, here.settle = str(op), begins(op), settle
         self._report_to_tracer(op, GRAPH)
         try:
-            yield self._placed
+            yield here.placed
         finally:
-            self._graph, self._placed, self._settle = before, placed_before, settle_before
+            here.op, here.placed, here.settle = before
+            self._graphs.discard(op)
             self._switch()
-            self._report_to_tracer(-1 if before is None else int(before), "" if before is None else GRAPH)
+            self._report_to_tracer(int(here.op or -1), GRAPH if here.op else "")
 
     def unseen(self) -> AbstractContextManager[object]:
         """The context for what is not the job's: it reaches torch's kernels alone."""
@@ -203,7 +218,7 @@ class Operations:
 
     def position_in_graph(self) -> Location | None:
         """The position of what a compiled graph launches now in this thread. None outside one."""
-        return None if self._placed is None else self._position.places[self._scope_now()]
+        return None if self.here.placed is None else self._position.places[self._scope_now()]
 
     def _report_to_tracer(self, op: int, operation: str) -> None:
         if self.tracer is not None:
@@ -219,12 +234,14 @@ class Operations:
         return op
 
     def _scope_now(self) -> int:
-        placed = self._placed
+        placed = self.here.placed
         return self._position.scope(None if placed is None else placed.part_here())
 
     def _new_kind(self, func: OpOverload | str) -> _Kind:
-        kind = self._kinds[func] = _Kind(len(self._kinds), func)
-        self.names.append(OperationRow(kind.number, str(func)))
-        if self._fast_path is not None and isinstance(func, OpOverload):
-            self._fast_path.new_kind(func, kind.number, is_view=kind.is_view, is_gemm=kind.is_gemm)
-        return kind
+        with self._position.lock:
+            if func not in self._kinds:  # another thread may have met it meanwhile
+                kind = self._kinds[func] = _Kind(len(self._kinds), func)
+                self.names.append(OperationRow(kind.number, str(func)))
+                if self._fast_path is not None and isinstance(func, OpOverload):
+                    self._fast_path.new_kind(func, kind.number, is_view=kind.is_view, is_gemm=kind.is_gemm)
+            return self._kinds[func]

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -144,18 +144,18 @@ class Recorder(StepListener):
         global _active
         if _active is not None:
             raise RecordingError("a recorder is already running in this process", "this is a bug in fakedist")
-        unseen, recorded, still = Unseen(), self._recorded_step, self.host_clock.still
+        unseen, recorded, alone = Unseen(), self._recorded_step, self._alone
         with ExitStack() as stack:
             if self._capacity is not None:
                 stack.enter_context(beyond_capacity(self._capacity, self._append, self._position))
-            stack.enter_context(optimizer_hooks(still(self._optimizer_begins), still(self._optimizer_ended), unseen))
+            stack.enter_context(optimizer_hooks(alone(self._optimizer_begins), alone(self._optimizer_ended), unseen))
             stack.enter_context(self._memory.host.watching())
             stack.enter_context(self._training.watching())  # what it does when a checkpoint is written comes last
             until_bare = stack.enter_context(ExitStack())
             until_bare.enter_context(self._memory.watching(unseen))
             until_bare.enter_context(remember_parents(self._layers, lambda: self._position.layer != OUTSIDE, unseen))
-            until_bare.enter_context(module_hooks(self._module_begins, self._module_ended, unseen, still))
-            until_bare.enter_context(backward_hook(still(self._backward_begins), still(self._backward_ended)))
+            until_bare.enter_context(module_hooks(self._module_begins, self._module_ended, unseen, alone))
+            until_bare.enter_context(backward_hook(alone(self._backward_begins), alone(self._backward_ended)))
             until_bare.enter_context(made_optimizers(self._training.steps.optimizer_made))
             until_bare.enter_context(recorded.watching())
             until_bare.enter_context(self._later_step.watching())
@@ -267,10 +267,20 @@ class Recorder(StepListener):
 
     # ---- called by hooks
 
+    def _alone(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """A hook that runs while no other thread records anything, with the clock standing still."""
+
+        def run(*args: object) -> Any:
+            with self._position.lock:
+                return hook(*args)
+
+        return self.host_clock.still(run)
+
     def _module_begins(self, module: nn.Module, args: tuple[object, ...]) -> None:
         position = self._position
         calling = position.calling()
         if calling is None:
+            self._memory.operations.also_this_thread()
             self._root = module
             generates = self._training.root_forward(module, args)
             self._root = None
@@ -303,14 +313,14 @@ class Recorder(StepListener):
         position.module_ended(layer)
         self._recorded_step.moved()
 
-    def _backward_begins(self, creates_graph: bool) -> bool:
+    def _backward_begins(self, creates_graph: bool, roots: Sequence[object]) -> bool:
         if is_tracing():
             return False
         if not self._position.in_backward():
             self._training.backward()
             if self._is_closed:
                 return False
-        self._position.backward_begins(creates_graph)
+        self._position.backward_begins(creates_graph, roots)
         self._memory.backward_begins()
         return True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
@@ -45,7 +45,6 @@ class RunningGraphs:
         self._position = position
         self._placing = placing
         self._integers = integers
-        self._now: tuple[PlacedGraph, IntegerRun] | None = None
 
     @contextmanager
     def graph(self, compiled: object, inputs: Sequence[object]) -> Iterator[Callable[[object], None]]:
@@ -59,7 +58,7 @@ class RunningGraphs:
             if known is None or part is None or self._integers is None:
                 yield lambda results: None
                 return
-            before = self._now
+            before = self._operations.here.integers
             with self._operations.unseen():
                 run = self._integers.begin(part, inputs)
 
@@ -67,26 +66,26 @@ class RunningGraphs:
                 with self._operations.unseen():
                     run.returned(results)
 
-            self._now = (known, run)
+            self._operations.here.integers = (known, run)
             try:
                 yield returned
             finally:
-                self._now = before
+                self._operations.here.integers = before
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The values of a buffer of the graph that runs now in this thread; None if they are not known."""
-        if self._now is None:
+        if (integers := self._operations.here.integers) is None:
             return None
-        placed, run = self._now
+        placed, run = integers
         with self._operations.unseen():
             for _, node in placed.buffers_here((tensor,)):
-                return run.known(node)
+                return cast(IntegerRun, run).known(node)
         return None
 
     def _settle(self, args: tuple[object, ...]) -> None:
-        if self._now is None:
+        if (integers := self._operations.here.integers) is None:
             return
-        placed, run = self._now
+        placed, run = integers
         lists = (value for value in args if isinstance(value, (list, tuple)))
         tensors = [value for value in itertools.chain(args, *lists) if isinstance(value, torch.Tensor)]
         tensors = [tensor for tensor in tensors if tensor.is_cuda and not tensor.is_floating_point()]

@@ -209,3 +209,24 @@ def test_a_parameter_that_no_module_has_is_one_and_a_copy_for_the_optimizer_is_i
         ("optimizer_state", "", 4),
     ]
     assert sum(found["by_category"].values()) == found["peak_allocated_bytes"]
+
+
+def test_threads_that_train_at_once_have_phases_and_layers_of_their_own(profile_once: ProfileOnce) -> None:
+    job = JOB.parent / "trains_in_threads.py"
+    ran = profile_once(job, world_size=1, options=("--until", "end", "--json"))
+    blocks, layers = ran.table("blocks"), ran.table("layers")
+    blocks["layer"] = layers["name"].to_numpy()[blocks["layer"]]
+    kinds = blocks[blocks["operation"].astype(str).str.contains("mm|gelu")]
+    counts = kinds.groupby(["operation", "phase", "layer"], observed=True).size().to_dict()
+    once = {("gelu", "forward", "1"): 1, ("gelu_backward", "backward", "1"): 1}
+    with_workspace = {("addmm", "forward", name): 2 for name in "02"}
+    with_workspace |= {("mm", "backward", "0"): 2, ("mm", "backward", "2"): 4}
+    assert counts == {
+        (f"aten.{operation}.default", phase, prefix + name): 12 * number
+        for prefix in ("", "(Sequential#2).")
+        for (operation, phase, name), number in (once | with_workspace).items()
+    }
+    held = blocks.groupby(["category", "layer"], observed=True)["requested_bytes"].sum()
+    parameters = [65 * 128 * 4, 129 * 8 * 4, 65 * 256 * 4, 257 * 8 * 4]
+    assert sorted(held["parameter"]) == sorted(parameters)
+    assert (held["optimizer_state"] == 2 * held["parameter"]).all()

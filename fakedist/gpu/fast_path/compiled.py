@@ -158,7 +158,7 @@ class CompiledMarker:
         self._mark_tensors.argtypes, self._mark_tensors.restype = [at, at, size, size], size
         library.fakedist_marks_bytes.argtypes, library.fakedist_marks_bytes.restype = [at, at, size], number
         library.fakedist_marks_begin.argtypes = [at, at]
-        library.fakedist_marks_clear.restype = library.fakedist_marks.restype = None
+        library.fakedist_marks.restype = None
 
     def begin(self, cells: ctypes.Structure) -> None:
         """Begin a run. The first of the cells is the number of the next operation."""
@@ -203,7 +203,6 @@ class CompiledMarker:
         views = (View * 6)()
         self._library.fakedist_marks(views)
         op, address, category, layer, start, size = (view.copied() for view in views)
-        self._library.fakedist_marks_clear()
         return MarksRecord(op, address, category, layer, start, size)
 
 
@@ -566,9 +565,9 @@ class CompiledFastPath:
         """The matrix products since the last call."""
         taken, self._gemms = self._gemms, {}
         room = (ctypes.c_int64 * self._library.fakedist_fast_gemms(None, 0))()
-        at, end = 0, self._library.fakedist_fast_gemms(room, len(room))
-        numbers = room[:]
-        while at < end:
+        self._library.fakedist_fast_gemms(room, len(room))
+        at, numbers = 0, room[:]
+        while at < len(numbers):
             after = at + 1 + numbers[at]
             taken[numbers[at + 1]] = tuple(numbers[at + 2 : after])
             at = after

@@ -480,13 +480,10 @@ API void fakedist_fast_take(size_t count, uint32_t *to_kinds, uint32_t *to_scope
     scopes.erase(scopes.begin(), scopes.begin() + end);
 }
 
-// How many numbers are kept about products of matrices. If there is room for them, they are moved out.
-API size_t fakedist_fast_gemms(int64_t *to, size_t capacity) {
+// How many numbers are kept about products of matrices, once the first `count` of them were moved out.
+API size_t fakedist_fast_gemms(int64_t *to, size_t count) {
     const std::lock_guard<std::mutex> held(lock);
-    const size_t count = gemms.size();
-    if (to && capacity >= count) {
-        std::copy(gemms.begin(), gemms.end(), to);
-        gemms.clear();
-    }
-    return count;
+    std::copy_n(gemms.begin(), count, to);
+    gemms.erase(gemms.begin(), gemms.begin() + static_cast<ptrdiff_t>(count));
+    return gemms.size();
 }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -151,11 +152,11 @@ API int64_t fakedist_marks_bytes(c10::TensorImpl *const *tensors, const int64_t 
     return sum;
 }
 
-// The columns, in the order of `Marks`. They stay where they are until fakedist_marks_clear().
+// The columns since the last call, in the order of `Marks`. They stay where they are until the next call.
 API void fakedist_marks(View *to) {
-    for (const View &column : {view(marks.op), view(marks.address), view(marks.category), view(marks.layer),
-                               view(marks.start), view(marks.bytes)})
+    static Marks taken;
+    taken = std::exchange(marks, {});
+    for (const View &column : {view(taken.op), view(taken.address), view(taken.category), view(taken.layer),
+                               view(taken.start), view(taken.bytes)})
         *to++ = column;
 }
-
-API void fakedist_marks_clear() { marks = {}; }

@@ -1,4 +1,5 @@
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -48,8 +49,8 @@ class Watch:
     def _ended(self, module: nn.Module) -> None:
         self.position.module_ended(self.layers.layer(module))
 
-    def _backward_begins(self, creates_graph: bool) -> bool:
-        self.position.backward_begins(creates_graph)
+    def _backward_begins(self, creates_graph: bool, roots: Sequence[object]) -> bool:
+        self.position.backward_begins(creates_graph, roots)
         return True
 
     def where(self, *wanted: str) -> list[Where]:
@@ -246,3 +247,53 @@ def test_launches_of_an_evaluation_and_of_an_optimizer_inside_a_backward_are_not
     ]
     memory = {row.scope: row.phase for row in position.new_scopes}
     assert (memory[evaluation], memory[optimizer]) == ("forward", "backward")
+
+
+def _in_another_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def _trains_beside(watch: Watch) -> Callable[..., None]:
+    """A hook in which another thread runs a whole step of its own."""
+    model = Model()
+
+    def hook(*_: object) -> None:
+        watch.operations.also_this_thread()
+        model(torch.randn(3, 4)).sum().backward()
+        torch.optim.SGD(model.parameters(), foreach=False).step()
+
+    return lambda *_: _in_another_thread(hook)
+
+
+def test_phases_and_layers_of_a_thread_are_its_own(watch: Watch) -> None:
+    model = Model()
+    with watch.on():
+        model.first.register_forward_hook(_trains_beside(watch))
+        model(torch.randn(3, 4, requires_grad=True)).sum().backward()
+    assert watch.where("aten.addmm", "aten.mm", "aten.add_.") == [
+        ("forward", "first", False),
+        ("forward", "(Model#2).first", False),
+        ("forward", "(Model#2).second", False),
+        *[("backward", "(Model#2).second", False)] * 2,
+        ("backward", "(Model#2).first", False),
+        *[("optimizer", "", False)] * 4,
+        ("forward", "second", False),
+        *[("backward", "second", False)] * 2,
+        *[("backward", "first", False)] * 2,
+    ]
+    ends = [region[:2] for region in watch.position.regions]
+    assert [first for first, _ in ends[1:]] == [ends[0][1] + 1]  # what the first forward saves later is saved, too
+
+
+def test_a_backward_within_another_threads_is_its_own(watch: Watch) -> None:
+    model = Model()
+    with watch.on():
+        model.act.register_full_backward_hook(_trains_beside(watch))
+        result = model(torch.randn(3, 4, requires_grad=True))
+        result.sum().backward()
+    runs = watch.where("aten.addmm", "aten.mm", "aten.add_.")[2:]
+    assert runs[:2] == [("forward", "(Model#2).first", False), ("forward", "(Model#2).second", False)]
+    assert runs[5:9] == [("optimizer", "", False)] * 4
+    assert runs[9:] == [("backward", layer, False) for layer in ("second", "second", "first", "first")]
