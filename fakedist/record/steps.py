@@ -26,7 +26,7 @@ from fakedist.record.cuda_graphs import Graphs
 from fakedist.record.ddp_buckets import FIRST_WITH_LAST_BUCKETS, StaticGraphs
 from fakedist.record.generation import Generation
 from fakedist.record.hooks import keyword_arguments
-from fakedist.record.loading import Loading, Samples, SampleCount, StepSize
+from fakedist.record.loading import Loading, SampleCount, Samples, StepSize
 from fakedist.record.position import Position
 from fakedist.record.stopping import Stopping
 from fakedist.rundir import notes
