@@ -1,4 +1,4 @@
-"""What feeds a training step: its samples, the size of its inputs, and waits for DataLoaders, timed on this machine."""
+"""Watches the feed of training steps: samples, sizes of inputs, and waits for DataLoaders, timed on this machine."""
 
 from __future__ import annotations
 
