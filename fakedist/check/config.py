@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
+from fakedist import extras
 from fakedist.bounded import UnreadableError, read_toml
 from fakedist.errors import CheckError, JobError, did_you_mean
 from fakedist.findings import finding_all  # noqa: F401 - registers the rules
@@ -93,8 +94,10 @@ def _codes(section: Section, key: str, default: tuple[str, ...] = ()) -> tuple[s
     return default if section.take_any(key) is None else codes
 
 
+#: Shares that extras measure, which have to be reached.
+SHARES = tuple(extras.shares())
 #: Figures of a rank as a whole.
-PLAIN = ("peak_allocated", "peak_reserved", "headroom", "step_time", "host_bytes", "node_host_bytes")
+PLAIN = ("peak_allocated", "peak_reserved", "headroom", "step_time", "host_bytes", "node_host_bytes", *SHARES)
 _FAMILIES = tuple(name for name in FAMILIES if name != "communication")
 #: Figures of a part of a rank, by the part's name.
 PARTED = ("categories", "layers", "groups", "families")
@@ -128,8 +131,18 @@ class Figure:
 
     @property
     def is_time(self) -> bool:
-        """True if the figure is in microseconds. All others are in bytes."""
+        """True if the figure is in microseconds. All others are in bytes, or a share."""
         return self.kind in ("step_time", "families")
+
+    @property
+    def is_share(self) -> bool:
+        """True if the figure is a part of one."""
+        return self.kind in SHARES
+
+    @property
+    def has_least(self) -> bool:
+        """True if a budget is the least that the figure may be."""
+        return self.is_share or self.kind == "headroom"
 
 
 @dataclass(frozen=True)
@@ -187,11 +200,13 @@ def _read(section: Section, plain: tuple[str, ...], make: Callable[[Figure, obje
 
 
 def _budget(figure: Figure, value: object, where: str) -> Limit:
-    if figure.kind == "headroom" and isinstance(value, str) and "%" in value:
-        limit = _parsed(parse_percent, figure, value, where, example="5%")
+    if figure.is_share or (figure.kind == "headroom" and isinstance(value, str) and "%" in value):
+        example = "99.9%" if figure.is_share else "5%"
+        limit = _parsed(parse_percent, figure, value, where, example=example)
         if limit.amount > 1:
-            raise CheckError(f"{where}: headroom: {value} of the GPU's memory cannot be left", 'headroom = "5%"')
-        return replace(limit, is_fraction=True)
+            whole = "the draws cannot fit" if figure.is_share else "the GPU's memory cannot be left"
+            raise CheckError(f"{where}: {figure.kind}: {value} of {whole}", f'{figure.kind} = "{example}"')
+        return replace(limit, amount=round(limit.amount, 9), is_fraction=not figure.is_share)
     return _parsed(_parser(figure), figure, value, where, example="900 ms" if figure.is_time else "72 GiB")
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
-from fakedist.check.config import CheckJob, Figure
+from fakedist import extras
+from fakedist.check.config import SHARES, CheckJob, Figure
 from fakedist.errors import CheckError, did_you_mean
 from fakedist.results.compare.changed_memory import (
     BLOCK_COLUMNS,
@@ -62,6 +63,7 @@ class RankRecord:
         time: None if the job has no limit on a time.
         host_bytes: The rank's most of the host's memory; None if the job has no limit on it.
         node_host_bytes: The node's, if all of its ranks hold what this one holds.
+        shares: By name, those that have a limit.
     """
 
     peak_allocated_bytes: int
@@ -78,6 +80,7 @@ class RankRecord:
     lines: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     host_bytes: int | None = None
     node_host_bytes: int | None = None
+    shares: dict[str, float] = field(default_factory=dict)
 
     def to_plain(self) -> dict[str, object]:
         """The record as a baseline holds it, without what is not known."""
@@ -86,6 +89,8 @@ class RankRecord:
         for name in ("host_bytes", "node_host_bytes"):
             if plain[name] is None:
                 del plain[name]
+        if not self.shares:
+            del plain["shares"]
         if self.time is None:
             del plain["time"]
         elif self.time.families is None:
@@ -151,6 +156,8 @@ class RankFigures:
                 return _as_float(record.host_bytes)
             case "node_host_bytes":
                 return _as_float(record.node_host_bytes)
+            case share if share in SHARES:
+                return record.shares.get(share)
             case "categories":
                 return float(record.by_category.get(figure.part, 0))
             case "layers":
@@ -206,6 +213,7 @@ def measure(run: Run, figures: set[Figure], where: str) -> RankFigures:
         lines=_lines(blocks),
         host_bytes=None if host is None else host.peak.peak_bytes,
         node_host_bytes=None if host is None else host.node.high_bytes,
+        shares={figure.kind: extras.shares()[figure.kind](run) for figure in figures if figure.is_share},
     )
     lines = [] if host is None else host.lines
     rank_figures = RankFigures(record, parts, blocks, times, next(iter(lines), None))
@@ -269,10 +277,10 @@ def _groups(rows: list[CollectiveTotal]) -> dict[str, dict[str, dict[str, int]]]
 
 @dataclass(frozen=True)
 class JudgedFigure:
-    """One figure of one rank, in bytes or microseconds. A limit or baseline that does not exist is None.
+    """One figure of one rank, in bytes or microseconds, or a share. A limit or baseline that does not exist is None.
 
     Attributes:
-        budget: Its upper limit, or lower limit for a headroom.
+        budget: Its upper limit, or lower limit for a headroom or a share.
         allowed: The upper limit that follows from the baseline and its tolerance.
         blame: The layers that cause it and what allocates there, as one phrase. Empty if nothing is exceeded.
         source: "measured" or "estimated", of a time. Empty for bytes.
@@ -301,7 +309,7 @@ class JudgedFigure:
         """True if the budget is exceeded."""
         if self.budget is None:
             return False
-        return self.value < self.budget if self.figure.kind == "headroom" else self.value > self.budget
+        return self.value < self.budget if self.figure.has_least else self.value > self.budget
 
     @property
     def is_over_baseline(self) -> bool:
@@ -315,6 +323,8 @@ class JudgedFigure:
 
     def amount(self, value: float) -> str:
         """A value of this figure, as text."""
+        if self.figure.is_share:
+            return f"{value:.1%}"
         return format_us(value) if self.figure.is_time else format_bytes(value)
 
     @property
@@ -323,7 +333,7 @@ class JudgedFigure:
         parts = []
         if self.is_over_budget and self.budget is not None:
             gap = abs(self.value - self.budget)
-            side = "under" if self.figure.kind == "headroom" else "over"
+            side = "under" if self.figure.has_least else "over"
             was = f" (baseline {self.amount(self.baseline)})" if self.baseline is not None else ""
             parts.append(f"{self.amount(gap)} {side} its budget of {self.amount(self.budget)}{was}")
         if self.is_over_baseline and self.baseline is not None:
@@ -369,7 +379,7 @@ def _blamed(finding: JudgedFigure, now: RankFigures, before: RankFigures | None)
     figure = finding.figure
     if figure.is_time:
         return replace(finding, blame=_time_blame(figure, now, before))
-    if figure.kind == "groups":
+    if figure.kind == "groups" or figure.is_share:
         return finding
     if figure.is_of_host:
         most = now.host_line

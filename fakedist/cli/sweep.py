@@ -98,7 +98,7 @@ class SweepProgress:
 _TOML = ".toml"
 _SWEEP_OPTIONS = (
     *("axes", "derived", "conditions", "prices", "keep", "headroom", "context", "tokens_per_step"),
-    *("micro_batches", "trials"),
+    *("micro_batches", "shares", "trials"),
 )
 #: Modules of extras that find axes of a script.
 _ADDED = extras.parts("sweep_options")
@@ -154,6 +154,13 @@ class _SweepCommand(ScriptCommand):
     "--headroom", metavar="SHARE", help="Share of the memory that the fastest point must leave free.  [default: 5%]"
 )
 @click.option("--context", metavar="SIZE", help="Memory of the CUDA context.  [default: as published]")
+@click.option(
+    "--share",
+    "shares",
+    multiple=True,
+    metavar="NAME",
+    help="A share that the table also has: fitting_draws, of 1,000 draws of the router load. Repeatable.",
+)
 @click.option("--trials", type=click.IntRange(min=1), metavar="N", help="Run only this many points, drawn from a seed.")
 @removed_option("--sampler", "--sampler was removed: --trials N draws points from a seed; leave it out")
 @executor_options
@@ -177,6 +184,7 @@ def sweep(
     keep: str | None,
     headroom: str | None,
     context: str | None,
+    shares: tuple[str, ...],
     on: str,
     jobs: int | None,
     cold: bool,
@@ -202,7 +210,9 @@ def sweep(
     (docs/sweeps.md).
     """  # noqa: D301 - click looks for the character \b
     output = chosen_output(form, as_json)
-    settings = _settings(values, keep=keep, headroom=headroom, context=context, trials=trials)
+    settings = _settings(
+        values, keep=keep, headroom=headroom, context=context, shares=list(shares) or None, trials=trials
+    )
     from fakedist.launcher.executors.choosing import make_executor
     from fakedist.sweep.plan import CommandLineSettings
 

@@ -20,6 +20,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Literal
 
+from fakedist import extras
 from fakedist._version import __version__
 from fakedist.bounded import UnreadableError, read_toml
 from fakedist.errors import FakedistError, JobError, SweepError, did_you_mean
@@ -95,6 +96,7 @@ class SweepPlan:
         context_bytes: Memory of the CUDA context; None for the published figure.
         num_trials: Points that are drawn from the space, by the seed; None runs all.
         grows: Axes along whose levels nothing that a rank holds shrinks.
+        shares: What each rank that fits is also asked, by the names of :func:`fakedist.extras.shares`.
     """
 
     name: str
@@ -109,6 +111,7 @@ class SweepPlan:
     num_trials: int | None = None
     seed: int = 0
     grows: frozenset[str] = frozenset()
+    shares: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_trials is not None and not self.space.axes:
@@ -293,7 +296,8 @@ def id_of(key: str, pricing: PricedFor, plan: SweepPlan) -> str:
     """The ID of a row: 24 characters."""
     ranks = plan.ranks.text if plan.ranks.which == "listed" else "ends"
     counted = [None if expression is None else expression.text for expression in (plan.tokens, plan.micro_batches)]
-    return _digest([key, dataclasses.asdict(pricing), ranks, counted, plan.context_bytes])[:24]
+    shares = [plan.shares] if plan.shares else []
+    return _digest([key, dataclasses.asdict(pricing), ranks, counted, plan.context_bytes, *shares])[:24]
 
 
 @cache
@@ -460,6 +464,7 @@ _SETTINGS = (
     "tokens_per_step",
     "micro_batches",
     "context",
+    "shares",
     "trials",
     "sampler",
     "sampler_seed",
@@ -489,6 +494,14 @@ def _program(section: Section, directory: Path) -> JobProgram:
 
 def _several(plain: object) -> list[object]:
     return plain if isinstance(plain, list) else [] if plain is None else [plain]
+
+
+def _shares(plain: object) -> tuple[str, ...]:
+    names, known = [str(name) for name in _several(plain)], list(extras.shares())
+    for name in names:
+        if name not in known:
+            raise SweepError(f"there is no share {name!r}", did_you_mean(name, known))
+    return tuple(names)
 
 
 def _expression(plain: object, where: str) -> Expression:
@@ -539,6 +552,7 @@ def _plan(parts: _SweepParts, command_line: CommandLineSettings) -> SweepPlan:
         tokens=_counted(settings.get("tokens_per_step"), "tokens_per_step", space),
         micro_batches=_counted(settings.get("micro_batches"), "micro_batches", space),
         context_bytes=_context(settings.get("context")),
+        shares=_shares(settings.get("shares")),
         num_trials=_number(settings.get("trials"), "trials"),
         seed=_number(settings.get("sampler_seed"), "sampler_seed", least=0) or 0,
         grows=frozenset(

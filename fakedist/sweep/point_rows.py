@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
+from fakedist import extras
 from fakedist.cost_model.job.job_times import tokens_of
 from fakedist.errors import FakedistError, JobError, RunDirectoryError, WorldError
 from fakedist.launcher.executors.task import TaskResult
@@ -72,6 +73,7 @@ class RankResult:
         wall_s: Seconds that it took there.
         peak_rss_bytes: The most host memory that its processes held.
         sources: The digest of what it read, in the sweep's journal; empty if its list was lost.
+        shares: By name, those that were asked and are known; ``why_no_share`` says why one is not.
         first_try: Failure of its first run, which a signal not the job's own killed. Empty if it ran once.
     """
 
@@ -96,6 +98,8 @@ class RankResult:
     peak_rss_bytes: int = 0
     first_try: str = ""
     sources: str = ""
+    shares: dict[str, float] = field(default_factory=dict)
+    why_no_share: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -184,6 +188,10 @@ class Row:
         fullest = self.fullest
         return None if fullest is None else fullest.capacity_bytes - fullest.total_bytes
 
+    def share(self, name: str) -> float | None:
+        """The least share of its ranks of this name; None if it is not known."""
+        return min((rank.shares[name] for rank in self.ranks if name in rank.shares), default=None)
+
     @property
     def lacking(self) -> RankResult | None:
         """The rank whose tensors and CUDA context alone exceed its GPU's memory the most; None if none do."""
@@ -216,7 +224,15 @@ _OUTPUT_CHARACTERS = 2_000
 _PACKAGE = str(Path(__file__).parents[1])
 
 
-def judge(result: TaskResult, rank: int, run_directory: Path, sweep: Path, context_bytes: int | None) -> RankResult:
+def judge(
+    result: TaskResult,
+    rank: int,
+    run_directory: Path,
+    sweep: Path,
+    context_bytes: int | None,
+    *,
+    shares: Sequence[str] = (),
+) -> RankResult:
     """Judge the end of a rank. ``context_bytes`` is the CUDA context's memory; None for the published figure."""
     judged = RankResult(
         rank=rank,
@@ -236,7 +252,12 @@ def judge(result: TaskResult, rank: int, run_directory: Path, sweep: Path, conte
         run = open_run_directory(run_directory)
     except RunDirectoryError as error:
         return judged if judged.reason else replace(judged, reason=error.message)
-    return _with_run(judged, run, context_bytes)
+    judged = _with_run(judged, run, context_bytes)
+    try:
+        known = {name: extras.shares()[name](run) for name in shares if judged.kind is RankKind.RAN}
+    except FakedistError as error:
+        return replace(judged, why_no_share=error.message)
+    return replace(judged, shares=known)
 
 
 def _with_run(result: RankResult, run: Run, context_bytes: int | None) -> RankResult:

@@ -217,13 +217,24 @@ def columns_of(sweep: Sweep, rows: Sequence[Row]) -> list[SheetColumn]:
         us_column("exposed", [None if step is None else step.communication_us for step in steps], rank=2),
         count_column("tokens a step", [None if step is None else step.tokens_per_step for step in steps], 5),
         SheetColumn("bubble", [_bubble(step) for step in steps], rank=2),
+        *(
+            _share(name, rows)
+            for name in dict.fromkeys(name for row in rows for rank in row.ranks for name in rank.shares)
+        ),
     ]
+
+
+def _share(name: str, rows: Sequence[Row]) -> SheetColumn:
+    parts = [row.share(name) for row in rows]
+    cells = ["-" if part is None else f"{part:.1%}" for part in parts]
+    return SheetColumn(name.replace("_", " "), cells, values=parts)
 
 
 def remarks_of(rows: Sequence[Row]) -> list[str]:
     """Explain the columns of the table of points."""
     has_mfu = any(row.step is not None and row.step.mfu is not None for row in rows)
-    return [ON_FRONT, *([f"MFU: {MFU_BASIS}"] if has_mfu else [])]
+    why = next((rank.why_no_share for row in rows for rank in row.ranks if rank.why_no_share), "")
+    return [ON_FRONT, *([f"MFU: {MFU_BASIS}"] if has_mfu else []), *([f"no share: {why}"] if why else [])]
 
 
 def _values(axis: str, cells: list[str]) -> SheetColumn:

@@ -293,6 +293,7 @@ class SweepRunner:
             for rank, result in self._journal.known.ranks.get(key, {}).items()
             if result.outcome is not Outcome.ERROR
             and not self._changed(result)
+            and (result.kind is not RankKind.RAN or result.shares.keys() >= set(self._plan.shares))
             and (result.kind is not RankKind.RAN or (self._directory / result.directory / MANIFEST_NAME).exists())
         }
 
@@ -332,7 +333,7 @@ class SweepRunner:
             return
         one.is_running = False
         directory = rank_directory(self._directory, one.key, rank)
-        judged = judge(result, rank, directory, self._directory, self._plan.context_bytes)
+        judged = judge(result, rank, directory, self._directory, self._plan.context_bytes, shares=self._plan.shares)
         is_listed = judged.kind in (RankKind.RAN, RankKind.OUT_OF_MEMORY) and not one.run.job.with_peers
         listed = read_sources(directory / SOURCES_NAME) if is_listed else None  # else any file may matter
         digest = self._journal.add_sources(self.ground.read(listed))

@@ -101,7 +101,8 @@ SMALL_FOR_A_REASON = {
     ),
     **dict.fromkeys(("extras/calibration/command", "extras/mcp/command"), "the command of an extra"),
     **dict.fromkeys(
-        ("extras/rl/adapters", "extras/rl/summary_parts", "extras/rl/time_options"), "the core finds it by this name"
+        ("extras/play/run_shares", "extras/rl/adapters", "extras/rl/summary_parts", "extras/rl/time_options"),
+        "the core finds it by this name",
     ),
     **dict.fromkeys(("extras/rl/rollout_report", "report/content/token_budget"), "one module a subject"),
     "extras/rl/vllm": "one module a framework",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -333,6 +334,18 @@ def play_draws(
         ],
         _by_size(playable, load, seeds[:_WORST], play),
     )
+
+
+def fitting_share(playable: Playable, seeds: Iterable[int], play: PlayCounts) -> float:
+    """The part of the draws of the run's load in which the hottest rank has enough memory.
+
+    Raises:
+        JobError: The peaks of the recorded counts are not those of the recording.
+    """
+    draws = playable.draws(playable.facts.load, seeds)
+    recorded, *played = play(chain([playable.recorded.counts], (draw.counts for draw in draws)))
+    check_recorded(playable.run, recorded)
+    return sum(row["failed_event"] < 0 for row in played) / len(played)
 
 
 def play_ranks(playable: Playable, load: str, seed: int, play: PlayCounts) -> pd.DataFrame:

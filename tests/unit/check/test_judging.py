@@ -19,7 +19,7 @@ from fakedist.check.checking import (
 from fakedist.check.config import CheckConfig, CheckJob, Figure, read_config
 from fakedist.check.judging import JudgedFigure, RankFigures, RankRecord, judge, measure
 from fakedist.check.outputs import check_report, figure_columns
-from fakedist.errors import CheckError
+from fakedist.errors import CheckError, JobError
 from fakedist.report.render.markdown import report_markdown
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
@@ -322,6 +322,18 @@ def test_the_same_run_twice_gives_the_same_baseline(tmp_path: Path, run: Runs) -
 def test_times_are_written_as_times() -> None:
     finding = JudgedFigure("net", 0, Figure("step_time"), 950_000.0, budget=900_000.0)
     assert finding.message == "net rank 0: step time is 950.0 ms, 50.0 ms over its budget of 900.0 ms"
+
+
+def test_a_share_is_exceeded_where_it_is_not_reached(tmp_path: Path, run: Runs) -> None:
+    _, job = config_of(tmp_path, 'budgets = { fitting_draws = "99.9%" }')
+    now = run()
+    figures = measure(now, set(), "")
+    for share, messages in ((0.999, []), (0.98, ["fitting draws is 98.0%, 1.9% under its budget of 99.9%"])):
+        record = replace(figures.record, shares={"fitting_draws": share})
+        found = judge(job, 1, replace(figures, record=record), None)
+        assert [one.message.partition(": ")[2] for one in found if one.is_exceeded] == messages
+    with pytest.raises(JobError, match="no load of experts to draw again"):
+        measured(job, now)
 
 
 def with_host_memory(folder: Path) -> Run:

@@ -141,3 +141,21 @@ def test_steps_are_played_as_they_were_recorded(profile_once: ProfileOnce, run_f
     assert ([step["step"] for step in played["recorded_steps"]], played["left_out"]) == ([3, 4], [])
     assert (played["failure"], played["out_of_memory"]["part"]) == (None, 0.0)
     assert played["settings"][0]["peak_reserved_bytes"] == early.summary["peak_reserved_bytes"]
+
+
+def test_a_sweep_has_the_share_of_draws_that_fit(
+    profiled: tuple[Path, Finished], run_fakedist: RunFakedist, tmp_path: Path
+) -> None:
+    outside = open_run(profiled[0] / "rank0").summary.estimated_outside
+    assert outside is not None
+    sizes = [(outside.low_bytes >> 20) + more for more in (180, 400)]  # the hottest ranks take 150 to 254 MiB
+    finished = run_fakedist(
+        *("sweep", "--world-size", "4", "--steps", "2", "--rank", "0", "--gpu", "h100-80g", "--router-load", "zipf:1"),
+        *("--axis", f"mib={sizes[0]},{sizes[1]}", "--gpu-memory", "{mib}MiB", "--share", "fitting_draws"),
+        *("--json", "-o", tmp_path / "sweep", JOB),
+    )
+    shares = [row["ranks"][0]["shares"]["fitting_draws"] for row in finished.json()["points"]]
+    assert 0.2 < shares[0] < 0.9
+    assert shares[1] == 1
+    shown = run_fakedist("sweep", tmp_path / "sweep").stdout
+    assert f"{shares[0]:.1%}" in shown
