@@ -146,7 +146,7 @@ def swept(
     """A sweep of ranks that hold so many GiB of 80, its rows as they came, and what it said."""
     executor = Ended(directory)
 
-    def judge(result: TaskResult, rank: int, run: Path, sweep: Path, context: int | None) -> RankResult:
+    def judge(result: TaskResult, rank: int, run: Path, sweep: Path, context: int | None, **_: object) -> RankResult:
         arguments = list(executor.tasks[-1].job.arguments)
         held = held_gib(arguments)
         kind, outcome = (
