@@ -283,7 +283,7 @@ class JudgedFigure:
         budget: Its upper limit, or lower limit for a headroom or a share.
         allowed: The upper limit that follows from the baseline and its tolerance.
         blame: The layers that cause it and what allocates there, as one phrase. Empty if nothing is exceeded.
-        source: "measured" or "estimated", of a time. Empty for bytes.
+        source: "measured" or "estimated", of a time; "simulated", of a share. Empty for bytes.
         line: The line that allocates those layers' blocks, ``file:line (function)``. Empty if not known.
     """
 
@@ -301,7 +301,7 @@ class JudgedFigure:
 
     @property
     def name(self) -> str:
-        """The figure's name in tables. A time includes whether it is measured or estimated."""
+        """The figure's name in tables. A time or a share includes its source."""
         return f"{self.figure.name} ({self.source})" if self.source else self.figure.name
 
     @property
@@ -369,7 +369,7 @@ def judge(job: CheckJob, rank: int, now: RankFigures, before: RankFigures | None
             baseline=was,
             allowed=None if was is None or tolerance is None else was + tolerance.of(was),
             tolerance="" if tolerance is None else tolerance.text,
-            source=now.time_source if figure.is_time else "",
+            source="simulated" if figure.is_share else now.time_source if figure.is_time else "",
         )
         findings.append(_blamed(finding, now, before) if finding.is_exceeded else finding)
     return findings

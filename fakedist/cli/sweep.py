@@ -159,7 +159,7 @@ class _SweepCommand(ScriptCommand):
     "shares",
     multiple=True,
     metavar="NAME",
-    help="A share that the table also has: fitting_draws, of 1,000 draws of the router load. Repeatable.",
+    help="Add a share to the table: fitting_draws, the part of 1,000 draws of the router load that fits. Repeatable.",
 )
 @click.option("--trials", type=click.IntRange(min=1), metavar="N", help="Run only this many points, drawn from a seed.")
 @removed_option("--sampler", "--sampler was removed: --trials N draws points from a seed; leave it out")

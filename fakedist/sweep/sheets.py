@@ -227,7 +227,7 @@ def columns_of(sweep: Sweep, rows: Sequence[Row]) -> list[SheetColumn]:
 def _share(name: str, rows: Sequence[Row]) -> SheetColumn:
     parts = [row.share(name) for row in rows]
     cells = ["-" if part is None else f"{part:.1%}" for part in parts]
-    return SheetColumn(name.replace("_", " "), cells, values=parts)
+    return SheetColumn(f"{name.replace('_', ' ')} (simulated)", cells, values=parts)
 
 
 def remarks_of(rows: Sequence[Row]) -> list[str]:

@@ -621,10 +621,9 @@ def _collective(more: dict[str, object]) -> str:
 
 def _buffer_bytes(more: dict[str, object]) -> int:
     """The whole buffer of a collective, of which a rank sends or receives a part; -1 if it is not named."""
-    elements = max(_whole(more, name, nothing=-1) for name in ("In msg nelems", "Out msg nelems"))
-    dtype = more.get("dtype")
-    size = _DTYPE_BYTES.get(dtype.partition("_")[0], 0) if isinstance(dtype, str) else 0
-    return elements * size if elements >= 0 and size else -1
+    size = _DTYPE_BYTES.get(str(more.get("dtype")).partition("_")[0], 0)
+    elements = max(_whole(more, name, nothing=-1) for name in ("In msg nelems", "Out msg nelems")) if size else -1
+    return elements * size if elements >= 0 else -1
 
 
 def _sides(sides: object) -> str:

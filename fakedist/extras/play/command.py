@@ -24,7 +24,7 @@ from fakedist.options.expert_loads import parse_router_load
 
 if TYPE_CHECKING:
     from fakedist.extras.play.long_runs import PlayableSteps, PlayedSteps
-    from fakedist.extras.play.router_draws import Playable, PlayCounts, Played
+    from fakedist.extras.play.router_draws import Playable, Played
     from fakedist.report.content.report_blocks import Report
 
 
@@ -152,15 +152,8 @@ def _played(playable: Playable, load: str, seeds: range, changes: tuple[Path, ..
 
     with scratch_directory("play") as folder:
         changed = [open_playable(path) for path in changes]
-        players = [_player(one, folder / f"{number}.npz") for number, one in enumerate([playable, *changed])]
+        players = [one.player(folder / f"{number}.npz") for number, one in enumerate([playable, *changed])]
         return play_draws(playable, load, seeds, players[0], list(zip(changed, players[1:], strict=True)))
-
-
-def _player(playable: Playable, program: Path) -> PlayCounts:
-    from fakedist.extras.play.player import play as play_program
-
-    playable.write(program)
-    return lambda counts: play_program(program, counts, playable.alloc_conf)
 
 
 def _ranks_report(playable: Playable, load: str, seed: int) -> Report:
@@ -169,7 +162,7 @@ def _ranks_report(playable: Playable, load: str, seed: int) -> Report:
     from fakedist.temporary import scratch_directory
 
     with scratch_directory("play") as folder:
-        table = play_ranks(playable, load, seed, _player(playable, folder / "program.npz"))
+        table = play_ranks(playable, load, seed, playable.player(folder / "program.npz"))
     return ranks_report(playable, load, table)
 
 

@@ -18,6 +18,7 @@ from fakedist.analysis.recording import read_recording
 from fakedist.analysis.routed_blocks import Counts, Ints, groups_of_stage, passes_of, received_tokens, routed_table
 from fakedist.cost_model.busiest_rank import ExpertsLoad
 from fakedist.errors import JobError, RunDirectoryError
+from fakedist.extras.play.player import play as play_program
 from fakedist.extras.play.step_kinds import AllocationProgram, program_of
 from fakedist.options import Job
 from fakedist.options.pricing import Pricing
@@ -85,6 +86,11 @@ class Playable:
         arrays = {name: getattr(self.program, name) for name in names}
         sizes = [self.recorded.counts.size, int(self.program.stream.max(initial=0)), self.room_bytes]
         np.savez(path, sizes=np.array(sizes), gpu=np.array(self.job.gpu), **arrays)
+
+    def player(self, program: Path) -> PlayCounts:
+        """Return a player of rows of counts. Its program is written to this file."""
+        self.write(program)
+        return lambda counts: play_program(program, counts, self.alloc_conf)
 
     def draws(
         self, load: str, seeds: Iterable[int], capacity: float | None = None, *, rank: int = -1

@@ -16,15 +16,12 @@ def fitting_draws(run: Run) -> float:
     Raises:
         FakedistError: The run has no load of experts, or cannot be played.
     """
-    from fakedist.extras.play.player import play
     from fakedist.extras.play.router_draws import fitting_share, open_playable
     from fakedist.temporary import scratch_directory
 
     playable = open_playable(run.path)
     with scratch_directory("play") as folder:
-        program = folder / "program.npz"
-        playable.write(program)
-        return fitting_share(playable, range(_DRAWS), lambda counts: play(program, counts, playable.alloc_conf))
+        return fitting_share(playable, range(_DRAWS), playable.player(folder / "program.npz"))
 
 
 SHARES = {"fitting_draws": fitting_draws}

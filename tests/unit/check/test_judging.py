@@ -328,7 +328,10 @@ def test_a_share_is_exceeded_where_it_is_not_reached(tmp_path: Path, run: Runs) 
     _, job = config_of(tmp_path, 'budgets = { fitting_draws = "99.9%" }')
     now = run()
     figures = measure(now, set(), "")
-    for share, messages in ((0.999, []), (0.98, ["fitting draws is 98.0%, 1.9% under its budget of 99.9%"])):
+    for share, messages in (
+        (0.999, []),
+        (0.98, ["fitting draws (simulated) is 98.0%, 1.9% under its budget of 99.9%"]),
+    ):
         record = replace(figures.record, shares={"fitting_draws": share})
         found = judge(job, 1, replace(figures, record=record), None)
         assert [one.message.partition(": ")[2] for one in found if one.is_exceeded] == messages
