@@ -18,7 +18,6 @@ import os
 import sys
 import threading
 import time
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -27,6 +26,7 @@ from math import inf, isnan, nan
 from statistics import fmean, median, stdev
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 from torch._ops import OpOverload
@@ -36,7 +36,7 @@ from fakedist.aligning import align
 from fakedist.patch import patched
 from fakedist.record.ddp_buckets import new_buckets_within
 from fakedist.record.dispatch import no_operation
-from fakedist.record.launch_times import CalmClock, Key, Pace, Sample, as_if_warm, calm_clock, times_of, times_of_rows
+from fakedist.record.launch_times import CalmClock, Key, Pace, Repeats, as_if_warm, calm_clock, times_of, times_of_rows
 from fakedist.record.ledger import Ledger
 from fakedist.record.loading import Loading
 from fakedist.record.machine_score import ROOM_BYTES, linear_over_pace
@@ -173,7 +173,8 @@ def clock_record(
     """
     recorded, split = rows
     turned = [*recorded[split:], *recorded[:split]]
-    (keys, at_us), repeats, num_matched, num_launches, after_us = log, list[list[Sample]](), 0, 0, 0.0
+    (keys, at_us), num_matched, num_launches, after_us = log, 0, 0, 0.0
+    times, warm = list[list[float]](), list[list[float]]()
     clock, steps = calm_clock(at_us, paces), list(pairwise(marks))
     for before, after in steps:
         positions = [at for at in range(before.position, after.position) if keys[at] is not None]
@@ -186,23 +187,19 @@ def clock_record(
         elif len(steps) == 1:
             after_us = recorded_after_us
         begin_us = _at(before, clock, paces) - after_us
-        times = times_of_rows(matched, [clock.at_us[at] for at in positions], begin_us)
-        warm_us = [clock.warm_us[positions[at]] if at >= 0 else 0.0 for at in matched]
-        repeats.append(list(map(Sample, times, warm_us)))
+        times.append(times_of_rows(matched, [clock.at_us[at] for at in positions], begin_us))
+        warm.append([clock.warm_us[positions[at]] if at >= 0 else 0.0 for at in matched])
     repeated = sum(key is not None for key in recorded)
     if num_matched < _LEAST_MATCHED * repeated:
         return f"only {num_matched:,} of its {repeated:,} launches were those of step {step}"
-    repeats = as_if_warm(turned, repeats)
-    dispatch_us = times_of(repeats)
-    sums_us = [sum(sample.time_us for sample in row if not isnan(sample.time_us)) for row in repeats]
+    repeats = as_if_warm(turned, Repeats(np.array(times), np.array(warm)))
+    sums_us = np.nansum(repeats.time_us, axis=1).tolist()
     linears = [mark.linear for mark in marks if not isnan(mark.linear)]
     slowdown = fmean(pace.work_us for pace in paces) / clock.pace_us if clock.pace_us else 1.0
     collector_us = (marks[-1].collector_us - marks[0].collector_us) / len(steps)
     return HostClockRecord(
         step=step,
-        dispatch_us=array(
-            "d", [*dispatch_us[len(recorded) - split :], *dispatch_us[: len(recorded) - split]]
-        ).tobytes(),
+        dispatch_us=np.roll(times_of(repeats), split).tobytes(),
         num_repeats=len(steps),
         step_us=median(sums_us),
         wall_us=median([after.wall_us - before.wall_us for before, after in steps]),
@@ -248,20 +245,21 @@ def recorded_clock(
     if not paces or not positions:
         return "no step was timed"
     clock, first, last = calm_clock(at_us, paces), paces[0], paces[-1]
-    times_us = times_of_rows(positions, clock.at_us, 0.0)
-    rows = [Sample(time_us, clock.warm_us[at]) for time_us, at in zip(times_us, positions, strict=True)]
-    dispatch_us = [time_us / slower for time_us in times_of(as_if_warm(keys, [rows]))]
+    repeats = Repeats(
+        np.array([times_of_rows(positions, clock.at_us, 0.0)]), np.array([[clock.warm_us[at] for at in positions]])
+    )
+    dispatch_us = times_of(as_if_warm(keys, repeats)) / slower
     slowdown = fmean(pace.work_us for pace in paces) / clock.pace_us
     dispatch_us[0] += _after_last_launch(at_us, paces)  # the script's own work, as slow there as later
     return HostClockRecord(
         step=step,
-        dispatch_us=array("d", dispatch_us).tobytes(),
+        dispatch_us=dispatch_us.tobytes(),
         num_repeats=1,
-        step_us=sum(dispatch_us),
+        step_us=float(dispatch_us.sum()),
         wall_us=last.wall_us - first.wall_us,
         cpu_us=last.cpu_us - first.cpu_us,
         loading_us=0.0,
-        bound_us=_RECORDED_BOUND * sum(dispatch_us),
+        bound_us=_RECORDED_BOUND * float(dispatch_us.sum()),
         spread=0.0,
         pace_us=clock.pace_us,
         slowdown=slowdown,

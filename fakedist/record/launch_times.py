@@ -11,12 +11,16 @@ The least of the repeats is not taken: it falls with their number.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
-from math import inf, isnan, nan
+from math import inf, nan
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
 
 #: What a launch is. Those with equal keys are the same work on the same stream.
 Key = object
@@ -128,49 +132,44 @@ def times_of_rows(matched: Sequence[int], at_us: Sequence[float], before_us: flo
     return times
 
 
-class Sample(NamedTuple):
-    """The time before a launch of a repeat, and how long the caches had been warm. NaN: the repeat lacks it."""
+class Repeats(NamedTuple):
+    """The time before each launch in each repeat, and how long the caches had been warm: [repeats, rows].
 
-    time_us: float
-    warm_us: float
+    NaN: the repeat lacks the launch.
+    """
+
+    time_us: Array
+    warm_us: Array
 
 
-def as_if_warm(keys: Sequence[Key], repeats: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-    """Each sample as if the caches had been warm.
+def as_if_warm(keys: Sequence[Key], repeats: Repeats) -> Repeats:
+    """The repeats as if the caches had always been warm.
 
-    The samples of one class are so many times longer as they are, in sum, than warm ones of the same launches, of which
+    The times of one class are so many times longer as they are, in sum, than warm ones of the same launches, of which
     each is known by its key and by the one before it.
     """
-    pairs = list(zip([keys[-1], *keys[:-1]], keys, strict=True)) if keys else []
-    warm = dict[object, tuple[float, int]]()
-    for row in repeats:
-        for pair, (time_us, warm_us) in zip(pairs, row, strict=True):
-            if warm_us >= _WARM_US and not isnan(time_us):
-                sum_us, number = warm.get(pair, (0.0, 0))
-                warm[pair] = sum_us + time_us, number + 1
-    cold_us, usual_us, numbers = ([0.0] * (len(_SINCE_US) + 1) for _ in range(3))
-    for row in repeats:
-        for pair, (time_us, warm_us) in zip(pairs, row, strict=True):
-            if pair in warm and not isnan(time_us):
-                class_ = bisect_right(_SINCE_US, warm_us)
-                sum_us, number = warm[pair]
-                cold_us[class_] += time_us
-                usual_us[class_] += sum_us / number
-                numbers[class_] += 1
-    slower = [
-        max(cold / usual, 1.0) if number >= _ENOUGH and usual > 0 else 1.0
-        for cold, usual, number in zip(cold_us, usual_us, numbers, strict=True)
-    ]
-    return [[Sample(us / slower[bisect_right(_SINCE_US, warm_us)], warm_us) for us, warm_us in row] for row in repeats]
+    time_us, warm_us = repeats
+    numbers = dict[tuple[Key, Key], int]()
+    pair_of_row = [numbers.setdefault(pair, len(numbers)) for pair in zip([*keys[-1:], *keys], keys, strict=False)]
+    pairs = np.broadcast_to(np.array(pair_of_row, "i8"), time_us.shape)
+    is_warm = (warm_us >= _WARM_US) & ~np.isnan(time_us)
+    sums_us = np.bincount(pairs[is_warm], time_us[is_warm], minlength=len(numbers))
+    with np.errstate(invalid="ignore"):
+        usual_us = (sums_us / np.bincount(pairs[is_warm], minlength=len(numbers)))[pairs]
+    classes = np.searchsorted(_SINCE_US, warm_us, side="right")
+    is_compared = ~np.isnan(time_us + usual_us)
+    compared, num_classes = classes[is_compared], len(_SINCE_US) + 1
+    cold, usual = (np.bincount(compared, each[is_compared], minlength=num_classes) for each in (time_us, usual_us))
+    is_known = (np.bincount(compared, minlength=num_classes) >= _ENOUGH) & (usual > 0)
+    slower = np.ones(num_classes)
+    slower[is_known] = np.maximum(cold[is_known] / usual[is_known], 1.0)
+    return Repeats(time_us / slower[classes], warm_us)
 
 
-def times_of(repeats: Sequence[Sequence[Sample]]) -> list[float]:
-    """The time of each row: the mean of its warm samples, else that of the longest after a wait; NaN without any."""
-    return [_time_of([sample for sample in row if not isnan(sample.time_us)]) for row in zip(*repeats, strict=True)]
-
-
-def _time_of(samples: Sequence[Sample]) -> float:
-    if not samples:
-        return nan
-    least_us = min(_WARM_US, max(sample.warm_us for sample in samples))
-    return max(fmean(sample.time_us for sample in samples if sample.warm_us >= least_us), 0.0)
+def times_of(repeats: Repeats) -> Array:
+    """The time of each row: the mean of its warm repeats, else that of the longest after a wait; NaN without any."""
+    warm_us = np.where(np.isnan(repeats.time_us), -inf, repeats.warm_us)
+    counts = warm_us >= np.minimum(_WARM_US, np.max(warm_us, axis=0, initial=0.0))
+    sums_us = np.where(counts, repeats.time_us, 0.0).sum(axis=0)
+    with np.errstate(invalid="ignore"):
+        return np.maximum(sums_us / counts.sum(axis=0), 0.0)

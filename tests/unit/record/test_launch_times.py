@@ -1,8 +1,10 @@
+from collections.abc import Sequence
 from math import inf, isnan, nan
 
+import numpy as np
 import pytest
 
-from fakedist.record.launch_times import Pace, Sample, as_if_warm, calm_clock, times_of, times_of_rows
+from fakedist.record.launch_times import Pace, Repeats, as_if_warm, calm_clock, times_of, times_of_rows
 
 
 def test_the_time_of_a_launch_of_the_bare_step_alone_counts_for_the_next_one_of_both() -> None:
@@ -77,54 +79,54 @@ def test_something_is_left_for_the_script_however_much_the_recorder_costs() -> N
     assert calm_clock([100], moments).at_us == pytest.approx([20])
 
 
-def samples(times_us: list[float], warm_us: float = inf) -> list[Sample]:
-    return [Sample(time_us, warm_us) for time_us in times_us]
+def repeats(*rows: tuple[Sequence[float], float | Sequence[float]]) -> Repeats:
+    """The times of each repeat, and for how long its caches had been warm."""
+    times = np.array([row for row, _ in rows], float)
+    return Repeats(times, np.array([np.broadcast_to(warm_us, times.shape[1]) for _, warm_us in rows], float))
 
 
 def test_only_repeats_with_warm_caches_count() -> None:
-    assert times_of([samples([10, 25]), samples([12, 21]), samples([90, 80], 100)]) == [11, 23]
+    assert times_of(repeats(([10, 25], inf), ([12, 21], inf), ([90, 80], 100))).tolist() == [11, 23]
 
 
 def test_a_row_without_a_warm_repeat_has_the_one_that_waited_the_longest_ago() -> None:
-    assert times_of([samples([10], 100), samples([14], 700), samples([90], 0)]) == [14]
+    assert times_of(repeats(([10], 100), ([14], 700), ([90], 0))).tolist() == [14]
 
 
 def test_a_row_that_one_repeat_lacks_has_the_time_of_the_others() -> None:
-    first, second = times_of([samples([nan, nan]), samples([4.0, nan])])
+    first, second = times_of(repeats(([nan, nan], inf), ([4.0, nan], inf)))
     assert first == 4.0
     assert isnan(second)
 
 
 def test_no_row_has_less_than_no_time() -> None:
-    assert times_of([samples([-0.5])]) == [0.0]
+    assert times_of(repeats(([-0.5], inf))).tolist() == [0.0]
 
 
 def test_the_number_of_repeats_does_not_change_what_the_time_of_a_row_tends_to() -> None:
-    rows = [samples([time_us]) for time_us in (8, 9, 10, 11, 12)]
-    assert times_of(rows[2:3]) == times_of(rows[1:4]) == times_of(rows) == [10]
+    rows = [([time_us], inf) for time_us in (8, 9, 10, 11, 12)]
+    assert times_of(repeats(*rows[2:3])) == times_of(repeats(*rows[1:4])) == times_of(repeats(*rows)) == [10]
 
 
 def test_a_cold_launch_is_shortened_by_how_much_longer_others_of_the_step_took_when_cold() -> None:
     # Layers of one kind: 200 of them are seen warm and, in the other repeat, 1.5 times as long soon after a wait.
     keys = ["a", *["layer"] * 400]
-    warm = [Sample(10, inf)] * 201 + [Sample(15, 100)] * 200
-    cold = [Sample(15, 100)] * 201 + [Sample(12, 700)] * 200
-    first, second = as_if_warm(keys, [warm, cold])
-    assert {sample.time_us for sample in first} == {10}
-    assert {sample.time_us for sample in second} == {10}
-    assert times_of([first, second]) == [10] * 401
+    warm = [10] * 201 + [15] * 200, [inf] * 201 + [100] * 200
+    cold = [15] * 201 + [12] * 200, [100] * 201 + [700] * 200
+    both = as_if_warm(keys, repeats(warm, cold))
+    assert set(both.time_us.flat) == {10}
+    assert set(times_of(both)) == {10}
 
 
 def test_too_few_launches_say_nothing_on_cold_caches() -> None:
-    rows = as_if_warm("aaaa", [samples([10] * 4), samples([15] * 4, 100)])
-    assert rows[1] == samples([15] * 4, 100)
+    assert as_if_warm("aaaa", repeats(([10] * 4, inf), ([15] * 4, 100))).time_us[1].tolist() == [15] * 4
 
 
 def test_after_a_wait_no_launch_is_made_longer() -> None:
-    keys = ["a"] * 200
-    assert as_if_warm(keys, [samples([10] * 200), samples([5] * 200, 100)])[1] == samples([5] * 200, 100)
+    found = as_if_warm(["a"] * 200, repeats(([10] * 200, inf), ([5] * 200, 100)))
+    assert found.time_us[1].tolist() == [5] * 200
 
 
 @pytest.mark.parametrize("keys", ["", "a"])
 def test_a_step_of_next_to_nothing_is_kept(keys: str) -> None:
-    assert as_if_warm(keys, [samples([10] * len(keys))]) == [samples([10] * len(keys))]
+    assert as_if_warm(keys, repeats(([10] * len(keys), inf))).time_us.tolist() == [[10] * len(keys)]
