@@ -197,10 +197,10 @@ class ModelTracer:
         demand, read = counter.demand(args, kwargs, result), counter.read_bytes(args, kwargs, result)
         self._set_demand(tag, demand)
         if not demand.moved_bytes and (on_host := counter.on_host(args, kwargs, result)):
-            work = HostWork(str(func), *on_host, demand.flops, torch.get_num_threads(), script_line())
+            work = HostWork(counter.operation, *on_host, demand.flops, torch.get_num_threads(), script_line())
             self._host_work.append((self._log.num_launches(), work))
         is_alike = counter.is_alike and not counter.may_read(args, result)
-        self._numbers.learn(tag, str(func), demand if is_alike else None)
+        self._numbers.learn(tag, counter.operation, demand if is_alike else None)
         if read:
             self._log.tag(tag)
             self._log.read(read, torch.cuda.current_stream().cuda_stream)

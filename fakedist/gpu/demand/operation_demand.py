@@ -190,11 +190,13 @@ def _fills(args: Arguments) -> bool:
 class DemandCounter:
     """Counts the demand of one operator's calls; ``known`` gives the values of packed sequences' offsets.
 
-    ``is_alike``: the demand follows from the arguments' types and sizes, whatever their values.
+    ``operation`` is its name. ``is_alike``: the demand follows from the arguments' types and sizes, whatever their
+    values.
     """
 
     def __init__(self, func: OpOverload, known: Known = lambda tensor: None) -> None:
         self._operator = operator = Operator(func)
+        self.operation = operator.full_name
         name = operator.name
         self._attention = AttentionOperator(operator, known) if AttentionOperator.reads(operator) else None
         self._is_grouped = "grouped_mm" in name
