@@ -400,8 +400,10 @@ def _not_shown(rows: list[ProcessGroup], calls: pd.DataFrame, groups: pd.DataFra
     apart = {group.label: group.size for group in rows if axes_of(group.label) in _SINGLE}
     if math.prod(apart.values()) == number:
         return ""
-    whole = [at for at, group in enumerate(read_groups(groups)) if group.size == number * shared]
-    own = calls[calls["group"].isin(whole)]
+    size = calls["group"].map(dict(enumerate(group.size for group in read_groups(groups))))
+    if shared == 1 and not (size > 1).any():
+        return ""  # ranks that exchange nothing train by themselves
+    own = calls[size == number * shared]
     in_forward = own[own["phase"].astype(str) == "forward"]["operation"].astype(str)
     if shared == 1 and len(own) and in_forward.str.startswith(_DATA_FORWARD_CALLS).all():
         return ""

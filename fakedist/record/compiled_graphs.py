@@ -35,7 +35,7 @@ from fakedist.patch import patched, present, when_imported
 from fakedist.rundir.rows import HolderRow
 
 #: Of the text, for the keys of caches.
-VERSION = 5
+VERSION = 6
 #: The most operations, and the most elements of a float tensor, that are worth it.
 _MOST_NODES, _FLOATS = 4_000, 65_536
 #: The operation of a node that stands for a tensor of at most so many elements, which is part of the graph.
@@ -443,12 +443,11 @@ class Modules:
 
 
 _TAG = "partitioner_tag"  # AOTAutograd's, of a joint graph's nodes
-_BACKWARD = ("is_backward", "must_be_in_backward")
 
 
 def recomputed_buffers(lowering: _Lowering) -> list[str]:
     """The buffers of a lowered backward that have the value of a node of its forward."""
-    if not any(node.meta.get(_TAG) in _BACKWARD for node in lowering.graph.nodes):
+    if not lowering.is_backward:  # a forward may have nodes of the backward, which need nothing else
         return []
     values = _values_of_buffers(lowering).items()
     return [name for name, node in values if node is not None and node.meta.get(_TAG) == "is_forward"]

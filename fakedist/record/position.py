@@ -256,7 +256,7 @@ class Position:
         if outer is None and self._forward_from >= 0:
             self.regions.append(RegionRow(self._forward_from, self.op - 1, OUTSIDE))
             # Another thread's forward may go on.
-            self._forward_from = self.op if any(t.stack for t in self._threads.values() if t is not thread) else -1
+            self._forward_from = self.op if any(t.stack for t in [*self._threads.values()] if t is not thread) else -1
         if self._recompute_from >= 0:
             self._recompute_switched(False, OUTSIDE)
         task = _UNKNOWN if self._engines else _ANY
@@ -278,7 +278,7 @@ class Position:
         self._engines.remove(engine)
         self._changed()
         if not engine.is_inner:
-            for thread in self._threads.values():
+            for thread in [*self._threads.values()]:
                 if thread.caller is engine.tape:  # an exception may have cut it short
                     thread.stack.clear()
                     thread.with_grad.clear()
@@ -352,8 +352,7 @@ class Position:
 
     def _engine(self) -> _Engine | None:
         """The innermost backward that runs in this thread."""
-        engines = self._engines
-        if not engines:
+        if not (engines := self._engines[:]):  # other threads' backwards may end meanwhile
             return None
         ident, task = threading.get_ident(), _task()
         engine = max(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.conftest import RunFakedist
+from tests.support.runs import ProfileOnce
 from tests.support.virtual_worker import invented_values, on_virtual_gpu
 
 if TYPE_CHECKING:
@@ -271,6 +272,13 @@ def test_threads_share_the_values(engine: ValueEngine) -> None:
     assert seen == [[3.0, 3.0]]
     assert x.grad is not None
     assert x.grad.tolist() == [2.0, 2.0]
+
+
+def test_threads_that_compute_at_once_get_the_values_of_one(profile_once: ProfileOnce) -> None:
+    job = Path(__file__).parent / "jobs/counts_in_threads.py"
+    ran = profile_once(job, world_size=1, options=("--until", "end"))
+    assert "alike: True" in ran.finished.stdout + ran.finished.stderr
+    assert not len(ran.table("invented"))
 
 
 _COLLECTIVES = """

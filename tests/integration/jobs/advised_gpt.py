@@ -185,9 +185,10 @@ def main() -> None:
         is_fused = None if is_split or args.change == "unfused" else True
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False if is_split else None, fused=is_fused)
     pieces = 2 if args.change == "micro-batch" else 1
-    for _ in range(3):
+    for step in range(1, 4):
+        length = args.seq_len * step // 3 if args.change == "growing" else args.seq_len
         for _ in range(pieces):
-            tokens = torch.randint(VOCAB, (args.batch // pieces, args.seq_len + 1), device="cuda")
+            tokens = torch.randint(VOCAB, (args.batch // pieces, length + 1), device="cuda")
             with loss_parallel() if args.change == "loss-parallel" else nullcontext():
                 model(tokens[:, :-1], tokens[:, 1:]).backward()
         optimizer.step()

@@ -311,6 +311,12 @@ def test_ranks_of_tensor_and_pipeline_groups_share_their_tokens_and_others_do_no
     assert find_replicas(groups_of(0, WORLD), fsdp, 8).number == 8
 
 
+def test_ranks_that_exchange_nothing_read_tokens_of_their_own() -> None:
+    assert find_replicas(groups_of(0), NONE, 8).number == 8  # the script makes no process group
+    assert find_replicas(groups_of(0, WORLD), NONE, 8).number == 8
+    assert find_replicas(groups_of(0, WORLD, ("TP", "0,1")), NONE, 8).number == 0
+
+
 @pytest.mark.parametrize(
     ("rows", "call", "why"),
     [

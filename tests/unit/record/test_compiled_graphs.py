@@ -20,6 +20,7 @@ from fakedist.record.compiled_graphs import (
     compilations,
     integers_of,
     parse_generated,
+    recomputed_buffers,
     with_modules,
 )
 from fakedist.record.graph_layers import Placing, find_layers, is_dynamos
@@ -229,3 +230,14 @@ def test_lines_that_compute_a_forwards_result_again_are_known_by_their_buffers()
         assert parsed.recomputed == {allocated, line_of("extern_kernels.mm"), line_of("buf3 = ")}
         assert (parsed.integers is None) == (integers is None)
     assert generated().recomputed == set()
+
+
+def test_a_forward_that_holds_nodes_of_its_backward_computes_nothing_again() -> None:
+    graph = fx.Graph()
+    first, second = (graph.call_function(torch.relu, (graph.placeholder(name),)) for name in "ab")
+    first.meta["partitioner_tag"], second.meta["partitioner_tag"] = "is_forward", "is_backward"
+    buffers = {"buf0": SimpleNamespace(origins=[first]), "buf1": SimpleNamespace(origins=[second])}
+    lowering = SimpleNamespace(graph=graph, name_to_buffer=buffers, is_backward=False)
+    assert recomputed_buffers(lowering) == []
+    lowering.is_backward = True
+    assert recomputed_buffers(lowering) == ["buf0"]

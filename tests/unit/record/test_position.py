@@ -297,3 +297,15 @@ def test_a_backward_within_another_threads_is_its_own(watch: Watch) -> None:
     assert runs[:2] == [("forward", "(Model#2).first", False), ("forward", "(Model#2).second", False)]
     assert runs[5:9] == [("optimizer", "", False)] * 4
     assert runs[9:] == [("backward", layer, False) for layer in ("second", "second", "first", "first")]
+
+
+def test_another_threads_backward_may_end_while_a_thread_asks_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    position = Position()
+    _in_another_thread(lambda: position.backward_begins(False))
+
+    def task() -> int:
+        position._engines.clear()
+        return -1
+
+    monkeypatch.setattr("fakedist.record.position._task", task)
+    assert not position.in_backward()
