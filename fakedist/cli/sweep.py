@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fakedist.launcher.executors.task import Executor
     from fakedist.sweep.command import Texts
     from fakedist.sweep.plan import CommandLineSettings, SweepPlan
-    from fakedist.sweep.point_rows import Row
+    from fakedist.sweep.point_rows import Row, Status
     from fakedist.sweep.sweep_directory import Sweep
 
 
@@ -47,7 +47,7 @@ class SweepProgress:
         self._directory = directory
         self._number = self._known = 0
         self._ran: set[str] = set()
-        self._pruned: set[str] = set()
+        self._pruned: dict[str, Status] = {}
         self._start = time.monotonic()
 
     def begins(self, number: int) -> None:
@@ -63,10 +63,10 @@ class SweepProgress:
         if was_known:
             self._known += 1
             return
-        if row.status is Status.PRUNED:
-            self._pruned.add(row.id)
+        if row.status in (Status.PRUNED, Status.SLOWER):
+            self._pruned[row.id] = row.status
             return
-        self._pruned.discard(row.id)  # another point refuted the order that it was pruned by
+        self._pruned.pop(row.id, None)  # another point refuted the order that it was pruned by
         if self._known and not self._ran:
             remark(f"{self._known:,} of them ran before (--fresh runs them again)")
         self._ran.add(row.id)
@@ -78,8 +78,12 @@ class SweepProgress:
 
     def ended(self) -> None:
         """Print how many points did not need to run."""
+        from fakedist.sweep.point_rows import Status
+
+        by_memory = [*self._pruned.values()].count(Status.PRUNED)
         remark(
-            f"{len(self._ran):,} recorded, {self._known:,} of an earlier sweep, {len(self._pruned):,} pruned by memory"
+            f"{len(self._ran):,} recorded and priced, {self._known:,} of an earlier sweep, {by_memory:,} pruned by "
+            f"memory, {len(self._pruned) - by_memory:,} by time"
         )
 
     @property

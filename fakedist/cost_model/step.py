@@ -89,6 +89,14 @@ class StepLaunches:
         """The sum of what the kernels take, each alone."""
         return float(np.nansum(np.where(self._is_call, 0.0, self._alone_us)))
 
+    @property
+    def least_us(self) -> float:
+        """The least that the step can take, whatever runs beside its kernels: their sum on the busiest stream."""
+        streams, _ = self.timeline.streams_and_queues()
+        rows = self.timeline.has_work
+        alone_us = np.nan_to_num(np.where(self._is_call, 0.0, self._alone_us)[rows])
+        return float(np.bincount(np.unique(streams, return_inverse=True)[1], alone_us).max(initial=0.0))
+
     def place(self, host: HostCosts, kept: npt.NDArray[np.bool_] | None = None) -> PlacedStep:
         """Place the launches. Where kernels and collectives overlap, they take as long as they leave each other.
 

@@ -139,6 +139,7 @@ def time_job(
         step_us=times.step_us,
         step_low_us=times.low_us,
         step_high_us=times.high_us,
+        least_us=times.least_us,
         stages=stages,
         slowest_rank=min(stages, key=lambda stage: stage.bubble_us).rank,
         memory_rank=max(stages, key=lambda stage: stage.peak_reserved_bytes).rank,

@@ -102,6 +102,7 @@ class JobStep:
         step_us: The step: when all of the ranks are done.
         step_low_us: The least of its 90 % interval; None if that is not known.
         step_high_us: The most of it.
+        least_us: The most that the kernels of a rank take on one stream, each alone: no step is shorter.
         stages: The ranks, in order.
         slowest_rank: The rank that waits least for the others.
         memory_rank: The rank whose peak of reserved memory is highest.
@@ -119,4 +120,5 @@ class JobStep:
     slowest_rank: int
     memory_rank: int
     throughput: Throughput
+    least_us: float = 0.0
     notes: list[Note] = field(default_factory=list)

@@ -95,7 +95,8 @@ class SweepPlan:
         micro_batches: Micro-batches of a step; None for those that run.
         context_bytes: Memory of the CUDA context; None for the published figure.
         num_trials: Points that are drawn from the space, by the seed; None runs all.
-        grows: Axes along whose levels nothing that a rank holds shrinks.
+        grows: Axes along whose levels nothing that a rank holds shrinks, and how what it computes for a step of the
+            same tokens changes: 1 never shrinks, -1 never grows, 0 is not known.
         shares: What each rank that fits is also asked, by the names of :func:`fakedist.extras.shares`.
     """
 
@@ -110,7 +111,7 @@ class SweepPlan:
     context_bytes: int | None = None
     num_trials: int | None = None
     seed: int = 0
-    grows: frozenset[str] = frozenset()
+    grows: Mapping[str, int] = field(default_factory=dict)
     shares: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -134,18 +135,6 @@ class SweepPlan:
         if not isinstance(value, int | float) or isinstance(value, bool) or value < 1 or value != int(value):
             raise SweepError(f"{expression.text!r} is {value} at {point.label}, not a whole number", "use // to divide")
         return int(value)
-
-    def levels(self, point: Point) -> list[int]:
-        """The levels of a point on the axes that grow."""
-        pairs = zip(self.space.axes, point.values, strict=True)
-        return [axis.level(value) for axis, (_, value) in pairs if axis.name in self.grows]
-
-    def holds_no_less(self, point: Point, other: Point) -> bool:
-        """True if two points differ only on axes that grow, on none of which the first is below the other."""
-        pairs = zip(point.values, other.values, strict=True)
-        return all(own == its or own[0] in self.grows for own, its in pairs) and all(
-            own >= its for own, its in zip(self.levels(point), self.levels(other), strict=True)
-        )
 
     def points(self) -> list[Point]:
         """The points that run: all of the space, or as many as are drawn from it.
@@ -374,6 +363,7 @@ class CommandLineSettings:
         axes: ``--axis``, and axes that were read elsewhere.
         derived: ``--let``.
         conditions: ``--where``.
+        files: Files that are written for each point.
         grows: As of :class:`SweepPlan`.
         settings: ``ranks``, ``keep``, ``headroom`` and the other keys of a sweep file that are about the sweep.
     """
@@ -384,7 +374,8 @@ class CommandLineSettings:
     prices: Sequence[str] = ()
     options: Mapping[str, Texts | bool] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
-    grows: frozenset[str] = frozenset()
+    files: tuple[PointFile, ...] = ()
+    grows: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -537,7 +528,7 @@ def _plan(parts: _SweepParts, command_line: CommandLineSettings) -> SweepPlan:
     command = SweptCommand(
         parts.program,
         parts.options,
-        tuple(parts.files),
+        (*parts.files, *command_line.files),
         {name: value for name, value in parts.price.items() if value is not None},
         parts.door,
         parts.directory,
@@ -555,11 +546,11 @@ def _plan(parts: _SweepParts, command_line: CommandLineSettings) -> SweepPlan:
         shares=_shares(settings.get("shares")),
         num_trials=_number(settings.get("trials"), "trials"),
         seed=_number(settings.get("sampler_seed"), "sampler_seed", least=0) or 0,
-        grows=frozenset(
-            axis.name
+        grows={
+            axis.name: command_line.grows[axis.name]
             for axis in space.axes
             if axis.name in command_line.grows and (axis.arguments or not any(isinstance(v, str) for v in axis.values))
-        ),
+        },
     )
 
 

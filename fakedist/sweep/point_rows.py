@@ -41,6 +41,8 @@ class Status(StrEnum):
     FAILED = "failed"
     #: It was not run: it holds no less than a point that does not fit.
     PRUNED = "pruned"
+    #: It was not run: it computes no less than a point whose kernels alone are slower than the fastest, or that fits.
+    SLOWER = "cannot win"
     #: It was not run, as a point with less memory did not fit.
     SKIPPED = "skipped (monotone)"
 
@@ -113,6 +115,7 @@ class StepEstimate:
 
     Attributes:
         low_us: The least of its 90 % interval.
+        least_us: As :class:`~fakedist.rundir.job_time.JobStep`; 0 in older sweeps.
         bubble_us: The part of the step in which the slowest rank waits for others.
         bubble_from: "placed" (every stage that exchanges with others was placed), "formula", or "not known".
         communication_us: Communication that nothing hides, of the slowest rank.
@@ -139,6 +142,7 @@ class StepEstimate:
     mfu_torchtitan: float | None
     gpu: str
     fabric: str
+    least_us: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,12 +203,6 @@ class Row:
             rank for rank in self.ranks if rank.peak_allocated_bytes + rank.context_bytes > rank.capacity_bytes > 0
         ]
         return max(known, key=lambda rank: rank.peak_allocated_bytes, default=None)
-
-    def holds_less_than(self, other: Row) -> bool:
-        """True if a rank that ran to the end at both points allocated less at this one."""
-        held = {one.rank: one.peak_allocated_bytes for one in other.ranks if one.kind is RankKind.RAN}
-        ran = (one for one in self.ranks if one.kind is RankKind.RAN)
-        return any(one.peak_allocated_bytes < held.get(one.rank, 0) for one in ran)
 
     @property
     def run_directory(self) -> str:
@@ -373,6 +371,7 @@ def _placed(job: JobTime, slowest: StageTime) -> StepEstimate:
         mfu_torchtitan=None if torchtitan is None else torchtitan.mfu,
         gpu=step.gpu,
         fabric=step.fabric,
+        least_us=step.least_us,
     )
 
 
@@ -463,16 +462,6 @@ def make_row(
     step, why = estimate(directories, results, run.pricing, *plan.counts_at(run.point))
     status, reason = _fit(common)
     return replace(common, status=status, reason=reason, step=step, why_no_step=why)
-
-
-def pruned_row(run: PointRun, proof: Row, *, row_id: str, key: str) -> Row:
-    """The row of a point that holds no less than another, whose tensors and CUDA context alone do not fit."""
-    rank = proof.lacking
-    assert rank is not None
-    held = f"{format_bytes(rank.peak_allocated_bytes + rank.context_bytes)} of {format_bytes(rank.capacity_bytes)}"
-    reason = f"holds no less than {proof.label}, whose tensors and CUDA context take {held}"
-    status = Status.PRUNED
-    return Row(id=row_id, key=key, values=run.point.values, pricing=run.pricing, status=status, reason=reason)
 
 
 def _fit(row: Row) -> tuple[Status, str]:

@@ -224,7 +224,7 @@ def sentences(ranking: Ranking) -> Iterator[str]:
 def counts_text(ranking: Ranking) -> str:
     """The number of points of each status: "48 points: 30 fit, 10 do not fit, 8 invalid layout"."""
     number = sum(ranking.counts.values())
-    several = {Status.FITS: "fit", Status.DOES_NOT_FIT: "do not fit"}
+    several = {Status.FITS: "fit", Status.DOES_NOT_FIT: "do not fit", Status.SLOWER: "cannot win"}
     parts = [
         f"{count:,} {status if count == 1 else several.get(status, status)}"
         for status in Status

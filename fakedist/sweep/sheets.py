@@ -258,7 +258,7 @@ def effects_of(effects: Sequence[AxisEffect]) -> list[SheetColumn]:
 
 def reasons(rows: Sequence[Row]) -> Iterator[str]:
     """Reasons why points are invalid, failed or were pruned, the most frequent first."""
-    for status in (Status.INVALID, Status.FAILED, Status.PRUNED):
+    for status in (Status.INVALID, Status.FAILED, Status.PRUNED, Status.SLOWER):
         counted = Counter((row.reason, row.line) for row in rows if row.status is status)
         for (reason, line), number in counted.most_common(_NUM_REASONS):
             first = next(row for row in rows if row.status is status and row.reason == reason)

@@ -34,10 +34,9 @@ from fakedist.sweep.point_rows import (
     estimate_step,
     judge,
     make_row,
-    pruned_row,
 )
+from fakedist.sweep.pruning import Pruning
 from fakedist.sweep.ranking import rank_rows
-from fakedist.sweep.space import Point
 from fakedist.sweep.sweep_directory import (
     ABOUT_NAME,
     FILES_NAME,
@@ -58,6 +57,7 @@ from fakedist.sweep.sweep_directory import (
 )
 
 _NAMED = 4
+_PRUNED_BY = {Status.PRUNED: "pruned by memory", Status.SLOWER: "pruned by time"}
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ def run_sweep(
                     write_about(locked, _about(plan, [runner.id_of(run) for run in runs], runner.ground))
                     listener.begins(len(runs))
                     runner.run_points(runs)
-                    if runner.disorder:
-                        listener.say(f"no point was pruned: {runner.disorder}")
+                    for status, why in runner.pruning.refuted.items():
+                        listener.say(f"no point was {_PRUNED_BY[status]}: {why}")
                     runner.run_every_stage()
                     if not plan.keeps_runs:
                         shutil.rmtree(locked / RUNS_NAME, ignore_errors=True)
@@ -208,9 +208,8 @@ class SweepRunner:
         self._ready: deque[tuple[_Run, int]] = deque()
         self._in_flight: dict[str, tuple[_Run, int]] = {}
         self._left: deque[PointRun] = deque()
-        self._ended: list[Row] = []
-        self._pruned: list[PointRun] = []
-        self.disorder = ""
+        self.pruning = Pruning(plan)
+        self._pruned: list[tuple[PointRun, Status]] = []
         self._ids: set[str] = set()
         self._changes: dict[str, list[str]] = {}
 
@@ -231,7 +230,7 @@ class SweepRunner:
             OSError: The disk is full.
         """
         self._ids |= {self.id_of(run) for run in runs}
-        self._left.extend(sorted(runs, key=lambda run: sum(self._plan.levels(run.point))))
+        self._left.extend(self.pruning.in_order(runs))
         for result in self._executor.run(self._tasks()):
             self._take(result)
 
@@ -256,7 +255,10 @@ class SweepRunner:
                 yield self._task(*self._ready.popleft())
                 continue
             if self._left:
-                self._admit(self._left.popleft())
+                running = [run for one, _ in self._in_flight.values() for run, _ in one.points]
+                free = (run for run in self._left if not self.pruning.may_depend(run, running))
+                self._left.remove(run := next(free, self._left[0]))
+                self._admit(run)
             elif self._in_flight:
                 yield None
             else:
@@ -278,9 +280,8 @@ class SweepRunner:
                 self._journal.add_row(known)
             self._end(known, True)
             return
-        if proof := next(self._proofs(run.point), None):
-            self._pruned.append(run)
-            pruned = pruned_row(run, proof, row_id=row_id, key=key)
+        if pruned := self.pruning.row_without_run(run, row_id=row_id, key=key):
+            self._pruned.append((run, pruned.status))
             self._journal.add_row(pruned)
             self._finished(pruned, False)
             return
@@ -358,29 +359,13 @@ class SweepRunner:
             self._end(row, False)
 
     def _end(self, row: Row, was_known: bool) -> None:
-        self._ended.append(row)
-        if not self.disorder:
-            self.disorder = self._disorder(row)
-            self._left.extend(self._pruned if self.disorder else ())
+        refuted = self.pruning.take(row)
+        self._left.extend(run for run, status in self._pruned if status in refuted)
         self._finished(row, was_known)
-
-    def _proofs(self, point: Point) -> Iterator[Row]:
-        """Points that ran and did not fit, and hold no more than this one."""
-        for row in () if self.disorder or not self._plan.grows else self._ended:
-            if row.lacking is not None and self._plan.holds_no_less(point, Point(row.values)):
-                yield row
-
-    def _disorder(self, row: Row) -> str:
-        """In words, that a rank held less at a point than at one below it; empty if that was never so."""
-        for other in self._ended if self._plan.grows else ():
-            for high, low in ((row, other), (other, row)):
-                if high.holds_less_than(low) and self._plan.holds_no_less(Point(high.values), Point(low.values)):
-                    return f"a rank holds less at {high.label} than at {low.label}"
-        return ""
 
     def _stands(self, row: Row | None) -> TypeGuard[Row]:
         """True if a row of an earlier session is valid: its point was run, started, and would read the same files."""
-        if row is None or row.status in (Status.SKIPPED, Status.PRUNED):
+        if row is None or row.status in (Status.SKIPPED, Status.PRUNED, Status.SLOWER):
             return False
         return not any(result.outcome is Outcome.ERROR or self._changed(result) for result in row.ranks)
 

@@ -379,11 +379,15 @@ class JobRank:
 
 @dataclass(frozen=True)
 class JobTimes:
-    """The step of a job. ``low_us``, the least of its 90 % interval, is None if unknown."""
+    """The step of a job. ``low_us``, the least of its 90 % interval, is None if unknown.
+
+    ``least_us`` is the most that the kernels of a rank take on one stream, each alone: no step is shorter.
+    """
 
     step_us: float
     low_us: float | None
     high_us: float | None
+    least_us: float
     ranks: list[JobRank]
 
 
@@ -395,6 +399,7 @@ class _Alone:
     step: RankStep
     rows: tuple[Array, Array]
     varied: list[list[Array]] | None
+    least_us: float
     dependencies: Dependencies
     tokens: StepTokens
     samples: StepSamples
@@ -442,7 +447,7 @@ def job_times(
     step_us = _end_us(placed)
     low, high = _interval(list(alone.values()), step_us, prices)
     made = [_rank(priced, placed, step_us) for _, priced in sorted(alone.items())]
-    return JobTimes(step_us, low, high, made)
+    return JobTimes(step_us, low, high, max(priced.least_us for priced in alone.values()), made)
 
 
 def _alone(rank: int, tables: Mapping[str, pd.DataFrame], job: _Job) -> _Alone:
@@ -471,6 +476,7 @@ def _alone(rank: int, tables: Mapping[str, pd.DataFrame], job: _Job) -> _Alone:
         step=RankStep(rank, step.timeline, durations, dependencies.transfers),
         rows=(durations[of_work >= 0], _lanes(launches, work)),
         varied=step.varied(placed, lambda: prices.step_interval(priced, counts)),
+        least_us=step.least_us,
         dependencies=dependencies,
         tokens=tokens,
         samples=samples,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
@@ -29,6 +30,12 @@ MEGATRON = (
     *("--global-batch-size", "64", "--micro-batch-size", "1", "--recompute-granularity", "full"),
     *("--recompute-method", "block", "--recompute-num-layers", "2", "--bf16"),
 )
+DEEPSPEED = {
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 9,
+    "zero_optimization": {"stage": 0, "overlap_comm": True},
+}
 SCRIPT = ("tp=--tp", "replicas=--dp-replicate:1,2", "mbs=--batch:1,2,4", "checkpoint=--ac:full,selective,none")
 
 
@@ -40,7 +47,8 @@ def planned(
     conditions: Sequence[str] = (),
     **options: str,
 ) -> SweepPlan:
-    sizes = {name: Texts((text,)) for name, text in (options or {"world_size": "16"}).items()}
+    given = options if "nnodes" in options else {"world_size": "16"} | options
+    sizes = {name: Texts((text,)) for name, text in given.items()}
     settings = CommandLineSettings(axes, derived, conditions, options=sizes)
     return sweep_of_command(*with_axes({"flags": auto}, JobProgram("train.py", tuple(arguments)), settings))
 
@@ -105,6 +113,54 @@ def test_tensor_parallelism_stays_inside_a_node() -> None:
     assert {tp for (tp,) in values(planned("tp=--tp", world_size="2"))} == {1, 2}
 
 
+def test_deepspeeds_axes_are_keys_of_a_file_that_each_point_has_of_its_own(tmp_path: Path) -> None:
+    config = tmp_path / "ds.json"
+    config.write_text(json.dumps(DEEPSPEED))
+    plan = planned("deepspeed", "pp=--stages:1,2", arguments=("--deepspeed_config", str(config)))
+    assert values(plan) == {
+        (stage, mbs, pp)
+        for stage, mbs, pp in product(range(4), (1, 2, 4, 8), (1, 2))
+        if 64 % (16 // pp * mbs) == 0 and (pp == 1 or stage < 2)
+    }
+    point = next(one for one in plan.points() if dict(one.values) == {"stage": 3, "mbs": 1, "pp": 1})
+    run = plan.command.at(plan.space, point)
+    ((_, text),) = run.files
+    assert json.loads(text) == {
+        "train_batch_size": 64,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 4,
+        "zero_optimization": {"stage": 3, "overlap_comm": True},
+    }
+    assert run.placed(tmp_path / "files").arguments == (
+        *("--deepspeed_config", str(tmp_path / "files/ds.json"), "--stages", "1"),
+    )
+    assert plan.counts_at(point) == (None, 4)
+    auto = DEEPSPEED | {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"}
+    config.write_text(json.dumps(auto))
+    left = planned("deepspeed", arguments=(f"--deepspeed={config}",))
+    assert [axis.name for axis in left.space.axes] == ["stage"]
+    assert left.counts_at(left.points()[0]) == (None, None)
+
+
+def test_accelerates_axes_are_variables() -> None:
+    plan = planned("accelerate", "mbs=--batch:1", axes=("tp=1,4",), env="FSDP_VERSION=1")
+    point = next(
+        one for one in plan.points() if dict(one.values) == {"tp": 4, "replicas": 2, "mbs": 1, "checkpoint": "full"}
+    )
+    run = plan.command.at(plan.space, point)
+    assert dict(run.job.environment) == {
+        "PARALLELISM_CONFIG_TP_SIZE": "4",
+        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2",
+        "PARALLELISM_CONFIG_DP_SHARD_SIZE": "2",
+        "FSDP_ACTIVATION_CHECKPOINTING": "true",
+        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_VERSION": "1",
+    }
+    assert run.job.arguments == ("--batch", "1")
+    assert {dict(one.values)["replicas"] for one in plan.points() if dict(one.values)["tp"] == 4} == {1, 2}
+
+
 def test_torchtitans_flags_are_known() -> None:
     plan = planned("torchtitan", arguments=("--training.seq_len", "8192"))
     assert [axis.name for axis in plan.space.axes] == ["tp", "replicas", "mbs"]
@@ -114,8 +170,8 @@ def test_torchtitans_flags_are_known() -> None:
 @pytest.mark.parametrize(
     ("auto", "said"),
     [
-        ("deepspeed", "zero_optimization.stage"),
-        ("accelerate", "PARALLELISM_CONFIG_TP_SIZE"),
+        ("deepspeed", "--deepspeed_config config.json"),
+        ("mbs=ds.json#train_micro_batch_size_per_gpu", "no argument is ds.json"),
         ("megatrom", "megatron"),
         ("tpp=--tp", "tp"),
         ("tp=tp", "has no flag"),
@@ -140,8 +196,24 @@ class Ended(FakeExecutor):
         return result(task, Outcome.STOPPED)
 
 
+Seconds = Callable[[list[str]], tuple[float, float]]
+
+
+def usual(arguments: list[str]) -> tuple[float, float]:
+    """Seconds of kernels, and of communication that they do not hide; that falls with replicas up to two."""
+    tp, mbs, replicas = (size(arguments, flag) for flag in ("--tp", "--batch", "--dp-replicate"))
+    again = {"full": 4 / 3, "selective": 1.15, "none": 1.0}[arguments[arguments.index("--ac") + 1]]
+    kernels = (mbs / tp) * (1 + 0.05 * tp) * again + 0.01 * replicas
+    communication = 4 / tp / replicas + 0.5 * (replicas > 2)
+    return kernels, max(communication - 0.6 * kernels, 0.02 * communication)
+
+
 def swept(
-    directory: Path, plan: SweepPlan, held_gib: Callable[[list[str]], float], monkeypatch: pytest.MonkeyPatch
+    directory: Path,
+    plan: SweepPlan,
+    held_gib: Callable[[list[str]], float],
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: Seconds = usual,
 ) -> tuple[Sweep, list[Row], list[str]]:
     """A sweep of ranks that hold so many GiB of 80, its rows as they came, and what it said."""
     executor = Ended(directory)
@@ -152,7 +224,6 @@ def swept(
         kind, outcome = (
             (RankKind.OUT_OF_MEMORY, Outcome.OUT_OF_MEMORY) if held * 1.1 > 79.5 else (RankKind.RAN, Outcome.STOPPED)
         )
-        speed = held * (1.5 if "none" in arguments else 1)
         return RankResult(
             rank=rank,
             kind=kind,
@@ -161,13 +232,16 @@ def swept(
             peak_reserved_bytes=int(held * 1.1 * GIB),
             context_bytes=GIB // 2,
             capacity_bytes=80 * GIB,
-            wall_s=speed,
+            output=" ".join(arguments),
         )
 
     def estimate(
         folders: Sequence[Path], ranks: Sequence[RankResult], *others: PricedFor | int | None
     ) -> tuple[StepEstimate, str]:
-        return step(ranks[0].wall_s), ""
+        arguments = ranks[0].output.split()
+        kernels, others = seconds(arguments)
+        tokens = size(arguments, "--batch") / size(arguments, "--tp")
+        return step(1000 * tokens / (kernels + others), least=kernels / (kernels + others)), ""
 
     rows: list[Row] = []
     monkeypatch.setattr(sweeping, "judge", judge)
@@ -202,23 +276,31 @@ def test_no_pruned_point_would_have_won(
 ) -> None:
     (tmp_path / "train.py").write_text("pass\n")
     monkeypatch.chdir(tmp_path)
-    plan = planned(*SCRIPT, derived=("kv_heads=4",), axes=("mbs=1,2,4,8,16,32",))
+    script = (SCRIPT[0], "replicas=--dp-replicate:1,2,4", *SCRIPT[2:])
+    plan = planned(*script, derived=("kv_heads=4",), axes=("mbs=1,2,4,8,16,32",))
     sweep, rows, said = swept(tmp_path / "auto", plan, held, monkeypatch)
-    every, *_ = swept(tmp_path / "every", replace(plan, grows=frozenset()), held, monkeypatch)
-    statuses = {row.values: row.status for row in every.rows}
-    pruned = [row for row in sweep.rows if row.status is Status.PRUNED]
-    assert len(pruned) >= 8
-    assert {statuses[row.values] for row in pruned} == {Status.DOES_NOT_FIT}
+    every, *_ = swept(tmp_path / "every", replace(plan, grows={}), held, monkeypatch)
+    known = {row.values: row for row in every.rows}
+    by_memory, by_time = (
+        [row for row in sweep.rows if row.status is status] for status in (Status.PRUNED, Status.SLOWER)
+    )
+    assert len(by_memory) >= 16
+    assert len(by_time) >= 8
     assert sweep.ranking.best is not None
     assert every.ranking.best is not None
-    assert sweep.ranking.best.row.values == every.ranking.best.row.values
-    assert len(sweep.rows) == len(every.rows) == len(rows) == 108
+    best = every.ranking.best
+    assert sweep.ranking.best.row.values == best.row.values
+    assert {known[row.values].status for row in by_memory} == {Status.DOES_NOT_FIT}
+    speeds = every.ranking.speeds
+    assert all(speeds[known[row.values].id].value <= best.speed.value for row in by_time if known[row.values].step)
+    assert len(sweep.rows) == len(every.rows) == len(rows) == 162
     proofs = {row.label for row in every.rows if held(row.command.split()) + 0.5 > 80}
-    assert all(row.reason.partition(",")[0].removeprefix("holds no less than ") in proofs for row in pruned)
+    assert all(row.reason.partition(",")[0].removeprefix("holds no less than ") in proofs for row in by_memory)
     assert said == []
-    again, came, _ = swept(tmp_path / "auto", replace(plan, grows=frozenset()), held, monkeypatch)
-    assert {row.values: row.status for row in again.rows} == statuses
-    assert sum(row.values in {other.values for other in pruned} for row in came) == len(pruned)
+    again, came, _ = swept(tmp_path / "auto", replace(plan, grows={}), held, monkeypatch)
+    assert {row.values: row.status for row in again.rows} == {row.values: row.status for row in every.rows}
+    left_out = {row.values for row in (*by_memory, *by_time)}
+    assert sum(row.values in left_out for row in came) == len(left_out)
 
 
 def late(arguments: list[str]) -> float:
@@ -226,16 +308,24 @@ def late(arguments: list[str]) -> float:
     return dense(arguments) if size(arguments, "--batch") < 64 else 20
 
 
+def swapped(arguments: list[str]) -> tuple[float, float]:
+    """Where the script computes less with its "full" recomputation."""
+    kernels, others = usual(arguments)
+    return kernels / 2 if "full" in arguments else kernels, others
+
+
 @pytest.mark.parametrize(
-    ("checkpoint", "held", "refuted"),
+    ("checkpoint", "held", "seconds", "refuted"),
     [
-        ("none,full", dense, "mbs=1 checkpoint=full than at tp=1 mbs=1 checkpoint=none"),
-        ("full,none", late, "mbs=64 checkpoint=full than at tp=1 mbs=8 checkpoint=full"),
+        ("none,full", dense, usual, "memory: a rank holds less at tp=1 mbs=1 checkpoint=full than at"),
+        ("full,none", late, usual, "memory: a rank holds less at tp=1 mbs=64 checkpoint=full than at"),
+        ("full,none", dense, swapped, "time: a rank computes less at tp=1 mbs=1 checkpoint=full than at"),
     ],
 )
 def test_an_order_that_a_recorded_point_refutes_prunes_nothing(
     checkpoint: str,
     held: Callable[[list[str]], float],
+    seconds: Seconds,
     refuted: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -245,9 +335,12 @@ def test_an_order_that_a_recorded_point_refutes_prunes_nothing(
     plan = planned(
         "tp=--tp:1", "mbs=--batch:1,4,8,16,64", f"checkpoint=--ac:{checkpoint}", arguments=("--dp-replicate", "1")
     )
-    sweep, _, said = swept(tmp_path / "auto", plan, held, monkeypatch)
-    every, *_ = swept(tmp_path / "every", replace(plan, grows=frozenset()), held, monkeypatch)
-    assert len(said) == 1
-    assert said[0].startswith("no point was pruned: a rank holds less at tp=1 ")
-    assert refuted in said[0]
-    assert {row.values: row.status for row in sweep.rows} == {row.values: row.status for row in every.rows}
+    sweep, _, said = swept(tmp_path / "auto", plan, held, monkeypatch, seconds)
+    every, *_ = swept(tmp_path / "every", replace(plan, grows={}), held, monkeypatch, seconds)
+    assert any(text.startswith(f"no point was pruned by {refuted}") for text in said)
+    by = refuted.partition(":")[0]
+    status = {"memory": Status.PRUNED, "time": Status.SLOWER}[by]
+    assert not any(row.status is status for row in sweep.rows)
+    assert sweep.ranking.best is not None
+    assert every.ranking.best is not None
+    assert sweep.ranking.best.row.values == every.ranking.best.row.values

@@ -44,8 +44,8 @@ def row(
     )
 
 
-def step(speed: float, spread: float = 0.01, bubble_from: str = "placed") -> StepEstimate:
-    """A step of 8,000 tokens on 8 GPUs."""
+def step(speed: float, spread: float = 0.01, bubble_from: str = "placed", least: float = 0.0) -> StepEstimate:
+    """A step of 8,000 tokens on 8 GPUs, of which the kernels alone take the fraction ``least``."""
     step_us = 1e9 / speed
     return StepEstimate(
         step_us=step_us,
@@ -64,4 +64,5 @@ def step(speed: float, spread: float = 0.01, bubble_from: str = "placed") -> Ste
         mfu_torchtitan=0.45,
         gpu="NVIDIA H100 80GB HBM3",
         fabric="dgx-h100-ndr",
+        least_us=least * step_us,
     )
