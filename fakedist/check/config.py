@@ -204,7 +204,7 @@ def _budget(figure: Figure, value: object, where: str) -> Limit:
         example = "99.9%" if figure.is_share else "5%"
         limit = _parsed(parse_percent, figure, value, where, example=example)
         if limit.amount > 1:
-            whole = "the draws cannot fit" if figure.is_share else "the GPU's memory cannot be left"
+            whole = "what is drawn cannot fit" if figure.is_share else "the GPU's memory cannot be left"
             raise CheckError(f"{where}: {figure.kind}: {value} of {whole}", f'{figure.kind} = "{example}"')
         return replace(limit, amount=round(limit.amount, 9), is_fraction=not figure.is_share)
     return _parsed(_parser(figure), figure, value, where, example="900 ms" if figure.is_time else "72 GiB")

@@ -23,7 +23,7 @@ from fakedist.results.compare.layer_matching import layer_paths, layers_bytes, m
 from fakedist.results.compare.reasons import Cause, find_cause, origin_of
 from fakedist.results.run import Run
 from fakedist.rundir.host_memory import HostLine
-from fakedist.rundir.plain import to_plain
+from fakedist.rundir.plain import LEFT_OUT_IF_EMPTY, to_plain
 from fakedist.rundir.schema import CATEGORIES
 from fakedist.rundir.summary import CollectiveTotal, Summary
 from fakedist.units import format_bytes, format_relative, format_us
@@ -80,7 +80,7 @@ class RankRecord:
     lines: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     host_bytes: int | None = None
     node_host_bytes: int | None = None
-    shares: dict[str, float] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict, metadata=LEFT_OUT_IF_EMPTY)
 
     def to_plain(self) -> dict[str, object]:
         """The record as a baseline holds it, without what is not known."""
@@ -89,8 +89,6 @@ class RankRecord:
         for name in ("host_bytes", "node_host_bytes"):
             if plain[name] is None:
                 del plain[name]
-        if not self.shares:
-            del plain["shares"]
         if self.time is None:
             del plain["time"]
         elif self.time.families is None:

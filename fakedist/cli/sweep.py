@@ -163,7 +163,8 @@ class _SweepCommand(ScriptCommand):
     "shares",
     multiple=True,
     metavar="NAME",
-    help="Add a share to the table: fitting_draws, the part of 1,000 draws of the router load that fits. Repeatable.",
+    help="Add a share to the table: the part that fits of 1,000 draws of the router load (fitting_draws), or of 1,000 "
+    "steps of the recorded lengths (fitting_steps). Repeatable.",
 )
 @click.option("--trials", type=click.IntRange(min=1), metavar="N", help="Run only this many points, drawn from a seed.")
 @removed_option("--sampler", "--sampler was removed: --trials N draws points from a seed; leave it out")

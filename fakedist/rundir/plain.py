@@ -27,6 +27,10 @@ class _Dataclass(Protocol):
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]
 
 
+#: Metadata of a field that most records lack: it is written only if it holds something.
+LEFT_OUT_IF_EMPTY = {"left_out_if_empty": True}
+
+
 class PlainValueError(ValueError):
     """A value that does not fit the record. The message says where: ``steps[3].step is 'x', not an integer``."""
 
@@ -40,7 +44,8 @@ def to_plain(value: object) -> object: ...
 def to_plain(value: object) -> object:
     """Dataclasses as dictionaries in field order, tuples as lists, enums as their values, the rest unchanged."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        held = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
+        return {field.name: to_plain(one) for field, one in held if one or field.metadata != LEFT_OUT_IF_EMPTY}
     if isinstance(value, dict):
         return {str(key): to_plain(held) for key, held in value.items()}
     if isinstance(value, list | tuple):

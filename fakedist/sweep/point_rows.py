@@ -18,6 +18,7 @@ from fakedist.results.verdict import need_text
 from fakedist.rundir.directory import JOURNAL_NAME, read_journal
 from fakedist.rundir.job_time import StageTime
 from fakedist.rundir.outcome import Outcome
+from fakedist.rundir.plain import LEFT_OUT_IF_EMPTY
 from fakedist.rundir.records import OutcomeRecord
 from fakedist.rundir.summary import Summary
 from fakedist.sweep.command import PointRun, PricedFor
@@ -75,7 +76,7 @@ class RankResult:
         wall_s: Seconds that it took there.
         peak_rss_bytes: The most host memory that its processes held.
         sources: The digest of what it read, in the sweep's journal; empty if its list was lost.
-        shares: By name, those that were asked and are known; ``why_no_share`` says why one is not.
+        shares: By name, what was asked for, or why it is not known.
         first_try: Failure of its first run, which a signal not the job's own killed. Empty if it ran once.
     """
 
@@ -100,8 +101,7 @@ class RankResult:
     peak_rss_bytes: int = 0
     first_try: str = ""
     sources: str = ""
-    shares: dict[str, float] = field(default_factory=dict)
-    why_no_share: str = ""
+    shares: dict[str, float | str] = field(default_factory=dict, metadata=LEFT_OUT_IF_EMPTY)
 
     @property
     def total_bytes(self) -> int:
@@ -193,8 +193,10 @@ class Row:
         return None if fullest is None else fullest.capacity_bytes - fullest.total_bytes
 
     def share(self, name: str) -> float | None:
-        """The least share of its ranks of this name; None if it is not known."""
-        return min((rank.shares[name] for rank in self.ranks if name in rank.shares), default=None)
+        """The least share of its ranks of this name; None if it is not known of one."""
+        parts = [rank.shares[name] for rank in self.ranks if name in rank.shares]
+        known = [part for part in parts if isinstance(part, float)]
+        return min(known) if known and len(known) == len(parts) else None
 
     @property
     def lacking(self) -> RankResult | None:
@@ -251,11 +253,15 @@ def judge(
     except RunDirectoryError as error:
         return judged if judged.reason else replace(judged, reason=error.message)
     judged = _with_run(judged, run, context_bytes)
+    asked = shares if judged.kind is RankKind.RAN else ()
+    return replace(judged, shares={name: _share(run, name) for name in asked})
+
+
+def _share(run: Run, name: str) -> float | str:
     try:
-        known = {name: extras.shares()[name](run) for name in shares if judged.kind is RankKind.RAN}
+        return float(extras.shares()[name](run))
     except FakedistError as error:
-        return replace(judged, why_no_share=error.message)
-    return replace(judged, shares=known)
+        return error.message
 
 
 def _with_run(result: RankResult, run: Run, context_bytes: int | None) -> RankResult:

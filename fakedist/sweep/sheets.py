@@ -233,8 +233,10 @@ def _share(name: str, rows: Sequence[Row]) -> SheetColumn:
 def remarks_of(rows: Sequence[Row]) -> list[str]:
     """Explain the columns of the table of points."""
     has_mfu = any(row.step is not None and row.step.mfu is not None for row in rows)
-    why = next((rank.why_no_share for row in rows for rank in row.ranks if rank.why_no_share), "")
-    return [ON_FRONT, *([f"MFU: {MFU_BASIS}"] if has_mfu else []), *([f"no share: {why}"] if why else [])]
+    parts = ((name, part) for row in rows for rank in row.ranks for name, part in rank.shares.items())
+    whys = {name: part for name, part in parts if isinstance(part, str)}
+    unknown = [f"no {name.replace('_', ' ')}: {why}" for name, why in whys.items()]
+    return [ON_FRONT, *([f"MFU: {MFU_BASIS}"] if has_mfu else []), *unknown]
 
 
 def _values(axis: str, cells: list[str]) -> SheetColumn:

@@ -127,23 +127,12 @@ def _write_steps(
 def _played_steps(
     playable: PlayableSteps, lengths: str | None, steps: tuple[int, Sequence[str]], seeds: range
 ) -> PlayedSteps:
-    from fakedist.extras.play.long_runs import NO_COUNTS, check_steps, name_sequence, parse_every, play_long
-    from fakedist.extras.play.player import play as play_program
-    from fakedist.extras.play.player import play_steps
-    from fakedist.temporary import scratch_directory
+    from fakedist.extras.play.long_runs import checked_player, name_sequence, parse_every, play_long
 
     num_steps, every = steps
     names = name_sequence(playable.names, parse_every(every, playable.names), num_steps)
-    with scratch_directory("play") as folder:
-        whole, recorded, program = (folder / f"{name}.npz" for name in ("whole", "recorded", "program"))
-        playable.write_whole(whole)
-        playable.write(recorded, len(playable.kinds.steps))
-        playable.write(program, num_steps)
-        conf = playable.alloc_conf
-        (as_whole,) = play_program(whole, [NO_COUNTS], conf)
-        ((_, by_step),) = play_steps(recorded, [playable.recorded_steps()], conf)
-        check_steps(playable, as_whole, by_step)
-        return play_long(playable, lengths, names, seeds, lambda rows, conf: play_steps(program, rows, conf))
+    with checked_player(playable, num_steps) as play:
+        return play_long(playable, lengths, names, seeds, play)
 
 
 def _played(playable: Playable, load: str, seeds: range, changes: tuple[Path, ...]) -> Played:

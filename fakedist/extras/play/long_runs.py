@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -17,10 +18,13 @@ from fakedist.analysis.blocks import build_blocks
 from fakedist.analysis.recording import read_recording
 from fakedist.bounded import UnreadableError, read_bytes
 from fakedist.errors import JobError, RunDirectoryError
+from fakedist.extras.play.player import play as play_program
+from fakedist.extras.play.player import play_steps
 from fakedist.extras.play.router_draws import check_recorded, wilson
 from fakedist.extras.play.step_kinds import NUM_COUNTS, StepInput, StepKind, StepKinds, step_kinds, whole_recording
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
+from fakedist.temporary import scratch_directory
 
 Ints = npt.NDArray[np.int64]
 #: Draws so many lengths with a generator.
@@ -282,6 +286,44 @@ def check_steps(playable: PlayableSteps, whole: dict[str, int], steps: Ints) -> 
                 f"played step by step, the run has the peaks {steps[:, :2].tolist()} instead of {recorded}",
                 "this is a bug in fakedist",
             )
+
+
+@contextmanager
+def checked_player(playable: PlayableSteps, num_steps: int) -> Iterator[PlaySteps]:
+    """A player of so many steps, for as long as the context lasts.
+
+    Raises:
+        JobError: The peaks of what was recorded are not those of the recording.
+    """
+    with scratch_directory("play") as folder:
+        whole, recorded, program = (folder / f"{name}.npz" for name in ("whole", "recorded", "program"))
+        playable.write_whole(whole)
+        playable.write(recorded, len(playable.kinds.steps))
+        playable.write(program, num_steps)
+        conf = playable.alloc_conf
+        (as_whole,) = play_program(whole, [NO_COUNTS], conf)
+        ((_, by_step),) = play_steps(recorded, [playable.recorded_steps()], conf)
+        check_steps(playable, as_whole, by_step)
+        yield lambda rows, conf: play_steps(program, rows, conf)
+
+
+def fitting_steps(playable: PlayableSteps, num_steps: int, seeds: Sequence[int]) -> float:
+    """The part of the steps that have enough memory, of sequences of the recorded lengths; each ends at its first lack.
+
+    Raises:
+        JobError: All recorded steps have one length, or the peaks of what was recorded are not those of the recording.
+    """
+    lengths = [kind.length for kind in playable.kinds.steps]
+    if len(set(lengths)) < 2:
+        raise JobError("the recorded steps have one length, so that none can be drawn", "--steps 20 records more")
+    names, draw = name_sequence(playable.names, {}, num_steps), parse_lengths(None, lengths)
+    rows = (playable.steps(names, draw(np.random.default_rng(seed), num_steps)) for seed in seeds)
+    with checked_player(playable, num_steps) as play:
+        failed = [
+            outcome["failed_step"] for outcome, _ in play(rows, playable.alloc_conf) if outcome["failed_event"] >= 0
+        ]
+    fitting = num_steps * (len(seeds) - len(failed)) + sum(max(step, 0) for step in failed)
+    return fitting / (fitting + len(failed))
 
 
 def play_long(

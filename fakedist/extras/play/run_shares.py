@@ -1,4 +1,4 @@
-"""The share of draws of a run's router load that fit: a budget of ``check``, a column of ``sweep``."""
+"""The shares of draws that fit, of a run's router load or its lengths: budgets of ``check``, columns of ``sweep``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from fakedist.results.run import Run
 
 _DRAWS = 1000
+_STEPS, _SEQUENCES = 50, 20
 
 
 def fitting_draws(run: Run) -> float:
@@ -24,4 +25,15 @@ def fitting_draws(run: Run) -> float:
         return fitting_share(playable, range(_DRAWS), playable.player(folder / "program.npz"))
 
 
-SHARES = {"fitting_draws": fitting_draws}
+def fitting_steps(run: Run) -> float:
+    """The part of 1,000 steps, 20 sequences of 50 of the run's recorded lengths, that have enough memory.
+
+    Raises:
+        FakedistError: The run's steps have one length, or cannot be played.
+    """
+    from fakedist.extras.play import long_runs
+
+    return long_runs.fitting_steps(long_runs.open_playable_steps(run.path), _STEPS, range(_SEQUENCES))
+
+
+SHARES = {"fitting_draws": fitting_draws, "fitting_steps": fitting_steps}

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fakedist.errors import JobError
-from fakedist.extras.play.long_runs import _setting, _settings, name_sequence, parse_every, parse_lengths
+from fakedist.extras.play import long_runs
+from fakedist.extras.play.long_runs import (
+    _setting,
+    _settings,
+    fitting_steps,
+    name_sequence,
+    parse_every,
+    parse_lengths,
+)
 
 
 def drawn(text: str | None, recorded: list[int], number: int = 10_000, seed: int = 0) -> list[int]:
@@ -87,3 +99,25 @@ def test_other_cycles_are_refused(text: str) -> None:
     assert parse_every(["evaluation=3"], ["", "evaluation"]) == {"evaluation": 3}
     with pytest.raises(JobError, match=r"NAME=N|is called 'save' \(names: evaluation\)"):
         parse_every([text], ["", "evaluation"])
+
+
+def test_the_share_of_steps_that_fit_counts_each_sequence_up_to_its_first_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = [(-1, -1), (2, 5), (-1, 0)]  # to the end; in its third step; before the first
+
+    @contextmanager
+    def player(playable: object, num_steps: int) -> Iterator[Any]:
+        def play(rows: Iterable[Any], conf: str) -> Iterator[Any]:
+            assert [len(lengths) for lengths in rows] == [10] * 3
+            yield from (({"failed_step": step, "failed_event": event}, None) for step, event in ends)
+
+        yield play
+
+    monkeypatch.setattr(long_runs, "checked_player", player)
+    kinds = [SimpleNamespace(length=length) for length in (100, 200)]
+    playable: Any = SimpleNamespace(
+        kinds=SimpleNamespace(steps=kinds), names=["", ""], alloc_conf="", steps=lambda names, lengths: lengths
+    )
+    assert fitting_steps(playable, 10, range(3)) == pytest.approx(12 / 14)
+    playable.kinds.steps = kinds[:1]
+    with pytest.raises(JobError, match="have one length"):
+        fitting_steps(playable, 10, range(3))

@@ -103,7 +103,7 @@ def test_every_key_reaches_the_job(tmp_path: Path) -> None:
             'peak_allocated = "72 GiB"',
         ),
         (JOB + 'budgets = { headroom = "150%" }', "150% of the GPU's memory cannot be left", "5%"),
-        (JOB + 'budgets = { fitting_draws = "150%" }', "150% of the draws cannot fit", "99.9%"),
+        (JOB + 'budgets = { fitting_draws = "150%" }', "150% of what is drawn cannot fit", "99.9%"),
         (JOB + "budgets = { fitting_draws = 0.999 }", "fitting_draws = 0.999 has no unit", "99.9%"),
         (JOB + 'arguments = "--a \'b"', "arguments: no closing quotation in", "write a list"),
         (JOB + "env = { A = true }", "env maps names to texts, and A is True", "env = {"),
