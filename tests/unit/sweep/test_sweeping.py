@@ -12,17 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.errors import FakedistError, SweepError
+from fakedist import extras
+from fakedist.errors import FakedistError, JobError, SweepError
 from fakedist.launcher.checked_script import check_script
 from fakedist.launcher.executors.task import Task
 from fakedist.options import Job
+from fakedist.results.run import Run
 from fakedist.rundir.outcome import Outcome
 from fakedist.rundir.plain import to_plain
 from fakedist.rundir.tables import read_table, write_table
 from fakedist.sweep.plan import CommandLineSettings, SourceDigests, find_ground, sweep_of_file
 from fakedist.sweep.point_rows import RankKind, RankResult, Row, Status, StepEstimate, estimate_step
 from fakedist.sweep.sheets import reasons
-from fakedist.sweep.sweep_directory import Sweep, open_sweep
+from fakedist.sweep.sweep_directory import JOURNAL_NAME, Sweep, open_sweep
 from fakedist.sweep.sweeping import SweepListener, next_rank, run_sweep
 from tests.unit.results.test_job_time import stage
 from tests.unit.sweep.fake_executor import (
@@ -207,6 +209,28 @@ def test_an_interrupted_sweep_has_a_table_and_goes_on(tmp_path: Path) -> None:
     _, executor, _ = run(tmp_path / "s")
     ran = [(argument(task, "--tp"), argument(task, "--mbs")) for task in executor.tasks]
     assert ran == [(1, 2), (1, 2), (2, 1), (2, 1), (2, 2), (2, 2)]
+
+
+def test_a_share_that_cannot_be_known_says_why_and_is_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(run: Run) -> float:
+        raise JobError("there is nothing to draw", "")
+
+    monkeypatch.setattr(extras, "shares", lambda: {"half": lambda run: 0.5, "none": unknown})
+    sweep, executor, _ = run(tmp_path / "s", shares=["half", "none"], ranks="0")
+    assert len(executor.tasks) == 4
+    (rank,) = sweep.rows[0].ranks
+    assert rank.shares == {"half": 0.5, "none": "there is nothing to draw"}
+    assert (sweep.rows[0].share("half"), sweep.rows[0].share("none")) == (0.5, None)
+    journal = tmp_path / "s" / JOURNAL_NAME
+    kept = [line for line in journal.read_text().splitlines(keepends=True) if not line.startswith('{"row"')]
+    journal.write_text("".join(kept))
+    again, executor, _ = run(tmp_path / "s", shares=["half", "none"], ranks="0")
+    assert (executor.tasks, again.rows[0].ranks) == ([], sweep.rows[0].ranks)
+    plain, _, _ = run(tmp_path / "plain", ranks="0")
+    assert "shares" not in (tmp_path / "plain" / JOURNAL_NAME).read_text()
+    assert plain.rows[0].ranks[0].shares == {}
 
 
 def test_what_went_wrong_is_a_row(tmp_path: Path) -> None:
