@@ -55,33 +55,40 @@ class IntegerPart:
             another node (``n``), a type (``d``), a memory format (``f``), a device (``c``).
         inputs: The index of each input among the graph's.
         buffers: The name of the node whose values each buffer of the generated code holds.
+        results: The buffer of each node that an operation of PyTorch's computes while the graph runs: a router's
+            choices, counts that ranks exchanged. Its values are read there.
     """
 
     nodes: list[tuple[str, str, list[object], dict[str, object]]] = field(default_factory=list)
     inputs: dict[str, int] = field(default_factory=dict)
     outputs: dict[int, str] = field(default_factory=dict)
     buffers: dict[str, str] = field(default_factory=dict)
+    results: dict[str, str] = field(default_factory=dict)
 
     def as_json(self) -> object:
         """The part as JSON."""
-        return [self.nodes, self.inputs, list(self.outputs.items()), self.buffers]
+        return [self.nodes, self.inputs, list(self.outputs.items()), self.buffers, self.results]
 
     @classmethod
     def from_json(cls, plain: object) -> IntegerPart:
         """The part from :meth:`as_json`."""
         assert isinstance(plain, list)
-        nodes, inputs, outputs, buffers = plain
-        return cls([tuple(node) for node in nodes], inputs, dict(outputs), buffers)
+        nodes, inputs, outputs, buffers, results = plain
+        return cls([tuple(node) for node in nodes], inputs, dict(outputs), buffers, results)
 
 
 def integers_of(graph: fx.Graph, buffers: Mapping[str, object]) -> IntegerPart | None:
     """The part of a lowered graph that computes integers, by its buffers' names and nodes (``origin_node``)."""
-    return _GraphReader(graph).part(buffers)
+    return _GraphReader(graph, buffers).part()
 
 
 class _GraphReader:
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, buffers: Mapping[str, object]) -> None:
         self._graph = graph
+        self._buffers = {name: getattr(buffer, "origin_node", None) for name, buffer in buffers.items()}
+        dispatched = {self._buffers[name]: name for name, buffer in buffers.items() if _is_dispatched(buffer)}
+        self._results = {node: name for node, name in dispatched.items() if node is not None and _is_whole(node)}
+        self._dispatched = set(dispatched)
         self._texts: dict[fx.Node, tuple[str, str, list[object], dict[str, object]]] = {}
         self._inputs: dict[fx.Node, int] = {}
         self._roots: dict[fx.Node, fx.Node] = {}  # whose memory a view shows
@@ -93,28 +100,26 @@ class _GraphReader:
                 if _is_wanted(node):
                     self._inputs[node] = index
                 index += 1
-            elif node.op == "call_function":
+            elif node.op == "call_function" and node not in self._results:
                 self._call(node)
             elif node.op == "get_attr" and (constant := _constant(node)) is not None:
                 self._texts[node] = constant
 
-    def part(self, buffers: Mapping[str, object]) -> IntegerPart | None:
+    def part(self) -> IntegerPart | None:
         part = IntegerPart()
         wanted: list[fx.Node] = []
-        dispatched = {getattr(buffer, "origin_node", None) for buffer in buffers.values() if _is_dispatched(buffer)}
         for node in self._graph.nodes:
             if node.op == "output":
                 for index, value in enumerate(_outputs(node)):
-                    if not isinstance(value, fx.Node) or self._roots.get(value, value) in dispatched:
+                    if not isinstance(value, fx.Node) or self._roots.get(value, value) in self._dispatched:
                         continue
                     if self._is_target(value):
                         part.outputs[index] = value.name
                         wanted.append(value)
             elif node.op == "call_function" and isinstance(node.target, HigherOrderOperator):
                 wanted += [value for value in node.all_input_nodes if self._is_target(value)]
-        for name, buffer in buffers.items():
-            origin = getattr(buffer, "origin_node", None)
-            if isinstance(origin, fx.Node) and origin not in dispatched and self._is_target(origin):
+        for name, origin in self._buffers.items():
+            if isinstance(origin, fx.Node) and origin not in self._dispatched and self._is_target(origin):
                 part.buffers[name] = origin.name
                 wanted.append(origin)
         needed = self._needed(wanted)
@@ -122,6 +127,7 @@ class _GraphReader:
             return None
         part.nodes = [self._texts[node] for node in self._graph.nodes if node in needed and node in self._texts]
         part.inputs = {node.name: index for node, index in self._inputs.items() if node in needed}
+        part.results = {node.name: name for node, name in self._results.items() if node in needed}
         return part
 
     def _needed(self, wanted: list[fx.Node]) -> set[fx.Node]:
@@ -131,15 +137,15 @@ class _GraphReader:
             if node in needed:
                 continue
             needed.add(node)
+            if node in self._results:
+                continue
             wanted += node.all_input_nodes
             wanted += self._writers.get(self._roots.get(node, node), [])
         return needed
 
     def _is_target(self, node: fx.Node) -> bool:
         """Return whether a node is a computed tensor of integers or a mask."""
-        value = node.meta.get("val")
-        is_whole = isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
-        return is_whole and node in self._texts and self._roots.get(node, node) not in self._lost
+        return _is_whole(node) and node in self._texts and self._roots.get(node, node) not in self._lost
 
     def _call(self, node: fx.Node) -> None:
         target = node.target
@@ -164,7 +170,7 @@ class _GraphReader:
         if name is None or not _is_wanted(node):
             return None
         for value in node.all_input_nodes:
-            known = value in self._texts or value in self._inputs
+            known = value in self._texts or value in self._inputs or value in self._results
             if not known or self._roots.get(value, value) in self._lost:
                 return None
         args = [_as_text(value) for value in node.args]
@@ -172,6 +178,11 @@ class _GraphReader:
         if any(value is _UNKNOWN for value in (*args, *kwargs.values())):
             return None
         return (node.name, name, args, kwargs)
+
+
+def _is_whole(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
 
 
 def _written_by_triton(node: fx.Node) -> list[fx.Node]:

@@ -48,19 +48,28 @@ class PlacedGraph:
         return GraphPart(self.layers[module], frame.f_lineno in self.generated.recomputed)
 
     def buffers_here(self, tensors: Iterable[torch.Tensor]) -> Iterator[tuple[torch.Tensor, str]]:
-        """The tensors that are buffers of integers in the generated code that runs in this thread, with their nodes."""
+        """The buffers of integers that tensors are parts of, with their nodes, in the code that this thread runs."""
         integers = self.generated.integers
         frame = None if integers is None else self._frame(sys._getframe(1))
         if integers is None or frame is None:
             return
-        addresses = {
-            value.data_ptr(): node
+        buffers = {
+            value.untyped_storage().data_ptr(): (value, node)
             for name, node in integers.buffers.items()
             if isinstance(value := local_value(frame, name), torch.Tensor)
         }
         for tensor in tensors:
-            if (node := addresses.get(tensor.data_ptr())) is not None:
-                yield tensor, node
+            if (buffer := buffers.get(tensor.untyped_storage().data_ptr())) is not None:
+                yield buffer
+
+    def results_here(self) -> dict[str, torch.Tensor]:
+        """The results, by their nodes, of operations of integers that the generated code has called by now."""
+        integers = self.generated.integers
+        frame = None if integers is None or not integers.results else self._frame(sys._getframe(1))
+        if integers is None or frame is None:
+            return {}
+        values = {node: local_value(frame, name) for node, name in integers.results.items()}
+        return {node: value for node, value in values.items() if isinstance(value, torch.Tensor)}
 
     def _frame(self, frame: FrameType | None) -> FrameType | None:
         for _ in range(_MOST_FRAMES):

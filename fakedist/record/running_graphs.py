@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol, cast
 
@@ -20,6 +20,9 @@ class IntegerRun(Protocol):
 
     def known(self, name: str) -> torch.Tensor | None:
         """The values of a node; None if they are made up or not known."""
+
+    def computed(self, results: Mapping[str, torch.Tensor]) -> None:
+        """Operations that the graph called have these results, by the names of their nodes."""
 
     def settle(self, named: Iterable[tuple[torch.Tensor, str]]) -> None:
         """Give buffers their values, by the names of their nodes."""
@@ -78,8 +81,9 @@ class RunningGraphs:
             return None
         placed, run = integers
         with self._operations.unseen():
-            for _, node in placed.buffers_here((tensor,)):
-                return cast(IntegerRun, run).known(node)
+            for buffer, node in placed.buffers_here((tensor,)):
+                cast(IntegerRun, run).computed(placed.results_here())
+                return cast(IntegerRun, run).known(node) if buffer.data_ptr() == tensor.data_ptr() else None
         return None
 
     def _settle(self, args: tuple[object, ...]) -> None:
@@ -89,5 +93,6 @@ class RunningGraphs:
         lists = (value for value in args if isinstance(value, (list, tuple)))
         tensors = [value for value in itertools.chain(args, *lists) if isinstance(value, torch.Tensor)]
         tensors = [tensor for tensor in tensors if tensor.is_cuda and not tensor.is_floating_point()]
-        if tensors:
-            run.settle(placed.buffers_here(tensors))
+        if named := list(placed.buffers_here(tensors)) if tensors else []:
+            run.computed(placed.results_here())
+            run.settle(named)

@@ -11,7 +11,7 @@ from tests.support.runs import ProfileOnce
 JOB = Path(__file__).parent / "jobs" / "compiled_collectives.py"
 PARTS = {
     "asynchronous", "given_group", "optimizer_with_collectives", "whole_step", "compiled_optimizer", "sharded_model",
-    "tensor_parallel", "one_graph", "one_graph_of_calls", "traced", "inference", "exported",
+    "tensor_parallel", "one_graph", "one_graph_of_calls", "traced", "inference", "experts", "exported",
 }  # fmt: skip
 
 

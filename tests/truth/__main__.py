@@ -7,7 +7,8 @@ kept in tests/data/steps and priced for the GPU that it was published for. Jobs 
 points: on this machine, or on a Ray cluster with ``--on ray``. Results are written as they come, so an interrupted call
 goes on where it was. Rows whose packages are not installed are named and left out.
 
-After a recording, or with ``--price``, every recorded step is priced by today's model; the page is made of the results.
+After a recording, or with ``--price``, every recorded step is priced by today's model, but a step of a row that came
+later alone, since no parameter depends on it; the page is made of the results.
 
 ``--fast`` runs no job and prices some recorded steps: it fails if the estimates are others than those that are kept.
 """
@@ -131,9 +132,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs = needed(rows, found.peaks, again=chosen.again, record=chosen.record)
         print(f"{len(runs)} ranks to run", flush=True)
         failed = rebuild(runs, found, chosen.jobs, chosen.on) if runs else 0
-        if chosen.price or any(run.is_timed for run in runs):
+        timed = {run.row.name: run.row for run in runs if run.is_timed}
+        if chosen.price or any(not row.is_later for row in timed.values()):
             steps.price(found)
-            found.write()
+        else:
+            for row in timed.values():
+                recording = steps.Recording(row)
+                recording.check_work()
+                steps.price_alone(recording, found)
+        found.write()
     page.write(found)
     return bool(failed)
 

@@ -14,7 +14,7 @@ from typing import Any
 from fakedist.cost_model.hosts import default_host
 from fakedist.rundir.plain import from_plain, to_plain
 from fakedist.units import GIB
-from tests.truth.jobs import ROOT, Liger, Megatron, Megatron2022, Script, Titan
+from tests.truth.jobs import ROOT, Example, Liger, Megatron, Megatron2022, Script, Titan
 
 HERE = Path(__file__).parent
 CATALOGUE, RESULTS = HERE / "catalogue.toml", HERE / "results.json"
@@ -31,7 +31,7 @@ class Source:
 
     Attributes:
         text: Who and where.
-        script: What runs its jobs: "titan", "megatron", "megatron-2022" or "liger".
+        script: What runs its jobs: "titan", "megatron", "megatron-2022", "liger" or "example".
         ran: The container or torch of the published run.
         differs: What is otherwise in ours.
         commit: Of its repository.
@@ -82,6 +82,7 @@ class Row:
         like: The row whose recorded launches are priced.
         is_fitted: Whether a parameter of the power model is fitted on it, or chosen for it.
         is_host_bound: Whether the host sets its pace.
+        is_later: Whether it came after the halves were fitted: it judges, and they stay as they were.
         why_bytes: The cause of a difference in bytes; ``why_time`` of one in time.
         note: What else differs.
     """
@@ -114,6 +115,7 @@ class Row:
     like: str = ""
     is_fitted: bool = False
     is_host_bound: bool = False
+    is_later: bool = False
     why_bytes: str = ""
     why_time: str = ""
     note: str = ""
@@ -268,9 +270,8 @@ class Catalogue:
 
     def script(self, row: Row) -> Script:
         """The command of a row."""
-        kind = {"titan": Titan, "megatron": Megatron, "megatron-2022": Megatron2022, "liger": Liger}[
-            self.sources[row.source].script
-        ]
+        kinds = {"titan": Titan, "megatron": Megatron, "megatron-2022": Megatron2022, "liger": Liger}
+        kind = kinds.get(self.sources[row.source].script, Example)
         environment = {name: value for key in row.environment for name, value in self.environments[key].items()}
         return kind(tuple(self._words(row.flags)), environment, row.gpus, tuple(row.stages))
 
@@ -298,15 +299,16 @@ class Catalogue:
         the others, without those that a parameter of the power model is fitted on."""
         groups: dict[str, list[Row]] = {}
         for row in self.rows:
-            if row.published_s and not row.is_fitted:
+            if row.published_s and not row.is_fitted and not row.is_later:
                 name = default_host(row.gpu).name if row.is_host_bound else "kernels"
                 groups.setdefault(name, []).append(row)
         return groups
 
     @cached_property
     def judged_steps(self) -> frozenset[str]:
-        """The names of the rows that judge what was fitted on the other half of their groups."""
-        return frozenset(row.name for group in self.step_groups().values() for row in halves(group)[1])
+        """The names of the rows that judge what was fitted: the other half of each group, and all that came later."""
+        judging = [row for group in self.step_groups().values() for row in halves(group)[1]]
+        return frozenset(row.name for row in (*judging, *(row for row in self.rows if row.is_later)))
 
 
 def halves(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:

@@ -12,7 +12,8 @@ Models with Mamba layers also need the Triton kernels of mamba-ssm and causal-co
 every torch: ``pip install --no-deps`` with MAMBA_SKIP_CUDA_BUILD=TRUE and CAUSAL_CONV1D_SKIP_CUDA_BUILD=TRUE installs
 their Python alone, and ``mamba_kernels`` next to this file has what stands for the rest.
 
-Liger-Kernel's run with ``liger_kernels.py`` next to this file, on the release that a row names.
+Liger-Kernel's run with ``liger_kernels.py`` next to this file, on the release that a row names; an example of another
+project runs with the script next to this file that its row's flags begin with.
 """
 
 from __future__ import annotations
@@ -227,6 +228,31 @@ def prepare_liger(releases: Iterable[str]) -> None:
         if not target.exists():
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
             subprocess.run([*pip, f"liger-kernel=={release}"], check=True)
+
+
+class Example(Script):
+    """An example of a project, as a script next to this file has it: the flags are its name and its arguments."""
+
+    ranks = (0,)
+    peak_rank = 0
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("deepspeed",)
+
+    def job(self, rank: int, gpu: str, *, is_timed: bool) -> Job:
+        script, *arguments = self.flags
+        return Job(
+            world_size=self.world_size, rank=rank, target=str(Path(__file__).parent / script),
+            arguments=tuple(arguments), gpu=gpu, steps=3, kernels=is_timed, page=False,
+            environment=(("PYTHONPATH", str(ROOT)),), timeout_s=TIMEOUT_S,
+        )  # fmt: skip
+
+    def flops(self) -> Flops:
+        """Layers run again in backward, and their attention is of products."""
+        layers, width, words, tokens = 32, 4096, 50_257, 512
+        layer = 12 * width * width + 2 * tokens * width
+        return Flops(2 * tokens * (4 * layers * layer + 3 * width * words), 0.0)
 
 
 class Megatron(Script):

@@ -134,6 +134,6 @@ def _decoded(name: str, table: pd.DataFrame) -> pd.DataFrame:
         table["event"] = np.where(is_record, newest, np.where(of_event == 0, 0, newest + 1 - of_event)).astype(
             np.uint64
         )
-        if "allocator" in table:  # null in recordings of a version that did not have it
-            table["allocator"] = table["allocator"].fillna("")
+        for name in {"allocator", "host_work"} & set(table):  # null in recordings of a version that did not have it
+            table[name] = table[name].astype(object).fillna("")
     return table

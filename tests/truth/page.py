@@ -70,15 +70,16 @@ training step. They are fitted, at {heat:.2f} and {fp8_heat:.2f}, on the rows th
 estimate if the parameter is fitted on the other such rows. No parameter was fitted on rows without one, but the `HEAT`
 of GPUs that are cooled by liquid, 1, was chosen for `nemotron-340b-gb200`, which does not count in the first lines. The
 width of intervals is [fitted](accuracy/method.md#hosts-and-widths-fitted-on-half-of-the-rows) on half of the others;
-those marked "judged" under "inside" are the other half, which alone counts there in the first lines.
+those marked "judged" under "inside" are the other half, which alone counts there in the first lines, and rows that came
+later.
 """
 _HOST = """\
 Most rows are Megatron-LM's functional tests of small models, whose kernels do not keep a GPU busy; three are large
 mixtures of experts on GB200 and GB300. The estimate has the run's host
 clock, scaled to the GPU's usual host. "Other" is the same test in another version or on another system. On half of the
 rows of each host, its two numbers and the width of its interval are
-[fitted](accuracy/method.md#hosts-and-widths-fitted-on-half-of-the-rows); only the other half, "judged", counts in the
-first lines. [Why they are off](accuracy/results.md#steps-that-the-host-limits).
+[fitted](accuracy/method.md#hosts-and-widths-fitted-on-half-of-the-rows); only the other half and rows that came later,
+"judged", count in the first lines. [Why they are off](accuracy/results.md#steps-that-the-host-limits).
 """
 _PAIRS = """\
 Each line is of two jobs that differ in one thing: the figure after the change over the one before it. The speed of the

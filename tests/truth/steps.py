@@ -9,10 +9,11 @@ these rows is also estimated with the parameter of the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -182,16 +183,21 @@ def price(found: Results) -> None:
             others_of[name] = (found.heat, others) if is_fp8 else (others, found.fp8_heat)
         value = fit(list(errors.values()))
         found.heat, found.fp8_heat = (found.heat, value) if is_fp8 else (value, found.fp8_heat)
-    fits = found.heat, found.fp8_heat
     for recording in recordings:
-        name = recording.row.name
-        left_out = recording.estimate(*others_of[name])[0] if name in others_of else None
-        before = found.steps.get(recording.row.recording)
-        ranks = [rank.made for rank in recording.ranks if rank.made is not None]
-        seconds = sum(made.seconds or 0.0 for made in ranks)
-        made = replace(ranks[0], seconds=seconds) if ranks else before.made if before else Made("", "", "")
-        kernels_s = recording.kernels(*fits)
-        found.steps[name] = Step(*recording.estimate(*fits), left_out, kernels_s, made)
+        price_alone(recording, found, others_of)
+
+
+def price_alone(
+    recording: Recording, found: Results, others_of: Mapping[str, tuple[float, float]] = MappingProxyType({})
+) -> None:
+    """Estimate the step of a row into the results, whose parameters stay; ``others_of`` are those fitted without it."""
+    fits, name = (found.heat, found.fp8_heat), recording.row.name
+    left_out = recording.estimate(*others_of[name])[0] if name in others_of else None
+    before = found.steps.get(recording.row.recording)
+    ranks = [rank.made for rank in recording.ranks if rank.made is not None]
+    seconds = sum(made.seconds or 0.0 for made in ranks)
+    made = replace(ranks[0], seconds=seconds) if ranks else before.made if before else Made("", "", "")
+    found.steps[name] = Step(*recording.estimate(*fits), left_out, recording.kernels(*fits), made)
 
 
 def fit(errors: Sequence[Floats]) -> float:

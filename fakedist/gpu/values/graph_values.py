@@ -34,6 +34,7 @@ class Integers(Protocol):
     inputs: dict[str, int]
     outputs: dict[int, str]
     buffers: dict[str, str]
+    results: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class GraphValues:
             name: self._input(inputs[index]) if index < len(inputs) else _Input(None, None)
             for name, index in part.inputs.items()
         }
+        if part.results:
+            return GraphRun(part, known, self.give, self._input)
         last = self._last.get(id(part))
         if last is not None and last[0] is part and last[1].is_of(known):
             return last[1]
@@ -124,12 +127,19 @@ def _lies(value: torch.Tensor) -> tuple[torch.UntypedStorage, int, torch.Size, t
 
 
 class GraphRun:
-    """One run of a graph. Its operations run when the first value is asked for; ``inputs`` has known values by name."""
+    """One run of a graph. Its operations run when the first value is asked for; ``inputs`` has known values by name.
+
+    They run again once more results are known that ``read`` has the values of.
+    """
 
     def __init__(
-        self, part: Integers, inputs: Mapping[str, _Input], give: Callable[[torch.Tensor, object, Taint | None], None]
+        self,
+        part: Integers,
+        inputs: Mapping[str, _Input],
+        give: Callable[[torch.Tensor, object, Taint | None], None],
+        read: Callable[[torch.Tensor], _Input] | None = None,
     ) -> None:
-        self._part, self._inputs, self._give = part, inputs, give
+        self._part, self._inputs, self._give, self._read = part, dict(inputs), give, read
         self._values: dict[str, object] | None = None
         self._taints: dict[str, Taint] = {}
 
@@ -148,6 +158,13 @@ class GraphRun:
             elif own.value != other.value:
                 return False
         return True
+
+    def computed(self, results: Mapping[str, torch.Tensor]) -> None:
+        """Operations that the graph called have these results, by the names of their nodes."""
+        for name, result in results.items():
+            if name not in self._inputs and self._read is not None:
+                self._inputs[name] = self._read(result)
+                self._values = None
 
     def settle(self, named: Iterable[tuple[torch.Tensor, str]]) -> None:
         """Give buffers their values, by the names of their nodes."""

@@ -158,6 +158,27 @@ def inference() -> None:
         torch.compile(in_place)(gradients())
 
 
+def experts() -> None:
+    """Counts of a router's choices, made in one graph with them, are the sizes of what ranks exchange."""
+
+    def exchange(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        chosen = logits.topk(2, -1).indices
+        counts = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, chosen, True).sum(0)
+        theirs = funcol.all_to_all_single(counts, [2] * WORLD, [2] * WORLD, dist.group.WORLD)
+        sent, received = (each.view(WORLD, 2).sum(1).tolist() for each in (counts, theirs))
+        for number in (*sent, *received):
+            torch._check(number >= 0)
+        torch._check(sum(sent) == chosen.numel())
+        ordered = tokens[chosen.view(-1).argsort() // 2]
+        return funcol.all_to_all_single(ordered, received, sent, dist.group.WORLD) * 2
+
+    tokens = torch.randn(8192, 64, device="cuda")  # the logits are more than what is computed
+    inputs = tokens, tokens @ torch.randn(64, 2 * WORLD, device="cuda")
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        arrived = torch.compile(exchange, fullgraph=True)(*inputs)
+    assert arrived.shape == exchange(*inputs).shape == (2 * 8192, 64)
+
+
 def exported() -> None:
     class Reduced(nn.Module):
         def forward(self, part: torch.Tensor) -> torch.Tensor:
@@ -169,7 +190,7 @@ def exported() -> None:
 
 for part in (
     asynchronous, given_group, optimizer_with_collectives, whole_step, compiled_optimizer, sharded_model,
-    tensor_parallel, one_graph, one_graph_of_calls, traced, inference, exported,
+    tensor_parallel, one_graph, one_graph_of_calls, traced, inference, experts, exported,
 ):  # fmt: skip
     if len(sys.argv) > 1 and part.__name__ not in sys.argv[1:]:
         continue

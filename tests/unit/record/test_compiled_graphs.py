@@ -11,6 +11,8 @@ from torch import fx, nn
 from torch._higher_order_ops import triton_kernel_wrap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fakedist.gpu.values.graph_values import GraphValues
+from fakedist.gpu.values.host import Host
 from fakedist.record.compiled_graphs import (
     COMPILED,
     Compilations,
@@ -104,6 +106,29 @@ def test_what_a_triton_kernel_of_the_script_writes_is_not_followed(monkeypatch: 
     part = integers_of(graph, {})
     assert part is not None
     assert part.outputs == {1: before.name, 3: read.name}
+
+
+def test_what_follows_from_the_result_of_an_operation_that_the_graph_calls_is_of_its_part() -> None:
+    """A router's choices: ``topk`` is called, its logits have no values; a kernel makes counts of its indices."""
+
+    def route(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = logits.topk(2, -1).indices
+        return torch.zeros(70_000, 4, dtype=torch.bool).scatter(-1, chosen, True).sum(0), logits * 2
+
+    logits = torch.randn(70_000, 4)
+    graph = make_fx(route, tracing_mode="fake")(logits).graph
+    chosen, counts = (next(node for node in graph.nodes if node.name == name) for name in ("getitem_1", "sum_1"))
+    called = SimpleNamespace(origin_node=chosen, op_overload=torch.ops.aten.topk.default)
+    part = integers_of(graph, {"buf6": called, "buf9": SimpleNamespace(origin_node=counts)})
+    assert part is not None
+    assert (part.results, part.buffers, part.inputs) == ({chosen.name: "buf6"}, {"buf9": counts.name}, {})
+    assert IntegerPart.from_json(part.as_json()) == part
+    run = GraphValues(Host(0)).begin(part, [logits])
+    assert run.known(counts.name) is None
+    indices = logits.topk(2, -1).indices
+    run.computed({chosen.name: indices})
+    assert (known := run.known(counts.name)) is not None
+    assert known.tolist() == indices.flatten().bincount(minlength=4).tolist()
 
 
 def test_code_that_was_compiled_without_us_tells_nothing() -> None:
