@@ -49,10 +49,15 @@ Not in the list:
 - OpenRLHF 0.11.2 imports flash-attn 2.8.3 in every trainer, which comes as source and takes hours of nvcc.
 - NeMo Automodel 0.7.0 replaces a method of FSDP2 that torch 2.15 lacks (`to_accumulated_grad_if_needed`), on GPUs too.
 - TorchRec 1.9.2 needs fbgemm_gpu 1.9.0, which lacks a symbol of torch 2.15 (`c10::report_overflow`).
-- prime-rl is a repository that runs vLLM in processes of its own. SkyRL 0.4.0 pins Ray 2.56.0 and trains next to vLLM;
-  neither was tried.
-- Megatron-Bridge 0.6.2 imports Transformer Engine in any case. With megatron-core 0.19.2 its imports work up to there;
-  it was not tried further.
+- prime-rl 0.8.0 @559b44772 imports ring-flash-attn in its SFT and RL trainers, which needs flash-attn 2.8.3 (above);
+  its wheels of flash-attn are built for torch 2.11.
+- SkyRL 0.4.0 pins Ray 2.57.0 and flash-attn 2.8.3 for torch 2.11 at its main (@a9564572e), and its SFT, too, trains in
+  Ray's actors. It was not run.
+- Megatron-Bridge 0.6.2 imports Transformer Engine in any case, which was built here. Its recipes read a model's
+  configuration from the Hub's cache. What it needs besides (megatron-core 0.19.2, Transformers 5.12.1, tokenizers
+  0.22.2, megatron-energon, multi-storage-client) was installed bit by bit; no recipe ran to its first step yet.
+- torchtitan 0.3.0's Qwen3-30B-A3B (FSDP 8, compiled; FSDP with EP 8 on 8, 16 and 32 GPUs) ran whole, rank 0 of each,
+  with the figures of [truth.md](truth.md#not-rebuilt). It is no job of the catalogue.
 - dion, VAR, DeepSpeedExamples and PyTorch's ImageNet example are repositories without a package.
   What they showed has tests of its own: ranks that a script starts, static graphs, truncated initialization,
   assertions on made-up values, compiled embeddings.
