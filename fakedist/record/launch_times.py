@@ -172,4 +172,5 @@ def times_of(repeats: Repeats) -> Array:
     counts = warm_us >= np.minimum(_WARM_US, np.max(warm_us, axis=0, initial=0.0))
     sums_us = np.where(counts, repeats.time_us, 0.0).sum(axis=0)
     with np.errstate(invalid="ignore"):
-        return np.maximum(sums_us / counts.sum(axis=0), 0.0)
+        mean_us: Array = np.maximum(sums_us / counts.sum(axis=0), 0.0)
+    return mean_us

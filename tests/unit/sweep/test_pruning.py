@@ -17,9 +17,7 @@ def planned(names: tuple[str, ...] = ("full", "none")) -> SweepPlan:
     axes = ("replicas=1,2", Axis("checkpoint", names, {name: (f"--ac={name}",) for name in names}))
     program = JobProgram("train.py", ("--dp={replicas}", "{checkpoint}"))
     grows = {"replicas": 1, "checkpoint": -1}
-    return sweep_of_command(
-        program, CommandLineSettings(axes, options={"world_size": Texts(("8",))}, grows=grows)
-    )
+    return sweep_of_command(program, CommandLineSettings(axes, options={"world_size": Texts(("8",))}, grows=grows))
 
 
 def point(replicas: int, checkpoint: str, speed: float = 1000.0, least: float = 0.5, memory_gib: float = 40.0) -> Row:
