@@ -217,7 +217,7 @@ class OwnRanks:
             if num_ranks == self._job.world_size and not is_for_hosts(named.get("backend")):
                 self.joins(named.get("rank", -1), num_ranks)
             if self.is_started and num_ranks == 1:
-                os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # nobody keeps a store for a process by itself
+                os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # no agent keeps a store for one process
             return original(*args, **kwargs)
 
         package = sys.modules["torch.distributed"]
