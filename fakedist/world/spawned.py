@@ -216,6 +216,8 @@ class OwnRanks:
             num_ranks = given if given > 0 else int(os.environ.get("WORLD_SIZE") or -1)
             if num_ranks == self._job.world_size and not is_for_hosts(named.get("backend")):
                 self.joins(named.get("rank", -1), num_ranks)
+            if self.is_started and num_ranks == 1:
+                os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # no agent keeps a store for one process
             return original(*args, **kwargs)
 
         package = sys.modules["torch.distributed"]

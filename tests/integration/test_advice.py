@@ -50,7 +50,7 @@ _ELSEWHERE = {"expandable-segments", "recompute-module"}
 #: Rules that nothing here applies and records again.
 _NOT_APPLIED = {
     "engine-share": "vLLM has to be installed; its share of memory is its own arithmetic, tested by hand-made records",
-    "engine-offload-optimizer": "a loop between engine and trainer has to be changed; no time, bytes of states alone",
+    "engine-offload-optimizer": "a loop of engine and trainer has to be changed; no time, bytes of the states alone",
     "engine-sleep": "as above; no time, bytes of weights and cache alone",
     "engine-sleep-level": "as above; no time, bytes of the host's weights alone",
     "engine-eager": "no graphs are captured where no kernel runs; no time, bytes that the engine counted",

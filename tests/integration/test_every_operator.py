@@ -186,7 +186,8 @@ def _differences(engine: ValueEngine, infos: Sequence[Any]) -> Iterator[str]:
             for sample in _samples(info, dtype):
                 for way, run in _ways(info, sample).items():
                     verdict = "" if way in seen else _verdict(engine, run)
-                    if verdict and not (verdict.endswith(_WERE_MADE_UP) and info.name in _MADE_UP):
+                    is_listed = info.name in _MADE_UP or info.formatted_name in _MADE_UP
+                    if verdict and not (verdict.endswith(_WERE_MADE_UP) and is_listed):
                         seen.add(way)
                         yield f"{info.formatted_name} {str(dtype)[6:]} {way}: {verdict}"
 

@@ -89,3 +89,25 @@ def test_a_compiled_router_picks_as_evenly(profile_once: ProfileOnce, tmp_path_f
     said = profile_once(script, options=("--json", "--no-kernels")).finished.stderr
     counts = [2048 * 2 // EXPERTS] * EXPERTS
     assert f"COUNTS {counts} {counts}" in said, said
+
+
+@on_virtual_gpu
+def test_a_router_of_one_expert_a_token_follows_the_load_by_any_operation(engine: ValueEngine) -> None:
+    import torch
+
+    from fakedist.gpu.values.routing import RunningLayer
+    from fakedist.router_load import RouterLoad
+
+    engine.route_by(RouterLoad("zipf:1", seed=5), 3, lambda: RunningLayer(0, in_backward=False, step=1))
+    scores = torch.randn(1024, 512, device="cuda") @ torch.randn(512, EXPERTS, device="cuda")
+
+    def counts(experts: torch.Tensor) -> list[int]:
+        counted: list[int] = torch.bincount(experts.flatten(), minlength=EXPERTS).tolist()
+        return counted
+
+    for _ in range(2):  # of no values, then of made-up ones that the script has read
+        for experts in (scores.argmax(-1), scores.max(-1)[1], scores.max(-1, keepdim=True)[1], scores.topk(1)[1]):
+            assert max(counts(experts)) > 2 * min(counts(experts))
+        read = torch.tensor(scores.tolist())
+    assert torch.equal(scores.max(-1)[0].cpu(), read.amax(-1))
+    assert torch.equal(scores.max().cpu(), read.max())

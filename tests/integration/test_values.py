@@ -458,3 +458,21 @@ def test_fused_sgd_keeps_the_values_of_parameters(engine: ValueEngine) -> None:
         weights.append(weight.detach().cpu())
     assert torch.allclose(weights[0], weights[1])
     assert invented_values(engine) == 0
+
+
+@on_virtual_gpu
+def test_results_whose_size_depends_on_values_are_written_to_out(engine: ValueEngine) -> None:
+    import torch
+
+    values = torch.tensor([[1.0, 0.0], [0.0, 3.0]])
+    on_gpu = values.cuda()
+    for held in (0, 4):
+        rows = torch.full((held,), 7, device="cuda")
+        assert torch.nonzero(on_gpu, out=rows) is rows
+        assert rows.tolist() == values.nonzero().tolist()
+        chosen = torch.full((held,), 7.0, device="cuda")
+        torch.masked_select(on_gpu, on_gpu > 0, out=chosen)
+        assert chosen.tolist() == [1.0, 3.0]
+    assert invented_values(engine) == 0
+    large = torch.randn(1024, 1024, device="cuda")
+    assert not engine.host.holds(torch.nonzero(large > 0, out=rows))

@@ -46,7 +46,7 @@ _REDUCE |= {"logsumexp", "count_nonzero", "argmax", "argmin", "nansum", "aminmax
 #: Comparisons and reductions.
 CONDENSING = {*_COMPARE, *_REDUCE}
 #: A router picks experts with these. With several rows, each row picks others (:mod:`fakedist.gpu.values.routing`).
-_ROUTING = {"topk", "argmax", "argmin"}
+_ROUTING = {"topk", "argmax", "argmin", "max"}
 
 
 class Following:
@@ -130,12 +130,16 @@ class Following:
         if len(tensors) == 2:
             source, dim = tensor_at(args, 0), operator.argument("dim", args, kwargs)
             assert isinstance(dim, int)
-            self._host.write(tensors[0], host_view(source).gather(dim, chosen))
+            values = host_view(source)
+            picked = values.gather(dim, chosen) if operator.name == "topk" else values.amax(dim)
+            self._host.write(tensors[0], picked.view(tensors[0].shape))
             self._host.taints.mark(tensors[0], self._host.taint((source,)) or Taint())
         return result
 
 
 def _picks_for_rows(operator: Operator, source: torch.Tensor) -> bool:
+    if operator.name == "max" and operator.full_name != "aten.max.dim":  # the largest of all, or of two tensors
+        return False
     return source.dim() > 1 and (operator.name == "topk" or source.numel() > 1)
 
 

@@ -11,7 +11,7 @@ NUM_STEPS, NUM_EXPERTS, NUM_TOKENS = 12, 8, 64
 
 
 def steps(seed: int) -> list[Any]:
-    """What each step's counters, histograms and weights are."""
+    """Counters, histograms and weights of each step."""
     drawn = torch.Generator().manual_seed(seed)
     count, number = torch.zeros(NUM_EXPERTS, dtype=torch.int64, device="cuda"), torch.zeros((), device="cuda")
     weight = nn.Parameter(torch.tensor([1.0, 2.0], device="cuda"))

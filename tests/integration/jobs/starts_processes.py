@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import socket
 import subprocess
 import sys
 
@@ -22,7 +23,9 @@ def free() -> int:
 def work(answers: multiprocessing.Queue, over: multiprocessing.Event) -> None:
     """Hold 3 GiB, in a group of its own; ask for more than the GPU has; then for a group of two."""
     kept = torch.empty(3 * GIB, dtype=torch.uint8, device="cuda")
-    torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    with socket.create_server(("localhost", 0)) as server:
+        address = f"tcp://localhost:{server.getsockname()[1]}"  # torchrun would keep the store of a rank
+    torch.distributed.init_process_group("nccl", init_method=address, rank=0, world_size=1)
     tensor = torch.ones(4, device="cuda")
     torch.distributed.all_reduce(tensor)
     found = {"sum": tensor.sum().item(), "seen": free()}
