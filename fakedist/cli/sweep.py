@@ -292,7 +292,8 @@ def _run(
     try:
         if plan.grows:
             legal = "; ".join(condition.text for condition in plan.space.conditions)
-            remark(f"{len(plan.points()):,} of {plan.space.size:,} layouts are legal{': ' * bool(legal)}{legal}")
+            are = "are legal" if plan.num_trials is None else "are drawn of the legal ones"
+            remark(f"{len(plan.points()):,} of {plan.space.size:,} layouts {are}{': ' * bool(legal)}{legal}")
         sweep = run_sweep(plan, directory, executor, listener, fresh=fresh, limit_bytes=limit_bytes)
         if plan.grows:
             progress.ended()

@@ -91,7 +91,7 @@ class StepLaunches:
 
     @property
     def least_us(self) -> float:
-        """The least that the step can take, whatever runs beside its kernels: their sum on the busiest stream."""
+        """The least that the step can take, whatever runs next to its kernels: their sum on the busiest stream."""
         streams, _ = self.timeline.streams_and_queues()
         rows = self.timeline.has_work
         alone_us = np.nan_to_num(np.where(self._is_call, 0.0, self._alone_us)[rows])

@@ -169,7 +169,9 @@ def read_plain(path: Path) -> Mapping[str, object]:
         else:
             content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except OSError as error:
-        raise SweepError(f"{path} cannot be read: {error.strerror}", "paths are relative to the sweep file") from None
+        raise SweepError(
+            f"{path} cannot be read: {error.strerror}", "a path in a sweep file is relative to that file"
+        ) from None
     except UnreadableError as error:
         raise SweepError(f"{path} cannot be read: {error}", "give a configuration file") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:

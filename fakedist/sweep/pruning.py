@@ -1,4 +1,4 @@
-"""Points that need not run: they hold no less than a point that does not fit, or are no faster than one that does.
+"""Points that need not run: they hold no less than a point that does not fit, or are not faster than one that does.
 
 Both follow the order of the axes that grow (:attr:`~fakedist.sweep.plan.SweepPlan.grows`). A recorded pair of points
 that contradicts an order refutes it. One that does not follow from numbers alone counts once a recorded pair shows it.
@@ -33,7 +33,7 @@ class _Move(NamedTuple):
 
 
 class Pruning:
-    """What the points of a sweep that ended prove of the others.
+    """Points of a sweep that ended, and conclusions from them about the others.
 
     Attributes:
         refuted: By status, in words, the pair of points by which none gets it any more.

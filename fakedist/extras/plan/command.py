@@ -126,7 +126,7 @@ def plan(
         if flags or replays:
             raise click.UsageError("--apply and --replay-only need --fit")
         if wrong:
-            raise click.UsageError(f"{wrong[0]} is not a run directory; a script needs --fit SIZE")
+            raise click.UsageError(f"{wrong[0]} is not a run directory; a script needs --fit SIZE before it")
         _plan_machine(runs, num_gpus, values, output)
         return 0
     if num_gpus is not None or len(runs) > 1:

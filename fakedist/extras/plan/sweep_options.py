@@ -42,7 +42,7 @@ _GROWS = {"mbs": 0, "replicas": 1, _CHECKPOINT: -1}
 
 
 @dataclass(frozen=True)
-class Places:
+class ScriptSettings:
     """Where a script takes its settings from: flags (``--tp``), variables (``TP_SIZE``) or keys (``ds.json#a.b``).
 
     Attributes:
@@ -72,7 +72,7 @@ class Places:
 
 _RECOMPUTE = "--recompute-granularity"
 _KNOWN = {
-    "megatron": Places(
+    "megatron": ScriptSettings(
         {
             "tp": "--tensor-model-parallel-size",
             "pp": "--pipeline-model-parallel-size",
@@ -96,7 +96,7 @@ _KNOWN = {
         rare=frozenset(("cp", "ep")),
         batch="--global-batch-size",
     ),
-    "torchtitan": Places(
+    "torchtitan": ScriptSettings(
         {
             "tp": "--parallelism.tensor_parallel_degree",
             "pp": "--parallelism.pipeline_parallel_degree",
@@ -108,7 +108,7 @@ _KNOWN = {
         facts={"seq_len": "--training.seq_len", "global_batch": "--training.global_batch_size"},
         rare=frozenset(("pp", "cp", "ep")),
     ),
-    "deepspeed": Places(
+    "deepspeed": ScriptSettings(
         {
             "stage": "#zero_optimization.stage",
             "tp": "#tensor_parallel.autotp_size",
@@ -121,7 +121,7 @@ _KNOWN = {
         legal=("stage <= 1 or {pp} == 1",),
         file_flags=("--deepspeed_config", "--deepspeed-config", "--deepspeed"),
     ),
-    "accelerate": Places(
+    "accelerate": ScriptSettings(
         {
             "tp": "PARALLELISM_CONFIG_TP_SIZE",
             "cp": "PARALLELISM_CONFIG_CP_SIZE",
@@ -212,9 +212,9 @@ def with_axes(
 
 
 class _Point:
-    """What every point is given: arguments, variables and a file of its own, with placeholders."""
+    """Arguments, variables and a file of its own that every point gets, with placeholders."""
 
-    def __init__(self, places: Places, arguments: Sequence[str], options: Mapping[str, Texts | bool]) -> None:
+    def __init__(self, places: ScriptSettings, arguments: Sequence[str], options: Mapping[str, Texts | bool]) -> None:
         self._places, self._arguments, self._options = places, arguments, options
         given = options.get("env")
         texts = () if given is None or isinstance(given, bool) else given.texts
@@ -294,7 +294,7 @@ class _Point:
         self._path = path
         if not any(map(self._names_file, self._arguments)):
             raise SweepError(
-                f"--auto: no argument is {path}, so that the script would not read another file", f"--config {path}"
+                f"--auto: no argument is {path}, so the script would not read a point's copy of it", f"--config {path}"
             )
         return read_plain(Path(path))
 
@@ -302,9 +302,9 @@ class _Point:
         return bool(self._path) and (word == self._path or word.endswith(f"={self._path}"))
 
 
-def _read(texts: Sequence[str]) -> Places:
+def _read(texts: Sequence[str]) -> ScriptSettings:
     """The places that texts name or give; those of an axis replace the ones of a framework."""
-    places = Places()
+    places = ScriptSettings()
     for text in texts:
         name, equals, rest = text.partition("=")
         place, _, values = rest.partition(":")
@@ -314,7 +314,9 @@ def _read(texts: Sequence[str]) -> Places:
             known = [*_LARGEST, _CHECKPOINT] if equals else [*_KNOWN]
             raise SweepError(f"--auto has no {name}", did_you_mean(name, known) or f"it has {', '.join(known)}")
         elif not _PLACE.fullmatch(place) or (name == _CHECKPOINT and not values):
-            raise SweepError(f"--auto {text!r} has no {'values' if _PLACE.fullmatch(place) else 'flag'}", _EXAMPLE)
+            raise SweepError(
+                f"--auto {text!r} has no {'values' if _PLACE.fullmatch(place) else 'flag, variable or key'}", _EXAMPLE
+            )
         elif name == _CHECKPOINT:
             is_flag = place.startswith("--")
             ways = {value: (place, value) if is_flag else (value,) for value in values.split(",")}
@@ -325,7 +327,7 @@ def _read(texts: Sequence[str]) -> Places:
     return places
 
 
-def _axes(places: Places, point: _Point, settings: CommandLineSettings, per_node: int) -> list[Axis]:
+def _axes(places: ScriptSettings, point: _Point, settings: CommandLineSettings, per_node: int) -> list[Axis]:
     """The axes: not a rare one that the command lacks, nor one that a file leaves to the script (``"auto"``)."""
     from fakedist.sweep.space import Axis, axis_of_text
 

@@ -1,4 +1,4 @@
-"""What recorded points prove of others, and when."""
+"""Recorded points prove something of others, once their order is known."""
 
 from __future__ import annotations
 
