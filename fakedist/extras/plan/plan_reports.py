@@ -255,12 +255,11 @@ def _fit_facts(fitted: Fitted) -> Facts:
     allocated = f"{format_bytes(summary.peak_allocated_bytes)} allocated; measured, rank {summary.rank}"
     facts = [
         Fact("job", run_title(fitted.run), is_code=True),
-        Fact(
-            "needs",
-            f"{format_bytes(summary.peak_reserved_bytes)} reserved",
-            f"{allocated}; measured, rank {summary.rank}",
-        ),
+        Fact("needs", f"{format_bytes(summary.peak_reserved_bytes)} reserved", allocated),
     ]
+    if (outside := summary.estimated_outside) is not None:
+        text = "of the GPU for the CUDA context and NCCL, estimated; no change takes it away"
+        facts.append(Fact("and", span_text(outside.low_bytes, outside.high_bytes), text))
     if summary.time is not None:
         facts.append(Fact("step", step_text(summary.time), "estimated"))
     return Facts(facts)

@@ -16,19 +16,26 @@ OPTIONS = ("--world-size", "8", "--gpu-memory", "6GiB", "-o", "swept", "--jobs",
 
 @pytest.mark.long
 def test_the_pruned_points_do_not_fit_and_the_best_is_that_of_all(run_fakedist: RunFakedist, tmp_path: Path) -> None:
-    maps = ("--auto", "mbs=--batch-size:8,128", "--auto", "checkpoint=--checkpoint:full,none")
+    maps = ("--auto", "replicas=--dp-replicate:1,2", "--auto", "mbs=--batch-size:8,128")
+    maps = (*maps, "--auto", "checkpoint=--checkpoint:full,none")
     said = run_fakedist("sweep", *OPTIONS, *maps, *SCRIPT, cwd=tmp_path).stderr
     auto = fakedist.open_sweep(tmp_path / "swept")
-    (pruned,) = (row for row in auto.rows if row.status is Status.PRUNED)
-    assert "4 of 4 layouts are legal" in said
-    assert "3 recorded, 0 of an earlier sweep, 1 pruned by memory" in said
-    assert pruned.reason.startswith("holds no less than mbs=128 checkpoint=full, whose tensors and CUDA context take ")
-    placed = ("--batch-size", "{mbs}", "--checkpoint", "{checkpoint}")
-    axes = ("--axis", "mbs=8,128", "--axis", "checkpoint=full,none")
+    by_memory, by_time = (
+        [row for row in auto.rows if row.status is status] for status in (Status.PRUNED, Status.SLOWER)
+    )
+    assert "8 of 8 layouts are legal" in said
+    assert "5 recorded and priced, 0 of an earlier sweep, 2 pruned by memory, 1 by time" in said
+    assert all("whose tensors and CUDA context take" in row.reason for row in by_memory)
+    (slower,) = by_time
+    assert slower.reason.startswith("computes no less than replicas=2 mbs=8 checkpoint=none, which fits with ")
+    placed = ("--dp-replicate", "{replicas}", "--batch-size", "{mbs}", "--checkpoint", "{checkpoint}")
+    axes = ("--axis", "replicas=1,2", "--axis", "mbs=8,128", "--axis", "checkpoint=full,none")
     said = run_fakedist("sweep", *OPTIONS, *axes, *SCRIPT, *placed, cwd=tmp_path).stderr
     every = fakedist.open_sweep(tmp_path / "swept")
-    assert "3 of them ran before" in said
-    assert {row.values: row.status for row in every.rows}[pruned.values] is Status.DOES_NOT_FIT
+    known = {row.values: row for row in every.rows}
+    assert "5 of them ran before" in said
+    assert {known[row.values].status for row in by_memory} == {Status.DOES_NOT_FIT}
     assert auto.ranking.best is not None
     assert every.ranking.best is not None
     assert auto.ranking.best.row.values == every.ranking.best.row.values
+    assert every.ranking.speeds[known[slower.values].id].value <= every.ranking.best.speed.value
