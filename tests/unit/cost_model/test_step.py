@@ -209,6 +209,14 @@ def limits(
     }
 
 
+def test_no_step_is_shorter_than_the_kernels_of_its_busiest_stream() -> None:
+    rows = [PRODUCT, PRODUCT, ("product", 0, 3, 0, -1), *call(41, 7), *call(41, 7)]
+    launches = pd.DataFrame(rows, columns=COLUMNS).assign(num_operations=0, graph=0, device=0)
+    made = StepLaunches(launches, WORK, PRICED, None)
+    assert (made.least_us, made.kernels_us) == (200.0, 300.0)
+    assert StepLaunches(launches.iloc[3:], WORK, PRICED, None).least_us == 0.0
+
+
 def test_each_part_is_as_long_as_the_step_with_nothing_else() -> None:
     # The step waits for 60 us of dp; its 90 us are behind a product, and those of tp before one.
     rows = [*call(40, 7), waits(40), PRODUCT, *call(41, 7), PRODUCT, *call(42, 0), PRODUCT]

