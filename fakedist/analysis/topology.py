@@ -401,7 +401,7 @@ def _not_shown(rows: list[ProcessGroup], calls: pd.DataFrame, groups: pd.DataFra
     if math.prod(apart.values()) == number:
         return ""
     size = calls["group"].map(dict(enumerate(group.size for group in read_groups(groups))))
-    if shared == 1 and not (size > 1).any():
+    if shared == 1 and not (size > 1).any() and {group.size for group in rows} <= {number}:
         return ""  # ranks that exchange nothing train by themselves
     own = calls[size == number * shared]
     in_forward = own[own["phase"].astype(str) == "forward"]["operation"].astype(str)

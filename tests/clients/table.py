@@ -57,7 +57,7 @@ Not in the list:
   configuration from the Hub's cache. What it needs besides (megatron-core 0.19.2, Transformers 5.12.1, tokenizers
   0.22.2, megatron-energon, multi-storage-client) was installed bit by bit; no recipe ran to its first step yet.
 - torchtitan 0.3.0's Qwen3-30B-A3B (FSDP 8, compiled; FSDP with EP 8 on 8, 16 and 32 GPUs) ran whole, rank 0 of each,
-  with the figures of [truth.md](truth.md#not-rebuilt). It is no job of the catalogue.
+  with the figures of [truth.md](truth.md#not-rebuilt). The catalogue has no such job.
 - dion, VAR, DeepSpeedExamples and PyTorch's ImageNet example are repositories without a package.
   What they showed has tests of its own: ranks that a script starts, static graphs, truncated initialization,
   assertions on made-up values, compiled embeddings.

@@ -1,4 +1,4 @@
-"""What DeepSpeedExamples' training/bf16_master_weight trains, by ZeRO-3: ``zero3_masters.py fp32`` or ``bf16``.
+"""The job of DeepSpeedExamples' training/bf16_master_weight, by ZeRO-3: ``zero3_masters.py fp32`` or ``bf16``.
 
 32 encoder layers of 4,096, each recomputed, one random sequence of 512 tokens; masters, gradients and moments of AdamW
 in fp32, or all in bf16 under autocast. What the library does there is DeepSpeed's own; its AdamW is compiled by nvcc.

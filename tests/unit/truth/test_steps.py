@@ -78,7 +78,7 @@ def test_communication_matters_and_rows_left_out_of_the_fit_are_as_close() -> No
 
 
 @pytest.mark.parametrize(
-    ("gpu", "number", "middle", "most", "inside"), [("h100-80g", 15, 0.19, 0.30, 15), ("gb200", 12, 0.08, 0.46, 11)]
+    ("gpu", "number", "middle", "most", "inside"), [("h100-80g", 17, 0.19, 0.30, 17), ("gb200", 12, 0.08, 0.46, 11)]
 )
 def test_steps_that_the_host_limits_are_as_close_as_the_docs_say(
     gpu: str, number: int, middle: float, most: float, inside: int
