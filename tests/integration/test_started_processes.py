@@ -59,7 +59,7 @@ def test_a_started_process_is_out_of_memory_as_on_one_gpu(found: dict[str, Any])
     who, *_, held = note["text"].partition(" was out of memory: it asked for 10.00 GiB at ")
     assert re.fullmatch(r"a process that the script started, \S+ \(\d+\),", who)
     assert held.endswith("when it held 3.00 GiB, and the rank's other processes 1.00 GiB, of the GPU's 10.00 GiB")
-    assert "starts_processes.py:30" in held
+    assert "starts_processes.py:33" in held
 
 
 @pytest.mark.long

@@ -66,7 +66,7 @@ class Following:
                     return None
                 missing.append(tensor)
             operands.append(tensor)
-        if missing and operator.name in _ROUTING and _picks_for_rows(operator, missing[0]):
+        if missing and operator.name in _ROUTING and self._picks_for_rows(operator, missing[0]):
             return None
         for tensor in missing:
             self._host.complete(tensor)
@@ -116,7 +116,7 @@ class Following:
         if operator.name not in _ROUTING:
             return False
         source = tensor_at(args, 0)
-        return _picks_for_rows(operator, source) and source.is_cuda and self._host.taint((source,)) is not None
+        return self._picks_for_rows(operator, source) and source.is_cuda and self._host.taint((source,)) is not None
 
     def route(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Pick each index equally often, and the values at those indices."""
@@ -136,11 +136,10 @@ class Following:
             self._host.taints.mark(tensors[0], self._host.taint((source,)) or Taint())
         return result
 
-
-def _picks_for_rows(operator: Operator, source: torch.Tensor) -> bool:
-    if operator.name == "max" and operator.full_name != "aten.max.dim":  # the largest of all, or of two tensors
-        return False
-    return source.dim() > 1 and (operator.name == "topk" or source.numel() > 1)
+    def _picks_for_rows(self, operator: Operator, source: torch.Tensor) -> bool:
+        if operator.name == "max":  # of an even load, the indices stay those of the largest values: predictions
+            return source.dim() > 1 and operator.full_name == "aten.max.dim" and not self._routing.load.is_even
+        return source.dim() > 1 and (operator.name == "topk" or source.numel() > 1)
 
 
 def _is_finite(value: object) -> bool:
