@@ -51,11 +51,11 @@ Not in the list:
 - TorchRec 1.9.2 needs fbgemm_gpu 1.9.0, which lacks a symbol of torch 2.15 (`c10::report_overflow`).
 - prime-rl 0.8.0 @559b44772 imports ring-flash-attn in its SFT and RL trainers, which needs flash-attn 2.8.3 (above);
   its wheels of flash-attn are built for torch 2.11.
-- SkyRL 0.4.0 pins Ray 2.57.0 and flash-attn 2.8.3 for torch 2.11 at its main (@a9564572e), and its SFT, too, trains in
-  Ray's actors. It was not run.
-- Megatron-Bridge 0.6.2 imports Transformer Engine in any case, which was built here. Its recipes read a model's
-  configuration from the Hub's cache. What it needs besides (megatron-core 0.19.2, Transformers 5.12.1, tokenizers
-  0.22.2, megatron-energon, multi-storage-client) was installed bit by bit; no recipe ran to its first step yet.
+- SkyRL 0.4.0 pins Ray 2.56.0; its main (@a9564572e) pins Ray 2.57.0 and flash-attn 2.8.3 for torch 2.11. Its SFT, too,
+  trains in Ray's actors. It was not run.
+- Megatron-Bridge 0.6.2 cannot be imported without Transformer Engine. Its recipes read a model's configuration from the
+  Hub's cache. With Transformer Engine built and megatron-core 0.19.2, Transformers 5.12.1, tokenizers 0.22.2,
+  megatron-energon and multi-storage-client installed, other packages are missing; no recipe reached its first step.
 - torchtitan 0.3.0's Qwen3-30B-A3B (FSDP 8, compiled; FSDP with EP 8 on 8, 16 and 32 GPUs) ran whole, rank 0 of each,
   with the figures of [truth.md](truth.md#not-rebuilt). The catalogue has no such job.
 - dion, VAR, DeepSpeedExamples and PyTorch's ImageNet example are repositories without a package.

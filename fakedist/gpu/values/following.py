@@ -119,7 +119,7 @@ class Following:
         return self._picks_for_rows(operator, source) and source.is_cuda and self._host.taint((source,)) is not None
 
     def route(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        """Pick each index equally often, and the values at those indices."""
+        """Pick indices by the load, and the values at them; the values of ``max`` are the largest."""
         result = operator.func(*args, **kwargs)
         tensors = device_tensors((result,))
         indices = tensors[-1]
