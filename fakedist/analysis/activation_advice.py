@@ -444,7 +444,10 @@ def _chunks_price(evidence: Evidence, is_loss: Array, is_logits: Array, in_stack
     pieced = _SLOW_CONCATENATION * 2 * gradient * us_per_byte * num_losses
     of_layers = is_output.copy()
     of_layers[of_losses["layer"]] = True
-    on_host = sum(_LOSS_PIECES * evidence.host_us(phase, of_layers & ~in_stacks) for phase in (working[0], *working))
+    chunked = of_layers & ~in_stacks
+    on_host = _LOSS_PIECES * (
+        sum(evidence.host_us(phase, chunked) for phase in working) + evidence.checkpoint_us(chunked, 1)
+    )
     on_gpu = again + max(inside, pieced) + launches
     return Price(0.0, max(on_gpu, on_host), "logits computed again, and in pieces")
 

@@ -354,13 +354,17 @@ def test_two_changes_of_which_each_uncovers_the_other_are_found_together(tmp_pat
 # ---- changes whose saving is known by bounds; whole tables, since times are needed
 
 
-def found(made: HandMade, directory: Path, capacity: int = 0, **setup: Any) -> tuple[dict[str, Any], Any]:
-    """Advice by rule, and the remedy."""
-    advices, remedy_ = _advised(made, directory, capacity, **setup)
+def found(
+    made: HandMade, directory: Path, capacity: int = 0, *, apart_us: float = 10.0, **setup: Any
+) -> tuple[dict[str, Any], Any]:
+    """Advice by rule, and the remedy. The host launches every ``apart_us``."""
+    advices, remedy_ = _advised(made, directory, capacity, apart_us, **setup)
     return {piece.rule: piece for piece in advices}, remedy_
 
 
-def _advised(made: HandMade, directory: Path, capacity: int, **setup: Any) -> tuple[list[Advice], Any]:
+def _advised(
+    made: HandMade, directory: Path, capacity: int, apart_us: float = 10.0, **setup: Any
+) -> tuple[list[Advice], Any]:
     """Advice, and the remedy, of a hand-made run whose step has kernels: 100 us for each of its operations."""
     made.ended()
     computed = compute_tables(made.write(new_run(directory / "run")))
@@ -374,7 +378,7 @@ def _advised(made: HandMade, directory: Path, capacity: int, **setup: Any) -> tu
     is_call = kernels["operation"].str.startswith("c10d.")
     kernels.loc[is_call, "call"] = range(int(is_call.sum()))
     kernels.loc[kernels["operation"].str.contains("add"), "bound"] = "launch"
-    kernels["launch_us"] = kernels["op"] * 10.0
+    kernels["launch_us"] = kernels["op"] * apart_us
     room = Room(capacity, capacity, 10_000.0) if capacity else Room(step_us=10_000.0)
     return find_advice(tables | {"kernels": kernels}, computed.folds, room, Setup(**setup))
 
