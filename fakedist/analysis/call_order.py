@@ -3,7 +3,8 @@
 The calls of all ranks are played against each other by the rules of their backends. A communicator of NCCL runs one
 rank's calls in the order in which that rank makes them. A collective is over when all its ranks are in it, a send when
 its receive has begun, and coalesced calls, which begin together, when all of them are. A call of NCCL and the wait for
-one hold up what follows on their stream, not the host. The host waits in barriers, and where a communicator is made.
+one hold up what follows on their stream, not the host. The host waits in barriers, and where a communicator is made
+for the hosts of its ranks.
 Gloo's calls are the host's, which waits in them or for them; its sends and receives match by their tags.
 
 A rank that has no inputs left in a ``Join`` makes the calls of the others there, until they have none either.
@@ -237,6 +238,15 @@ class _Unit:
         return call.group, call.on_host, call.peer if call.own_pair else -1
 
     @property
+    def made_communicator(self) -> tuple[Hashable, Sequence[int]] | None:
+        """The communicator that the host may make here with its ranks, and these; None for calls of the host."""
+        call = self.calls[0]
+        if call.on_host or call.kind in (*_BARRIERS, *OBJECT_CALLS):
+            return None
+        members = sorted((self.rank, call.peer)) if call.own_pair else call.members
+        return (call.group, *(members if call.own_pair else ())), members
+
+    @property
     def holds_stream(self) -> bool:
         return any(not call.asynchronous and not call.is_pair for call in self.calls)
 
@@ -293,6 +303,8 @@ class _Play:
         self._ready: list[_Unit] = []
         self._meetings: dict[tuple[Channel, bool], _Meeting] = {}
         self._peers: dict[Hashable, tuple[_OpenCalls, _OpenCalls]] = {}
+        #: Ranks whose host has come to a communicator's first call.
+        self._come: dict[Hashable, set[int]] = {}
         self._num_over = 0
         self._told = set[int]()
         self._difference: Disagreement | None = None
@@ -323,13 +335,15 @@ class _Play:
                     heapq.heappush(rank.waits, (call.awaited, call.sequence, call.awaited_on, unit))
             rank.queues.setdefault(unit.communicator, deque()).append(unit)
             self._ready.append(unit)
+            if (made := unit.made_communicator) is not None:
+                self._come.setdefault(made[0], set()).add(unit.rank)
             if any(call.waits for call in unit.calls):
                 rank.host_waits_for = unit
         return True
 
     def _host_waits(self, rank: _Rank, unit: _Unit) -> bool:
         """Whether the host is in a wait before it makes a unit. The waits of streams until then take effect."""
-        while rank.host_waits_for is None or rank.host_waits_for.is_over:
+        while rank.host_waits_for is None or rank.host_waits_for.is_over or self._is_made(rank.host_waits_for):
             rank.host_waits_for = None
             if not rank.waits or rank.waits[0][0] > unit.calls[0].sequence:
                 return False
@@ -339,6 +353,13 @@ class _Play:
             else:
                 rank.holding.setdefault(stream, []).append(awaited)
         return True
+
+    def _is_made(self, unit: _Unit) -> bool:
+        """Whether all ranks' hosts have come to make the unit's communicator: they need not wait for its calls."""
+        if (made := unit.made_communicator) is None:
+            return False
+        communicator, members = made
+        return all(member in self._come[communicator] for member in members if member in self._ranks)
 
     def _put_on_stream(self, rank: _Rank, unit: _Unit) -> None:
         stream = unit.calls[0].stream

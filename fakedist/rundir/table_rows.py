@@ -281,8 +281,8 @@ class CallTermsTable:
     own_pair: Annotated[bool, "A send or receive on a communicator of these two ranks alone."]
     waits: Annotated[
         bool,
-        "The host waits until all its ranks make it: in a barrier, in a call on the host that is not asynchronous, "
-        "and where its communicator is made.",
+        "The host waits for the call in a barrier, and on the host if it is not asynchronous; where its communicator "
+        "is made, for the hosts of its ranks.",
     ]
     lines: Annotated[str, "The script's lines, innermost first, one a line; empty in autograd's threads."]
     parts: Annotated[

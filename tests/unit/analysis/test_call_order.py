@@ -93,6 +93,14 @@ def test_the_host_waits_where_a_communicator_is_made() -> None:
     assert not played([waits[0], waits[1]], [waits[1], waits[0]], [other]).is_matched
 
 
+def test_the_host_waits_for_those_that_make_a_communicator_and_not_for_its_first_call() -> None:
+    """Rank 0's send waits on its stream for the collective that rank 1 makes after its receive."""
+    everyone, pair = call("all_reduce"), {"own_pair": True, "waits": True}
+    assert played([everyone, sends(1, **pair)], [receives(0, **pair), everyone]).is_matched
+    held = receives(0, **pair, awaited=1, awaited_on=0)
+    assert not played([everyone, sends(1, **pair)], [held, everyone]).is_matched
+
+
 @pytest.mark.parametrize(("third", "is_matched"), [(16, True), (24, False)])
 def test_uneven_parts_of_an_all_gather_are_what_each_rank_sends(third: int, is_matched: bool) -> None:
     gathers = call("all_gather", WORLD, received_parts=(8, 8, third), bytes_out=16 + third)

@@ -35,7 +35,7 @@ class Deed:
 
     Attributes:
         holds: Whether its stream waits for it; the host, if it is the host's.
-        blocks: Whether the host waits for it although it is the GPU's.
+        blocks: Whether the host waits for those of the communicator's other ranks, with which it makes it.
         batch: Those of one batch, which are in a row, begin together.
         join: Number of a Join: of an iteration, or of the call in which the rank waits for the others.
         has_joined: Whether it is that call.
@@ -244,7 +244,7 @@ class Execution:
         for items in self.items:
             for at, item in enumerate(items):
                 if not item.is_made and not any(
-                    _stops_host(items[:before], one) for before, one in enumerate(items[:at])
+                    self._stops_host(items[:before], one) for before, one in enumerate(items[:at])
                 ):
                     item.is_made = changed = True
                 if item.is_made and item.parts and not item.parts[0].has_begun and _may_begin(items[:at], item):
@@ -259,6 +259,28 @@ class Execution:
                 for part in meeting:
                     part.is_over = True
         return changed
+
+    def _stops_host(self, before: Sequence[Item], item: Item) -> bool:
+        if not item.is_made:
+            return True
+        if item.wait is not None:
+            target = _target(before, item.wait)
+            return target.parts[0].deed.on_host and not target.is_over
+        if item.parts[0].deed.on_host:
+            return any(part.deed.holds for part in item.parts) and not item.is_over
+        return any(part.deed.blocks and not self._have_all_come(part) for part in item.parts)
+
+    def _have_all_come(self, part: Part) -> bool:
+        """Whether the hosts of a communicator's ranks have made a call on it."""
+        parts = [other for items in self.items for item in items if item.is_made for other in item.parts]
+        come = {other.rank for other in parts if not other.deed.on_host and _between(other) == _between(part)}
+        return come >= _between(part)[1]
+
+
+def _between(part: Part) -> tuple[int, set[int]]:
+    """A group, and its ranks on a communicator."""
+    deed = part.deed
+    return deed.group, {part.rank, deed.peer} if deed.own_pair else {*GROUPS[deed.group]}
 
 
 def with_others_calls(program: Sequence[Deed], most: Counter[int]) -> Iterator[tuple[Deed, bool]]:
@@ -292,15 +314,6 @@ def _items(rank: int, deeds: Iterator[tuple[Deed, bool]]) -> Iterator[Item]:
 
 def _target(before: Sequence[Item], wait: Deed) -> Item:
     return next(item for item in before if any(part.deed is wait.waits_for for part in item.parts))
-
-
-def _stops_host(before: Sequence[Item], item: Item) -> bool:
-    if not item.is_made:
-        return True
-    if item.wait is not None:
-        target = _target(before, item.wait)
-        return target.parts[0].deed.on_host and not target.is_over
-    return any((part.deed.holds if part.deed.on_host else part.deed.blocks) for part in item.parts) and not item.is_over
 
 
 def _communicator(item: Item) -> object:
