@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,12 @@ def test_the_ready_spaces_can_be_swept(file: Path, capsys: pytest.CaptureFixture
     found = json.loads(capsys.readouterr().out)
     assert 0 < found["num_points"] <= 500
     assert f"{file.name}`" in (ROOT / "docs" / "sweeps.md").read_text()
+    text = file.read_text()
+    if "megatron_gpt.py" in text and "--preset" not in text:
+        required = re.search(r"_REQUIRED = \((.*)\)", (ROOT / "examples" / "megatron_config.py").read_text())
+        assert required is not None
+        flags = [f"--{name.replace('_', '-')}=" for name in re.findall(r'"(\w+)"', required[1])]
+        assert [flag for flag in flags if flag not in text] == []
 
 
 @pytest.mark.parametrize("more", [[], ["--axis", "tp=1,2,4", "-o", "elsewhere"]])
