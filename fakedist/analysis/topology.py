@@ -18,6 +18,7 @@ import pandas as pd
 from fakedist.analysis.recording import Recording
 from fakedist.analysis.typed_tables import rows_of, table_of
 from fakedist.errors import JobError
+from fakedist.rundir.notes import counted
 from fakedist.rundir.rows import CallRow, ScopeRow
 from fakedist.rundir.table_rows import TABLES, GroupsTable
 from fakedist.units import format_rank_list, parse_rank_list
@@ -389,7 +390,7 @@ def find_replicas(groups: pd.DataFrame, calls: pd.DataFrame, world_size: int) ->
     if number > 1 and (why := _not_shown(rows, calls, groups, number, shared)):
         return Replicas(0, why)
     parts = [f"{size} {axis}" for axis, size in sizes.items() if size > 1]
-    return Replicas(number, f"{world_size:,} ranks" + (f" / ({' x '.join(parts)})" if parts else ""))
+    return Replicas(number, counted(world_size, "rank") + (f" / ({' x '.join(parts)})" if parts else ""))
 
 
 def _not_shown(rows: list[ProcessGroup], calls: pd.DataFrame, groups: pd.DataFrame, number: int, shared: int) -> str:

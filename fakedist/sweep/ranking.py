@@ -288,7 +288,8 @@ def row_text(row: Row) -> str:
         speed = next((f"{speed_text(rate)} {unit}" for unit in UNITS if (rate := rate_in(unit, row.step))), "")
         did = speed or f"a step in {format_us(row.step.step_us)}"
         return f"{row.label}: {row.status}, {did}, {memory_text(row.fullest)}"
-    return f"{row.label}: {row.status}{f': {row.reason}' if row.reason else ''}"
+    more = f": {row.reason}" if row.reason else f", its step is not known: {row.why_no_step}" if row.why_no_step else ""
+    return f"{row.label}: {row.status}{more}"
 
 
 def _points(number: int) -> str:

@@ -150,7 +150,7 @@ def _about(sweep: Sweep) -> Facts:
     gpus = list(dict.fromkeys(step.gpu for step in steps))
     sizes = _named([format_bytes(bytes_) for bytes_ in memory])
     facts = [
-        ("world", f"{_named([f'{world:,}' for world in worlds])} ranks" if worlds else "", False),
+        ("world", f"{_named([f'{world:,}' for world in worlds])} rank{'s' * (worlds != [1])}" if worlds else "", False),
         ("GPU", ", ".join(filter(None, (_named(gpus), sizes and f"{sizes} of memory"))), False),
         ("fabric", _named(list(dict.fromkeys(step.fabric for step in steps))), False),
         ("script", sweep.about.program, True),

@@ -185,7 +185,7 @@ def save_sheet(memory: HostMemory, cwd: str) -> Sheet:
         )
         remarks.append(
             f"takes: at {rate / 1e9:g} GB/s of the node, from this rank's bytes alone to those of all "
-            f"{memory.node.num_ranks} ranks"
+            f"{counted(memory.node.num_ranks, 'rank')}"
         )
     if any(row.written_bytes < 0 for row in rows):
         remarks.append("not known: another process writes it, or it was not done when the run ended")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -40,6 +41,11 @@ ROWS = (
     row(tp=3, recompute="full", status=Status.INVALID),
     row(tp=3, recompute="moe_act", status=Status.INVALID),
 )
+
+
+def test_a_point_that_fits_without_a_step_has_its_reason() -> None:
+    without = replace(row(None, tp=2), why_no_step="rank 0: none of its 2 micro-batches is steady")
+    assert row_text(without) == "tp=2: fits, its step is not known: rank 0: none of its 2 micro-batches is steady"
 
 
 def test_the_answer_names_the_fastest_point_and_what_is_as_fast() -> None:
