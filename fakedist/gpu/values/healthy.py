@@ -46,6 +46,7 @@ from fakedist.gpu.values.symbolic import (
     attribute_named,
     attribute_of,
     callee_of,
+    chosen_way,
     global_object,
     holds,
     imported,
@@ -409,13 +410,12 @@ class _Walk:
             condition = self._settled(top_of(point.stack), point)
             is_current = isinstance(condition, Current)
             if is_current and any(paths.stays(point.index, way) for way in paths.after[point.index]):
-                way = _chosen(paths, point.index, condition)
+                way = chosen_way(paths, point.index, condition)
                 if decided is not None and way is not None and self._goes_around(point, paths, way, condition):
                     return Health.STAYS
                 condition = None  # a loop's counter has another value in another round
-            if isinstance(condition, Current) and self._used is not None:
-                self._used.update({(depth, name): self._value_of(depth, name) for depth, name in condition.names})
-            if (way := _chosen(paths, point.index, condition)) is None:
+            self._depend_on((condition,))
+            if (way := chosen_way(paths, point.index, condition)) is None:
                 return self._fork(point, paths, decided, left)
             if isinstance(condition, Given) or (isinstance(condition, Listed) and decided is not None):
                 self.ways.append((point.frame.f_code, point.index, way))
@@ -426,6 +426,12 @@ class _Walk:
                 return Health.STAYS
             point = self._at(point, paths, way)
         return Health.FINE
+
+    def _depend_on(self, values: Iterable[object]) -> None:
+        """Remember the present values of variables that decide."""
+        names = [each for value in values if isinstance(value, Current) for each in value.names]
+        if self._used is not None:
+            self._used.update({(depth, name): self._value_of(depth, name) for depth, name in names})
 
     def _goes_around(self, point: _Point, paths: CodePaths, way: int, condition: object) -> bool:
         """Whether a way leads around a loop to the read, and nothing on it changes what keeps the loop going."""
@@ -537,6 +543,7 @@ class _Walk:
             after = (*after[:-1], self._item(instruction, point))
         elif after and name in RESULTS:
             is_given = any(isinstance(value, Given) for value in stack[-2:])
+            self._depend_on(stack[-2:] if is_given else ())
             self.is_compared |= name == "COMPARE_OP" and is_given and None in map(known_value, stack[-2:])
             if name == "COMPARE_OP" and is_given:
                 constants = [value.value for value in stack[-2:] if isinstance(value, Constant)]
@@ -579,6 +586,7 @@ class _Walk:
         if isinstance(callee, Name) and callee.path[-1] in _ADDS | _CHANGES and len(callee.path) > 1:
             owner = replace(callee, path=callee.path[:-1])
             variables = self._changed(owner, callee.path[-1], passed, keywords, point)
+        self._depend_on(passed if any(map(mentions_given, passed)) else ())
         result = result_of_call(function if isinstance(callee, (Name, Constant)) else callee, passed, keywords)
         self.may_raise |= any(function is each for each in _OF_POSITIVE) and mentions_given(top_of(passed))
         result = applied(holds, passed[:1]) if is_check else result or self._measured(callee, passed, point)
@@ -779,20 +787,6 @@ def _shared(variables: Mapping[str, object], code: CodeType) -> dict[str, object
 def _failed(decided: _Decision | None) -> Health | None:
     """The verdict on a way that raises, or ends the process. Without a test of the value it fails with any answer."""
     return None if decided is None else Health.FAILS
-
-
-def _chosen(paths: CodePaths, index: int, condition: object) -> int | None:
-    """The way that a branch takes; None if its condition is not known."""
-    name = paths.instructions[index].opname
-    if len(paths.after[index]) != 2 or not name.startswith(("POP_JUMP", "JUMP_IF")):
-        return None
-    if not isinstance(condition, (Given, Constant, Listed)) or isinstance(getattr(condition, "value", None), Rows):
-        return None
-    value = bool(condition.items) if isinstance(condition, Listed) else condition.value
-    jumps = bool(value) == ("TRUE" in name)
-    if name.endswith("NONE"):
-        jumps = (value is None) != name.endswith("NOT_NONE")
-    return paths.after[index][int(jumps)]
 
 
 _CALLABLE = (FunctionType, BuiltinFunctionType, type)

@@ -523,3 +523,17 @@ def assigned(variables: Mapping[str, object], place: str, value: object) -> dict
     """The variables after one got a value: what was known of its attributes and items is not known any more."""
     kept = {key: old for key, old in variables.items() if not key.startswith((f"{place}.", f"{place}["))}
     return {**kept, place: value}
+
+
+def chosen_way(paths: CodePaths, index: int, condition: object) -> int | None:
+    """The way that a branch takes; None if its condition is not known."""
+    name = paths.instructions[index].opname
+    if len(paths.after[index]) != 2 or not name.startswith(("POP_JUMP", "JUMP_IF")):
+        return None
+    if not isinstance(condition, (Given, Constant, Listed)) or isinstance(getattr(condition, "value", None), Rows):
+        return None
+    value = bool(condition.items) if isinstance(condition, Listed) else condition.value
+    jumps = bool(value) == ("TRUE" in name)
+    if name.endswith("NONE"):
+        jumps = (value is None) != name.endswith("NOT_NONE")
+    return paths.after[index][int(jumps)]
