@@ -86,7 +86,7 @@ def test_chunks_of_the_loss_cast_the_weight_again_and_add_its_gradient(
     # Each kernel takes 100 us. Forward again, seven casts, 7 x 7 times the weight at 100 us for 128 MiB, and products.
     high = 400 + 7 * 100 + 49 * 16 / 128 * 100 + 0.25 * 2 * 200
     launches = 2 * 7 * 5 * 3  # of the output layer and the loss
-    # On the host, each chunk's forward again, twice that in hooks and 12 launches of a checkpoint, and its own launches.
+    # On the host, each chunk's forward again, twice that in hooks, 12 launches of a checkpoint, and its own launches.
     host = 8 * (4 * 3 + 12 + 3 + 2) * apart_us
     assert piece.price_us == 0
     assert piece.price_high_us == pytest.approx(max(high + launches, host))
