@@ -24,7 +24,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from fakedist.extras.confirm.pieces import like, real_machine
+from fakedist.analysis.recording import read_recording
+from fakedist.extras.confirm.allocator_history import first_difference, recorded_events
+from fakedist.extras.confirm.pieces import ended_with, like, real_machine
 from fakedist.options import Device, Job
 from fakedist.results.building import build_tables
 from fakedist.rundir.directory import create_run_directory, load_manifest, new_manifest, write_manifest
@@ -112,7 +114,7 @@ class Row:
         phases_differing: Figures of a step's phase that differ, and of how many.
         num_phase_figures: See there.
         num_events: What the allocator of the real rank did, in events.
-        first_other_event: The first that differs in action or size; -1 if none does.
+        first_other_event: The first that differs in action, size or stream; -1 if none does.
         cause: Why, where anything differs.
     """
 
@@ -171,13 +173,9 @@ def faked_run(way: Way, rank: int, directory: Path, options: Sequence[str]) -> P
     run = directory / f"faked-{options[1]}-{rank}"
     job = ["--world-size", str(way.num_ranks), "--rank", str(rank), "--steps", str(MOST_STEPS), *options]
     script = [str(SCRIPT), way.job, way.backend]
-    command = [sys.executable, "-m", "fakedist", "profile", *job, "--no-kernels", "-o", str(run), *script]
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        raise JobFailedError(f"{way.job}: rank {rank}, faked, did not end within {TIMEOUT_S} seconds") from None
-    if done.returncode:
-        raise JobFailedError(f"{way.job}: rank {rank}, faked: {done.stderr[-2000:]}")
+    ended = ended_with(["-m", "fakedist", "profile", *job, "--no-kernels", "-o", str(run), *script], TIMEOUT_S)
+    if ended.why:
+        raise JobFailedError(f"{way.job}: rank {rank}, faked, {ended.why}")
     return run
 
 
@@ -272,14 +270,9 @@ def _peaks(run: Path) -> tuple[int, int]:
 
 
 def _first_difference(real: Path, faked: Path) -> tuple[int, int]:
-    rows = []
-    for run in (real, faked):
-        table = read_table(run, "events")
-        rows.append(list(zip(table["action"].to_pylist(), table["size_bytes"].to_pylist(), strict=True)))
-    pairs = enumerate(zip(*rows, strict=False))
-    shorter = min(map(len, rows))
-    end = -1 if len(rows[0]) == len(rows[1]) else shorter
-    return len(rows[0]), next((at for at, (one, other) in pairs if one != other), end)
+    sides = [recorded_events(read_recording(run)) for run in (real, faked)]
+    at = first_difference(*sides)
+    return len(sides[0]), -1 if at is None else at
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,26 +4,26 @@
     python -m tests.accuracy.results gpu-results    # and what `make gpu` measured, before them
     python -m tests.accuracy.results FILE.json      # a line for what `fakedist confirm` measured, once it was checked
 
-A rehearsal of ``make gpu`` writes files of the same form under names of their own, with ``"rehearsal": true`` in their
-heads. Neither this module nor a test lets one of them into docs/accuracy.
+``make gpu`` and ``fakedist confirm`` write the same file. A rehearsal's is marked as one, and has ``"rehearsal": true``
+in the head of every table. Neither this module nor a test lets one of them into docs/accuracy.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import platform
 import re
-import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from fakedist.errors import JobError
-from fakedist.extras.confirm.confirming import defects, read_confirmation
-from fakedist.extras.confirm.pieces import MEASURED, RECORDINGS, REHEARSED, Row, write_rows
+from fakedist.extras.confirm.confirming import contradictions, defects, read_confirmation
+from fakedist.extras.confirm.pieces import Row
 from fakedist.gpu.driver.build import torch_build
 from tests.accuracy.tables import GPU_TABLES, TABLES
 
@@ -31,6 +31,8 @@ ROOT = Path(__file__).parents[2]
 DATA = ROOT / "docs" / "accuracy"
 #: The pages with tables between marks: ``<!-- NAME -->`` and ``<!-- end -->``.
 PAGES = (DATA / "results.md", DATA / "waiting-for-a-gpu.md")
+#: The file of ``make gpu`` in its directory.
+RESULTS = "confirmation.json"
 EMPTY = "*Empty: never measured.*"
 NOTHING = "Nothing has been measured on a GPU: [these tables wait for one](waiting-for-a-gpu.md)."
 
@@ -41,15 +43,19 @@ class NotMeasuredError(Exception):
     """A file that does not hold what was measured; in one line."""
 
 
-def write_result(
-    name: str, rows: Sequence[Row], *, into: Path | None = None, instead_of: Match | None = None, **about: Any
-) -> Path:
+def write_rows(path: Path, head: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    """Write a table's data as JSON, a row on each line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    path.write_text(f'{{"head": {json.dumps(head)},\n"rows": [\n{lines}\n]}}\n')
+
+
+def write_result(name: str, rows: Sequence[Row], *, instead_of: Match | None = None, **about: Any) -> Path:
     """Write ``<name>.json``: when, with which versions, and the rows.
 
     Args:
         name: A key of ``tables.TABLES`` or ``tables.GPU_TABLES``.
         rows: Plain values.
-        into: Directory; docs/accuracy where none is given.
         instead_of: With it, rows of the existing file stay except those of which it gives what it gives of one
             of ``rows``; they must be of the same torch and GPU. Without it all are replaced.
         about: More of the head; ``gpu``, ``torch`` and ``python`` where they are not this process's.
@@ -61,8 +67,7 @@ def write_result(
         "gpu": "virtual",
         **about,
     }
-    into = DATA if into is None else into
-    path = into / f"{name}.json"
+    path = DATA / f"{name}.json"
     if instead_of is not None and path.exists():
         rows = _merged(json.loads(path.read_text()), head, rows, instead_of)
     write_rows(path, head, rows)
@@ -89,21 +94,26 @@ def _merged(old: dict[str, Any], head: dict[str, Any], rows: Sequence[Row], matc
 
 
 def keep(results: Path) -> list[Path]:
-    """Copy what ``make gpu`` measured to where it belongs; the files.
+    """Put what ``make gpu`` measured to where it belongs; the files.
 
     Raises:
-        NotMeasuredError: There is nothing, or a rehearsal.
+        NotMeasuredError: It is a rehearsal, contradicts itself, or has a table that nothing shows.
+        JobError: There is nothing that can be read.
     """
-    if not (results / MEASURED).is_dir():
-        raise NotMeasuredError(f"{results} holds nothing that was measured on a GPU: run `make gpu` where one is")
+    made = read_confirmation(results / RESULTS)
+    for name, data in made.tables.items():
+        _see_that_it_is_measured(name, data)
+    if made.is_rehearsal or (found := list(contradictions(made))):
+        why = "the virtual GPU stood in for a real one" if made.is_rehearsal else "; ".join(found[:3])
+        raise NotMeasuredError(f"{results} cannot be kept: {why}")
     kept = []
-    for path in sorted((results / MEASURED).glob("*.json")):
-        measured(path)
-        kept.append(Path(shutil.copy(path, DATA / path.name)))
-    for path in sorted((results / RECORDINGS).glob("*/*")):
-        directory = ROOT / "tests" / "data" / "gpu" / path.parent.name
-        directory.mkdir(parents=True, exist_ok=True)
-        kept.append(Path(shutil.copy(path, directory / path.name)))
+    for name, data in made.tables.items():
+        kept.append(DATA / f"{name}.json")
+        write_rows(kept[-1], data["head"], data["rows"])
+    for name, text in made.recordings.items():
+        kept.append(ROOT / "tests" / "data" / "gpu" / name)
+        kept[-1].parent.mkdir(parents=True, exist_ok=True)
+        kept[-1].write_bytes(base64.b64decode(text))
     return kept
 
 
@@ -148,11 +158,15 @@ def measured(path: Path) -> dict[str, Any]:
         NotMeasuredError: It is a rehearsal's, or of no table.
     """
     data: dict[str, Any] = json.loads(path.read_text())
-    if path.name.startswith(REHEARSED) or data["head"].get("rehearsal"):
-        raise NotMeasuredError(f"{path} is a rehearsal: the virtual GPU stood in for a real one")
-    if path.stem not in (*TABLES, *GPU_TABLES):
-        raise NotMeasuredError(f"{path} is of no table")
+    _see_that_it_is_measured(path.stem, data)
     return data
+
+
+def _see_that_it_is_measured(name: str, data: Mapping[str, Any]) -> None:
+    if data["head"].get("rehearsal"):
+        raise NotMeasuredError(f"{name} is a rehearsal: the virtual GPU stood in for a real one")
+    if name not in (*TABLES, *GPU_TABLES):
+        raise NotMeasuredError(f"{name} is no table")
 
 
 def write_tables() -> None:

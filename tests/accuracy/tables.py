@@ -160,15 +160,6 @@ def outside(data: Data) -> str:
     return _table(data, ("after", "device used less reserved", "more than before"), lines)
 
 
-def recording_cost(data: Data) -> str:
-    """A line for each job: the kernels of one step without fakedist and under it."""
-    lines = [
-        (row["job"], _ms(row["bare_us"]), _ms(row["recorded_us"]), _share(row["recorded_us"], row["bare_us"]))
-        for row in data["rows"]
-    ]
-    return _table(data, ("job", "kernels, bare", "kernels, recorded", "difference"), lines)
-
-
 def estimates(data: Data) -> str:
     """A line for each job, its families, its worst layer: measured and estimated kernel times."""
     lines = [
@@ -299,12 +290,6 @@ GPU_TABLES = {
         "the same machine: the difference is CUDA's.",
         "host",
         calls,
-    ),
-    "gpu-recording-cost": GpuTable(
-        "Kernel times under the recording",
-        "The kernels of one step, by CUPTI: without fakedist, and in the step that `fakedist profile` times.",
-        "times",
-        recording_cost,
     ),
     "gpu-estimates": GpuTable(
         "Kernel times, estimated",

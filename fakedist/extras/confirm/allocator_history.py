@@ -1,7 +1,7 @@
 """The history of the caching allocator in a set of jobs on one GPU, its file, and how two of them differ.
 
 A file ``*.jsonl.gz`` holds one JSON object a line: a head (what ran, on what, when, by which command), then one line a
-job. The same recording gives the same bytes: keys are sorted, and gzip's header holds no time. Standard library only.
+job. The same recording gives the same bytes: keys are sorted, and gzip's header holds no time.
 
 Two recordings are compared job by job: the first event that differs with its neighbours, and every statistic. Blocks
 that are freed one after the other, with nothing between them, may be freed in another order: torch's autocast keeps its
@@ -15,17 +15,17 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from difflib import SequenceMatcher
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fakedist.rundir.directory import read_journal
-from fakedist.rundir.memory_records import EventsRecord
-from fakedist.rundir.records import OperationNamesRecord, OperationsRecord
 from fakedist.rundir.schema import ACTIONS as ACTION_NAMES
+
+if TYPE_CHECKING:
+    from fakedist.analysis.recording import Recording
 
 FORMAT = 1
 #: The most bytes of a file when it is unpacked. That of 36 jobs on an H200 has 1.7 MB.
@@ -183,9 +183,8 @@ class AllocatorRecording:
     head: Head
     jobs: dict[str, JobRecord] = field(default_factory=dict)
 
-    def save(self, path: Path) -> None:
-        """Write the file; the same recording gives the same bytes."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def packed(self) -> bytes:
+        """The file; the same recording gives the same bytes."""
         lines: Iterable[dict[str, Any]] = (
             {"format": FORMAT, **asdict(self.head)},
             *(asdict(job) for job in self.jobs.values()),
@@ -194,21 +193,21 @@ class AllocatorRecording:
         packed = io.BytesIO()
         with gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=9, mtime=0, filename="") as file:
             file.write(text.encode())
-        path.write_bytes(packed.getvalue())
+        return packed.getvalue()
 
 
-def load(path: Path) -> AllocatorRecording:
-    """Read a recording.
+def load(path: Path | str, content: bytes | None = None) -> AllocatorRecording:
+    """Read the recording of a file, or of the ``content`` of one of this name.
 
     Raises:
         RecordingFileError: There is none, or it is of another format.
     """
     try:
-        with gzip.open(path) as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
+        with gzip.open(path if content is None else io.BytesIO(content)) as file:
+            text = file.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
             raise RecordingFileError(f"{path} has more than {_MOST_BYTES:,} bytes when it is unpacked")
-        first, *lines = content.decode().splitlines()
+        first, *lines = text.decode().splitlines()
         head = json.loads(first)
         if head.pop("format", None) != FORMAT:
             raise RecordingFileError(f"{path} is not a recording of format {FORMAT}: record it again")
@@ -230,58 +229,37 @@ def job_from_json(found: dict[str, Any]) -> JobRecord:
     return JobRecord(events=events, **found)
 
 
-def journal_events(run_directory: Path, statistics: Mapping[str, int], device: int = 0) -> Events:
-    """The events of the allocator of ``device`` until its counts were those of ``statistics``.
+def recorded_events(found: Recording, statistics: Mapping[str, int] | None = None) -> Events:
+    """The events of a run's allocator, until its counts were those of ``statistics`` where there are any.
 
-    The job takes its statistics at its end; what is freed while the process ends comes after them.
+    A job takes its statistics at its end; what is freed while the process ends comes after them.
 
     Args:
-        run_directory: Of a run with its journal.
+        found: What the run recorded.
         statistics: ``torch.cuda.memory_stats()`` at the job's end.
-        device: Which GPU.
     """
-    names: dict[int, str] = {}
-    operation_of: dict[int, int] = {}
-    columns: list[tuple[array[int], ...]] = []
-    for record in read_journal(run_directory / "journal.bin"):
-        if isinstance(record, OperationNamesRecord):
-            names.update(record.rows)
-        elif isinstance(record, OperationsRecord):
-            operation_of.update(enumerate(array("I", record.operation), record.first))
-        elif isinstance(record, EventsRecord) and record.device == device:
-            action, size = array("B", record.action), array("q", record.size)
-            columns.append((action, size, array("Q", record.stream), array("q", record.op)))
-    builder = EventsBuilder()
-    wanted = tuple(statistics.get(name, 0) for name in ("allocation.all.allocated", "allocation.all.freed"))
-    for kind, num_bytes, handle, op in _until(_rows(columns), wanted):
-        name = names.get(operation_of.get(op, -1), "") if kind == "alloc" else ""
-        builder.add(kind, num_bytes, handle, name)
-    return builder.build()
-
-
-def _rows(columns: list[tuple[array[int], ...]]) -> Iterator[tuple[str, int, int, int]]:
-    for each in columns:
-        for action, size, stream, op in zip(*each, strict=True):
-            yield ACTION_NAMES[action], size, stream, op
-
-
-def _until(rows: Iterator[tuple[str, int, int, int]], wanted: tuple[int, ...]) -> Iterator[tuple[str, int, int, int]]:
-    """Events until as many blocks were allocated and freed as wanted, and what followed before the next block."""
+    names = {row.number: row.name for row in found.operations}
+    operation_of = found.op_operation.tolist()
+    wanted = [statistics.get(f"allocation.all.{name}", 0) for name in ("allocated", "freed")] if statistics else []
     allocated = freed = 0
-    for row in rows:
-        is_block = row[0] in ("alloc", "free_requested", "free_completed")
-        if is_block and (allocated, freed) == wanted:
+    builder = EventsBuilder()
+    columns = (found.device_events[name].tolist() for name in ("action", "size", "stream", "op"))
+    for action, size, stream, op in zip(*columns, strict=True):
+        kind = ACTION_NAMES[action]
+        is_block = kind in ("alloc", "free_requested", "free_completed")
+        if is_block and [allocated, freed] == wanted:
             # The statistics count a free when it is asked for, or when it is done: either way none is half done there.
-            return
-        allocated += row[0] == "alloc"
-        freed += row[0] == "free_completed"
-        yield row
+            break
+        allocated += kind == "alloc"
+        freed += kind == "free_completed"
+        is_named = kind == "alloc" and 0 <= op < len(operation_of)
+        builder.add(kind, size, stream, names.get(operation_of[op], "") if is_named else "")
+    return builder.build()
 
 
 NEIGHBOURS = 4
 #: How far events are searched for the place where both sides agree again.
 _SEARCH = 200
-_AGREE = 8
 _MOST = 120  # characters of a reason in the table
 #: Of what may come in another order: blocks that are freed, segments that are given back.
 _RUNS = {"r": 1, "f": 1, "F": 2, "U": 2}
@@ -312,6 +290,10 @@ class HistoryDifference:
     def is_same(self) -> bool:
         """Whether both sides recorded the same."""
         return self.verdict in ("same", "order")
+
+    def text(self) -> list[str]:
+        """What differs, in lines; none where nothing does."""
+        return [] if self.is_same else ["", f"{self.job}: {self.verdict}: {self.reason}", *self.lines]
 
 
 def compare(first: AllocatorRecording, second: AllocatorRecording, jobs: Sequence[str] = ()) -> list[HistoryDifference]:
@@ -361,7 +343,7 @@ def _explain(
     telling = [row for row in differing if not row[0].startswith(_BY_ORDER) or None in row]
     if settled_at is not None:
         found.verdict, found.reason = "events", f"event {settled_at}: {_both((one, other), settled_at, names)}"
-        found.lines = [*_neighbourhood((one, other), settled_at, names), *_after((one, other), settled_at, names)]
+        found.lines = _around((one, other), settled_at, names)
         found.lines += _table(differing, names) if differing else []
     elif telling:
         found.verdict = "statistics"
@@ -417,39 +399,20 @@ def _both(sides: tuple[Events, Events], at: int, names: tuple[str, str]) -> str:
     return ", ".join(events)
 
 
-def _neighbourhood(sides: tuple[Events, Events], at: int, names: tuple[str, str]) -> list[str]:
-    """Both sides around the first difference, each with the line or operation that made the event."""
-    lines = []
-    for name, side in zip(names, sides, strict=True):
-        lines.append(f"{name}, {len(side)} events:")
-        for index in range(max(0, at - NEIGHBOURS), min(len(side), at + NEIGHBOURS + 1)):
-            mark = ">" if index == at else " "
-            lines.append(f" {mark} {index:6d}  {side.describe(index):<40} {side.where(index)}".rstrip())
+def _around(sides: tuple[Events, Events], at: int, names: tuple[str, str]) -> list[str]:
+    """Events around the first difference, with what made them: those of both sides once, and what one of them has."""
+    begin = max(0, at - NEIGHBOURS)
+    keys = [[side.key(index) for index in range(begin, min(len(side), at + _SEARCH))] for side in sides]
+    lines = [f"{name}: {len(side)} events" for name, side in zip(names, sides, strict=True)]
+    matcher = SequenceMatcher(None, *keys, autojunk=False)
+    for tag, *bounds in next(matcher.get_grouped_opcodes(NEIGHBOURS)):
+        for name, side, first, last in zip(names, sides, bounds[::2], bounds[1::2], strict=True):
+            if tag != "equal" or name == names[0]:
+                lines += [
+                    f"{'' if tag == 'equal' else name:>10} {index:6d}  {side.describe(index):<40} {side.where(index)}"
+                    for index in range(begin + first, begin + last)
+                ]
     return lines
-
-
-def _after(sides: tuple[Events, Events], at: int, names: tuple[str, str]) -> list[str]:
-    """Whether both sides agree again soon, and what one of them has more until then."""
-    one, other = sides
-    for more in range(1, min(_SEARCH, max(len(one), len(other)) - at) + 1):
-        if _agree(one, other, at + more, at + more):
-            return [f"both sides agree again after {_events(more)}"]
-        for name, places in zip(names, ((at + more, at), (at, at + more)), strict=True):
-            if _agree(one, other, *places):
-                return [f"{name} has {_events(more)} more here; then both sides agree again"]
-    return [f"no agreement within {_SEARCH} events after it"]
-
-
-def _events(number: int) -> str:
-    return f"{number} event{'s' * (number > 1)}"
-
-
-def _agree(one: Events, other: Events, one_at: int, other_at: int) -> bool:
-    """Whether the next events on both sides are the same; at the ends of both, whether both end together."""
-    left = len(one) - one_at, len(other) - other_at
-    if min(left) < 0 or (min(left) < _AGREE and left[0] != left[1]):
-        return False
-    return all(one.key(one_at + index) == other.key(other_at + index) for index in range(min(_AGREE, *left)))
 
 
 def _table(rows: Sequence[tuple[str, int | None, int | None]], names: tuple[str, str]) -> list[str]:

@@ -73,7 +73,7 @@ def confirm(
         raise JobError(f"{target} exists", "--force replaces it, -o FILE writes another")
     see_that_it_can_be_written(target)
     went_well = confirming.confirm(
-        pieces or tuple(confirming.PIECES),
+        {name: confirming.PIECES[name] for name in pieces or confirming.PIECES},
         target,
         " ".join(["fakedist confirm", *sys.argv[2:]]),
         say,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
+import re
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,6 @@ from fakedist.extras.confirm.allocator_history import AllocatorRecording, JobRec
 from fakedist.extras.confirm.jobs import JOBS
 from fakedist.extras.confirm.pieces import (
     DEFAULT_GPU,
-    MEASURED,
-    RECORDINGS,
     Session,
     like,
     real_machine,
@@ -33,9 +31,10 @@ from fakedist.extras.confirm.pieces import (
 from fakedist.gpu.driver.build import ensure_driver
 from fakedist.report.writing import replace_text
 from fakedist.rundir.plain import PlainValueError, from_plain, to_plain
-from fakedist.temporary import scratch_directory
 
 FORMAT = 1
+#: Of a table or a recording: it stays in the directory that it is unpacked into.
+_NAME = re.compile(r"[\w-][\w.+-]*(/[\w-][\w.+-]*)?")
 REHEARSAL = (
     "REHEARSAL: no GPU here. The virtual GPU stands in for the real one, so nothing below says anything of a real GPU"
 )
@@ -91,33 +90,6 @@ class Confirmation:
     log: list[str] = field(default_factory=list)
 
 
-def open_session(
-    out: Path,
-    command: str,
-    on_line: Callable[[str], None],
-    *,
-    is_rehearsal: bool,
-    at_once: int,
-    jobs: Sequence[str] = (),
-) -> Session:
-    """A session on this machine's GPU, or on the virtual one; all jobs of the accuracy set if none is named.
-
-    Raises:
-        SetupError: torch cannot use the GPU.
-    """
-    machine = rehearsed_machine(DEFAULT_GPU) if is_rehearsal else real_machine()
-    chosen = [JOBS[name] for name in jobs or JOBS]
-    session = Session(out, machine, chosen, at_once, is_rehearsal, command, on_line)
-    if is_rehearsal:
-        session.say(REHEARSAL)
-    session.say(", ".join(f"{key} {value}" for key, value in machine.items() if value != ""))
-    try:
-        ensure_driver()  # once, before many processes want it
-    except FakedistError as error:
-        session.say(f"there will be no virtual GPU: {error.message}: {error.hint}")
-    return session
-
-
 def run_piece(session: Session, name: str, piece: MeasuredPiece, patience: float = 1.0) -> PieceEnd:
     """Run one piece within its time, or ``patience`` times that. One that breaks is reported and ends nothing else."""
     started = time.monotonic()
@@ -135,7 +107,7 @@ def run_piece(session: Session, name: str, piece: MeasuredPiece, patience: float
 
 
 def confirm(
-    names: Sequence[str],
+    pieces: Mapping[str, MeasuredPiece],
     file: Path,
     command: str,
     on_line: Callable[[str], None],
@@ -145,7 +117,9 @@ def confirm(
     patience: float = 1.0,
     jobs: Sequence[str] = (),
 ) -> bool:
-    """Run these pieces, and write ``file`` anew after each of them.
+    """Run these pieces on this machine's GPU, or on the virtual one, and write ``file`` anew after each of them.
+
+    All jobs of the accuracy set run if none is named.
 
     Returns:
         Whether every piece went well.
@@ -154,78 +128,51 @@ def confirm(
         SetupError: torch cannot use the GPU.
         JobError: fakedist does not know the GPU.
     """
-    with scratch_directory("confirm") as scratch:
-        session = open_session(scratch, command, on_line, is_rehearsal=is_rehearsal, at_once=at_once, jobs=jobs)
-        like(session.machine["gpu"], session.machine["capacity_bytes"])
-        pieces: dict[str, PieceEnd] = {}
-        for name in names:
-            pieces[name] = run_piece(session, name, PIECES[name], patience)
-            replace_text(file, json.dumps(to_plain(_packed(session, pieces)), indent=1) + "\n")
-    return all(ended.went_well for ended in pieces.values())
-
-
-def _packed(session: Session, pieces: dict[str, PieceEnd]) -> Confirmation:
-    written = session.out / ("rehearsal" if session.rehearsal else MEASURED)
-    recordings = session.recordings.parent
-    return Confirmation(
-        FORMAT,
-        __version__,
-        session.machine,
-        session.rehearsal,
-        pieces,
-        {path.stem: json.loads(path.read_text()) for path in sorted(written.glob("*.json"))},
-        {
-            path.relative_to(recordings).as_posix(): base64.b64encode(path.read_bytes()).decode()
-            for path in sorted(recordings.glob("*/*.jsonl.gz"))
-        },
-        session.lines,
-    )
+    machine = rehearsed_machine(DEFAULT_GPU) if is_rehearsal else real_machine()
+    like(machine["gpu"], machine["capacity_bytes"])
+    session = Session(file, machine, [JOBS[name] for name in jobs or JOBS], at_once, is_rehearsal, command, on_line)
+    if is_rehearsal:
+        session.say(REHEARSAL)
+    session.say(", ".join(f"{key} {value}" for key, value in machine.items() if value != ""))
+    try:
+        ensure_driver()  # once, before many processes want it
+    except FakedistError as error:
+        session.say(f"there will be no virtual GPU: {error.message}: {error.hint}")
+    ended: dict[str, PieceEnd] = {}
+    found = (session.tables, session.recordings, session.log)
+    for name, piece in pieces.items():
+        ended[name] = run_piece(session, name, piece, patience)
+        made = Confirmation(FORMAT, __version__, machine, is_rehearsal, ended, *found)
+        replace_text(file, json.dumps(to_plain(made), indent=1) + "\n")
+    return all(each.went_well for each in ended.values())
 
 
 def read_confirmation(path: Path) -> Confirmation:
     """Read a file that anyone may have written.
 
     Raises:
-        JobError: It cannot be read, or is of another format.
+        JobError: It cannot be read, is of another format, or holds a name or a recording that is not valid.
     """
     try:
         value = read_json(path)
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise UnreadableError(f"it is not a confirmation of format {FORMAT}")
-        return from_plain(Confirmation, value)
-    except (OSError, UnreadableError, PlainValueError) as error:
+        found = from_plain(Confirmation, value)
+        for name in (*found.tables, *found.recordings):
+            if not _NAME.fullmatch(name):
+                raise UnreadableError(f"the name {name!r} leaves its directory")
+        for text in found.recordings.values():
+            base64.b64decode(text, validate=True)
+        return found
+    except (OSError, UnreadableError, PlainValueError, ValueError) as error:
         raise JobError(f"{path} cannot be read: {error}", "fakedist confirm -o FILE writes one") from None
-
-
-def unpack(confirmation: Confirmation, directory: Path) -> None:
-    """Write the tables and the recordings as a session had them.
-
-    Raises:
-        JobError: A name or a recording is not valid.
-    """
-    for name, data in confirmation.tables.items():
-        target = _inside(directory / MEASURED, f"{name}.json")
-        target.write_text(json.dumps(data))
-    for name, text in confirmation.recordings.items():
-        try:
-            _inside(directory / RECORDINGS, name).write_bytes(base64.b64decode(text, validate=True))
-        except binascii.Error as error:
-            raise JobError(f"the recording {name!r} is not valid: {error}") from None
-
-
-def _inside(directory: Path, name: str) -> Path:
-    target = directory / name
-    if not target.resolve().is_relative_to(directory.resolve()):
-        raise JobError(f"the name {name!r} leaves its directory", "do not use this file")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    return target
 
 
 def defects(confirmation: Confirmation) -> Iterator[str]:
     """Yield a line for each contradiction in a confirmation; there is none if it can be kept.
 
-    Each recorded history, played event by event, must have the counts and the peaks that the allocator itself reported,
-    and the table of recordings must have the same. Times must be positive.
+    Every piece must be there. Each recorded history, played event by event, must have the counts and the peaks that the
+    allocator itself reported, and the table of recordings must have the same. Times must be positive.
     """
     if confirmation.is_rehearsal:
         yield "it is a rehearsal: the virtual GPU stood in for a real one"
@@ -238,11 +185,15 @@ def defects(confirmation: Confirmation) -> Iterator[str]:
         f"the piece {name!r} did not go well" for name, ended in confirmation.pieces.items() if not ended.went_well
     )
     yield from (f"the piece {name!r} is missing" for name in PIECES if name not in confirmation.pieces)
-    with scratch_directory("confirmation") as scratch:
-        unpack(confirmation, scratch)
-        for path in sorted((scratch / RECORDINGS).glob("*/*-bare.jsonl.gz")):
+    yield from contradictions(confirmation)
+
+
+def contradictions(confirmation: Confirmation) -> Iterator[str]:
+    """Yield a line for each figure that does not hold; what was not measured is none."""
+    for name, text in sorted(confirmation.recordings.items()):
+        if name.endswith("-bare.jsonl.gz"):
             try:
-                yield from _recording_defects(path.name, load(path), confirmation)
+                yield from _recording_defects(name.rpartition("/")[2], load(name, base64.b64decode(text)), confirmation)
             except RecordingFileError as error:
                 yield str(error)
     for name, column in (("gpu-estimates", "measured_us"), ("gpu-recording-cost", "bare_us")):

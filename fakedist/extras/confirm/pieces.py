@@ -7,6 +7,7 @@ Every job runs in a process of its own. The error of one that fails becomes part
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -15,11 +16,12 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from fakedist.analysis.recording import read_recording
 from fakedist.errors import JobError, SetupError
 from fakedist.extras.confirm.allocator_history import (
     AllocatorRecording,
@@ -28,7 +30,7 @@ from fakedist.extras.confirm.allocator_history import (
     JobRecord,
     compare,
     job_from_json,
-    journal_events,
+    recorded_events,
     summary,
 )
 from fakedist.extras.confirm.jobs import MOST_GIB, PROFILED, GpuJob
@@ -140,7 +142,7 @@ def _run(job: GpuJob, way: Way, directory: Path) -> _Ran:
     facts = json.loads(result.read_text())
     found = job_from_json(facts.pop("job"))
     if way.profiled and not found.error:
-        found.events = journal_events(directory / "run", found.statistics)
+        found.events = recorded_events(read_recording(directory / "run"), found.statistics)
     return _Ran(found, facts)
 
 
@@ -238,18 +240,16 @@ def _versions() -> dict[str, str]:
 
 
 Row = dict[str, Any]
-#: Where the results of measurements and recordings go, and what a rehearsal calls its files.
-MEASURED, RECORDINGS, REHEARSED = "accuracy", "recordings", "rehearsal-"
 #: Seconds that a piece keeps for writing its results.
 _RESERVE_S = 15.0
 
 
 @dataclass
 class Session:
-    """One confirmation.
+    """One confirmation while it is made.
 
     Attributes:
-        out: Directory of the results.
+        file: Where it goes. What is no part of it, a piece writes beside it.
         machine: ``gpu``, ``capacity_bytes``, ``driver``, ``torch``, ``python``.
         jobs: Jobs of the accuracy set.
         at_once: Processes at the same time.
@@ -257,10 +257,10 @@ class Session:
         command: What was typed.
         on_line: Gets each line of the summary as it comes.
         ends_at: ``time.monotonic()`` by which the piece that runs is over.
-        lines: The summary, as it grows.
+        tables, recordings, log: See :class:`fakedist.extras.confirm.confirming.Confirmation`; they grow.
     """
 
-    out: Path
+    file: Path
     machine: dict[str, Any]
     jobs: Sequence[GpuJob]
     at_once: int
@@ -268,7 +268,9 @@ class Session:
     command: str
     on_line: Callable[[str], None]
     ends_at: float = float("inf")
-    lines: list[str] = field(default_factory=list)
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    recordings: dict[str, str] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
 
     @property
     def real(self) -> Way:
@@ -293,44 +295,26 @@ class Session:
         """Whether no further process should begin."""
         return time.monotonic() > self.ends_at - _RESERVE_S
 
-    @property
-    def recordings(self) -> Path:
-        """Where recordings of the real GPU go, or those of its stand-in."""
-        name = f"{self.machine['gpu'].lower().replace(' ', '-')}-torch{self.machine['torch'].partition('+')[0]}"
-        return self.out / "rehearsal" / name if self.rehearsal else self.out / RECORDINGS / name
-
-    @property
-    def others(self) -> Path:
-        """Where results go that are not kept."""
-        directory = self.out / ("rehearsal" if self.rehearsal else "others")
-        directory.mkdir(parents=True, exist_ok=True)
-        return directory
-
     def say(self, *lines: str) -> None:
         """Add lines to the summary."""
         for line in lines:
             self.on_line(line)
-        self.lines += lines
+        self.log += lines
 
     def write(self, name: str, rows: Sequence[Row], failed: Sequence[str] = ()) -> None:
-        """Write the data of a table of docs/accuracy/results.md, and why rows are missing."""
+        """Keep the data of a table of docs/accuracy/results.md, and why rows are missing."""
         head = {"date": datetime.now(UTC).date().isoformat(), **self.machine, "command": self.command}
         head.pop("capacity_bytes")
         head |= {"failed": list(failed)} if failed else {}
-        if self.rehearsal:
-            path = self.out / "rehearsal" / f"{REHEARSED}{name}.json"
-            head["rehearsal"] = True
-        else:
-            path = self.out / MEASURED / f"{name}.json"
-        write_rows(path, head, rows)
-        self.say(f"{path.name}: {len(rows)} rows", *(f"  missing: {text}" for text in failed))
+        head |= {"rehearsal": True} if self.rehearsal else {}
+        self.tables[name] = {"head": head, "rows": list(rows)}
+        self.say(f"{name}: {len(rows)} rows", *(f"  missing: {text}" for text in failed))
 
-
-def write_rows(path: Path, head: Mapping[str, Any], rows: Sequence[Row]) -> None:
-    """Write a table's data as JSON, a row on each line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    path.write_text(f'{{"head": {json.dumps(head)},\n"rows": [\n{lines}\n]}}\n')
+    def keep(self, way: str, recording: AllocatorRecording) -> None:
+        """Keep what a real GPU, or its stand-in, recorded: "bare" or "profiled"."""
+        model = f"{self.machine['gpu'].lower().replace(' ', '-')}-torch{self.machine['torch'].partition('+')[0]}"
+        name = f"{model}/{'rehearsed' if self.rehearsal else 'real'}-{way}.jsonl.gz"
+        self.recordings[name] = base64.b64encode(recording.packed()).decode()
 
 
 #: Trials of a job that grows: one without a limit, then by the allocator's and by the device's.
@@ -343,110 +327,63 @@ LEFT_OUT = "communication"
 MIN_SHARE = 0.02
 
 
-@dataclass
-class StepKernels:
-    """Kernel times of one step of one job.
+def _timed(session: Session, job: GpuJob, run: Path, *, measured: bool) -> Any:
+    """The table ``kernels`` of a job's timed step, with layers; or why there are no times, in words.
 
-    Attributes:
-        by_family, by_layer: Microseconds; a layer's are its own.
-        error: Why there are none; empty where there are.
+    They are measured with CUPTI, in a rehearsal the virtual GPU's; else estimated.
     """
-
-    by_family: dict[str, float] = field(default_factory=dict)
-    by_layer: dict[str, float] = field(default_factory=dict)
-    num_kernels: int = 0
-    error: str = ""
-
-    @property
-    def total_us(self) -> float:
-        """Time of all kernels but communication."""
-        return sum(us for family, us in self.by_family.items() if family != LEFT_OUT)
-
-
-@dataclass(frozen=True)
-class Compared:
-    """One job, or one family of one job, both ways; microseconds."""
-
-    job: str
-    what: str
-    measured_us: float
-    estimated_us: float
-
-    @property
-    def error(self) -> float:
-        """How far the estimate is off, as a share of what was measured."""
-        return self.estimated_us / self.measured_us - 1 if self.measured_us else float("inf")
-
-
-def run_times(jobs: Sequence[GpuJob], way: Way, *, measured: bool) -> dict[str, StepKernels]:
-    """Time a step of each job that trains, one after the other: they would slow each other down.
-
-    Args:
-        jobs: The jobs.
-        way: Where they run.
-        measured: With CUPTI, in a rehearsal the virtual GPU's; else estimated.
-    """
-    found = {}
-    for job in jobs:
-        if not job.name.startswith(_TRAIN):
-            continue
-        if time.monotonic() > way.ends_at:
-            found[job.name] = StepKernels(error=TIME_IS_OVER)
-            continue
-        with tempfile.TemporaryDirectory(prefix="gpu-times-") as directory:
-            found[job.name] = _timed(job, way, Path(directory), measured)
-    return found
-
-
-def _timed(job: GpuJob, way: Way, directory: Path, measured: bool) -> StepKernels:
-    run, script = directory / "run", [str(START), ONE_JOB, job.name, str(directory / "result.json")]
+    if session.is_over:
+        return TIME_IS_OVER
+    try:
+        from fakedist.results.opening import open_run
+    except ImportError as error:
+        return f"{error.name} is not installed here"
+    way = session.real if measured else session.virtual
+    script = [str(START), ONE_JOB, job.name, str(run.with_suffix(".json"))]
     command = profile_command(job, way, run, script, steps=1 if measured else 3)
     environment = job_environment(job, profiled=True)
     if measured and way.device == "virtual":
         environment["FAKEDIST_REHEARSE"] = "cupti"
-    ended = ended_with(command, way.timeout_s, folder=directory, environment=environment)
-    return StepKernels(error=f"it {ended.why}") if ended.timed_out else read_times(run)
+    ended = ended_with(command, way.timeout_s, folder=run.parent, environment=environment)
+    if ended.why:
+        return f"it {ended.why}"
+    opened = open_run(run)
+    if opened.time is None:
+        return next((note.text for note in opened.summary.notes if "kernel" in note.text), "no kernels")
+    return opened.time.kernels()
 
 
-def read_times(run_directory: Path) -> StepKernels:
-    """Sums over the kernels of a run, from its tables."""
-    try:
-        from fakedist.results.opening import open_run
-    except ImportError as error:
-        return StepKernels(error=f"{error.name} is not installed here")
-    run = open_run(run_directory)
-    if run.time is None:
-        notes = [note.text for note in run.summary.notes if "kernel" in note.text]
-        return StepKernels(error=notes[0] if notes else "no kernels")
-    kernels = run.time.kernels()
-    families = kernels.groupby("family")["duration_us"].sum()
-    own = kernels[kernels["family"] != LEFT_OUT].groupby("layer_name")["duration_us"].sum()
-    return StepKernels(
-        by_family={str(name): round(us, 3) for name, us in families.items() if us},
-        by_layer={str(layer): round(us, 3) for layer, us in own.items() if us},
-        num_kernels=int((kernels["family"] != LEFT_OUT).sum()),
+def compared_times(job: str, measured: Any, estimated: Any) -> list[Row]:
+    """A job's kernels both ways: in total; by family, the largest first; and of the layer that is furthest off."""
+    from fakedist.results.compare.change_tables import side_by_side
+
+    sides = [side[side["family"].astype(str) != LEFT_OUT] for side in (measured, estimated)]
+    families, layers = (
+        side_by_side(
+            [
+                side["duration_us"].groupby(side[key].astype(str)).sum().rename_axis("name").reset_index(name="{}_us")
+                for side in sides
+            ],
+            ["name"],
+            "us",
+        )[["name", "a_us", "b_us"]]
+        for key in ("family", "layer_name")
     )
-
-
-def compare_times(measured: Mapping[str, StepKernels], estimated: Mapping[str, StepKernels]) -> list[Compared]:
-    """Each job that both have, in total; then its families, the largest first; then its layer that is furthest off."""
-    found = []
-    for job, real in measured.items():
-        other = estimated.get(job)
-        if other is None or real.error or other.error or not real.total_us:
-            continue
-        found.append(Compared(job, "total", real.total_us, other.total_us))
-        for family in sorted(real.by_family, key=lambda name: -real.by_family[name]):
-            us = real.by_family[family]
-            if family != LEFT_OUT and us >= MIN_SHARE * real.total_us:
-                found.append(Compared(job, family, us, other.by_family.get(family, 0.0)))
-        layers = [
-            Compared(job, f"layer {name or '(outside of modules)'}", us, other.by_layer.get(name, 0.0))
-            for name, us in real.by_layer.items()
-            if us >= MIN_SHARE * real.total_us
-        ]
-        found += sorted(layers, key=lambda each: -abs(each.error))[:1]
-    return found
+    total = families[["a_us", "b_us"]].sum()
+    least_us = max(MIN_SHARE * total["a_us"], 1e-3)
+    families, layers = (table[table["a_us"] >= least_us] for table in (families, layers))
+    order = (layers["b_us"] / layers["a_us"] - 1).abs().sort_values(ascending=False, kind="stable").index
+    names = ("layer " + layers["name"].where(layers["name"] != "", "(outside of modules)")).rename("name")
+    found = [
+        ("total", *total),
+        *families.sort_values("a_us", ascending=False, kind="stable").itertuples(index=False, name=None),
+        *layers.assign(name=names).loc[order[:1]].itertuples(index=False, name=None),
+    ]
+    return [
+        {"job": job, "what": what, "measured_us": round(real_us, 3), "estimated_us": round(us, 3)}
+        for what, real_us, us in found
+        if real_us
+    ]
 
 
 class ScriptFailedError(Exception):
@@ -490,8 +427,8 @@ def run_recordings(session: Session) -> bool:
         except NothingRanError as error:
             session.say(f"{name}: {error}")
             continue
-        directory = session.recordings if side == "real" else session.others
-        found[name].save(directory / f"{'rehearsed' if side == 'real' and session.rehearsal else side}-{way}.jsonl.gz")
+        if side == "real":
+            session.keep(way, found[name])
     compared = _compare(session, found)
     session.write("gpu-recordings", _rows(found.get("real bare"), compared))
     return len(found) == len({name for pair in _COMPARED for name in pair[:2]}) and not any(
@@ -512,22 +449,14 @@ def _record(session: Session, name: str, way: Way) -> AllocatorRecording:
 
 def _compare(session: Session, found: Mapping[str, AllocatorRecording]) -> dict[str, dict[str, HistoryDifference]]:
     compared = {}
-    with (session.others / "differences.txt").open("w") as file:
-        for first, second, prefix in _COMPARED:
-            if first not in found or second not in found:
-                continue
+    for first, second, prefix in _COMPARED:
+        if first in found and second in found:
             differences = compare(found[first], found[second])
             title = f"{first} against {second}" + (" (rehearsal: no real GPU)" if session.rehearsal else "")
             session.say("", f"== {title}", *summary(differences))
-            for each in differences:
-                _write(file, title, each)
+            session.log += [line for each in differences for line in each.text()]
             compared[prefix] = {each.job: each for each in differences}
     return compared
-
-
-def _write(file: TextIO, title: str, each: HistoryDifference) -> None:
-    if not each.is_same:
-        file.write("\n".join([f"== {title}: {each.job}: {each.verdict}: {each.reason}", *each.lines, "", ""]))
 
 
 def _rows(
@@ -606,38 +535,17 @@ def run_outside(session: Session) -> bool:
 
 
 def run_kernel_times(session: Session) -> bool:
-    """Time them all; whether each has times on every side."""
-    # One after the other: they would slow each other down.
-    measured = run_times(session.jobs, session.real, measured=True)
-    with ThreadPoolExecutor(session.at_once) as pool:
-        each = pool.map(lambda job: run_times([job], session.virtual, measured=False), session.jobs)
-        estimated = {name: times for found in each for name, times in found.items()}
-    compared = compare_times(measured, estimated)
-    failed = _errors("measured", measured) + _errors("estimated", estimated)
-    session.write("gpu-estimates", [asdict(each) for each in compared], failed)
-    costs, not_bare = _costs(session, measured)
-    session.write("gpu-recording-cost", costs, not_bare)
-    return not failed and not not_bare
-
-
-def _errors(side: str, times: dict[str, StepKernels]) -> list[str]:
-    return [f"{job}, {side}: {each.error}" for job, each in times.items() if each.error]
-
-
-def _costs(session: Session, measured: dict[str, StepKernels]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Jobs of one rank, one after another: kernels without fakedist, and under it."""
+    """Time a step of each job that trains; whether each has times on both sides."""
+    jobs = [job for job in session.jobs if job.name.startswith(_TRAIN)]
     rows, failed = [], []
-    for job in session.jobs:
-        times = measured.get(job.name)
-        if times is None or times.error or job.world_size:
-            continue
-        if session.is_over:
-            failed.append(f"{job.name}, bare: {TIME_IS_OVER}")
-            continue
-        try:
-            bare = run_script(session, session.real, f"{MEASURES}:third_step", job)
-        except ScriptFailedError as error:
-            failed.append(f"{job.name}, bare: {error}")
-            continue
-        rows.append({"job": job.name, "bare_us": bare["kernels_us"], "recorded_us": sum(times.by_family.values())})
-    return rows, failed
+    with tempfile.TemporaryDirectory(prefix="gpu-times-") as text, ThreadPoolExecutor(session.at_once) as pool:
+        # On the GPU one after the other: they would slow each other down.
+        measured = [_timed(session, job, Path(text, f"real-{job.name}"), measured=True) for job in jobs]
+        estimated = pool.map(lambda job: _timed(session, job, Path(text, job.name), measured=False), jobs)
+        for job, *sides in zip(jobs, measured, estimated, strict=True):
+            named = zip(("measured", "estimated"), sides, strict=True)
+            errors = [f"{job.name}, {name}: {side}" for name, side in named if isinstance(side, str)]
+            failed += errors
+            rows += [] if errors else compared_times(job.name, *sides)
+    session.write("gpu-estimates", rows, failed)
+    return not failed

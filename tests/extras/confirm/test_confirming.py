@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from fakedist.extras.confirm.confirming import (
     defects,
     read_confirmation,
     run_piece,
-    unpack,
 )
 from fakedist.extras.confirm.pieces import Session
 from fakedist.rundir.plain import to_plain
@@ -50,8 +50,7 @@ def test_what_a_real_gpu_recorded_can_be_kept(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(to_plain(of_an_h200())))
     read = read_confirmation(tmp_path / "a.json")
     assert list(defects(read)) == []
-    unpack(read, tmp_path / "out")
-    assert (tmp_path / "out" / "recordings" / H200).read_bytes() == KEPT.read_bytes()
+    assert read == of_an_h200()
 
 
 def test_a_history_that_was_changed_is_found(tmp_path: Path) -> None:
@@ -59,10 +58,46 @@ def test_a_history_that_was_changed_is_found(tmp_path: Path) -> None:
     job = recording.jobs["lstm"]
     job.events.sizes[job.events.actions.index("S")] += 2 << 20
     job.statistics["allocation.all.allocated"] += 1
-    recording.save(tmp_path / "changed.jsonl.gz")
+    (tmp_path / "changed.jsonl.gz").write_bytes(recording.packed())
     found = list(defects(of_an_h200(tmp_path / "changed.jsonl.gz")))
     assert [text.partition(" is ")[0] for text in found] == [
         "real-bare.jsonl.gz: lstm: allocation.all.allocated", "real-bare.jsonl.gz: lstm: reserved_bytes.all.peak",
+    ]  # fmt: skip
+
+
+def test_a_file_of_the_first_release_is_read(tmp_path: Path) -> None:
+    """By hand: its tables have one more, of kernels without fakedist, and a rehearsal's have names of their own."""
+    events = {"actions": "Saf", "sizes": [2 << 20, 512, 512], "streams": [0, 0, 0], "places": [-1, 0, -1]}
+    job = {"name": "lstm", "events": events | {"names": ["jobs.py:1"]}, "statistics": {
+        "allocation.all.allocated": 1, "allocation.all.freed": 1, "requested_bytes.all.peak": 512,
+        "reserved_bytes.all.peak": 2 << 20, "allocated_bytes.all.peak": 512,
+    }}  # fmt: skip
+    head = {
+        "format": 1,
+        "device": "real",
+        "way": "bare",
+        **MACHINE,
+        "date": "2026-11-26",
+        "command": "fakedist confirm",
+    }
+    text = "\n".join(map(json.dumps, (head, job)))
+    row = {"job": "lstm", "num_events": 3, "allocated_bytes": 512, "reserved_bytes": 2 << 20}
+    old: dict[str, Any] = {
+        "format": 1, "fakedist": "1.0", "machine": MACHINE, "is_rehearsal": False,
+        "pieces": {name: {"went_well": True, "seconds": 9.5} for name in PIECES},
+        "tables": {
+            "gpu-recordings": {"head": {}, "rows": [row]},
+            "gpu-recording-cost": {"head": {}, "rows": [{"job": "lstm", "bare_us": 104.0, "recorded_us": 107.0}]},
+        },
+        "recordings": {H200: base64.b64encode(gzip.compress(text.encode())).decode()}, "log": ["a line"],
+    }  # fmt: skip
+    file = tmp_path / "old.json"
+    file.write_text(json.dumps(old))
+    assert list(defects(read_confirmation(file))) == []
+    old["tables"]["gpu-recording-cost"]["rows"][0]["bare_us"] = row["num_events"] = 0
+    file.write_text(json.dumps(old))
+    assert list(defects(read_confirmation(file))) == [
+        "lstm: the table has num_events 0, its recording 3", "gpu-recording-cost: lstm took 0 us",
     ]  # fmt: skip
 
 
@@ -80,12 +115,22 @@ def test_tables_rehearsals_and_pieces_that_cannot_be_kept_are_named() -> None:
     assert len(list(defects(dataclasses.replace(made, is_rehearsal=True)))) == 1
 
 
-@pytest.mark.parametrize("name", ["../../escape", "/tmp/escape"])
+@pytest.mark.parametrize("name", ["../../escape", "/tmp/escape", "a/../../escape", "a/b/c"])
 def test_a_name_that_leaves_the_directory_is_refused(name: str, tmp_path: Path) -> None:
-    made = dataclasses.replace(of_an_h200(), recordings={name: ""})
-    with pytest.raises(JobError, match="leaves its directory"):
-        unpack(made, tmp_path / "out")
-    assert not list(tmp_path.rglob("escape"))
+    for part in ({"recordings": {name: ""}}, {"tables": {name: {}}}):
+        (tmp_path / "a.json").write_text(json.dumps(to_plain(of_an_h200()) | part))
+        with pytest.raises(JobError, match="leaves its directory"):
+            read_confirmation(tmp_path / "a.json")
+
+
+def test_a_recording_that_is_no_base64_or_no_recording_is_refused(tmp_path: Path) -> None:
+    made = to_plain(of_an_h200())
+    (tmp_path / "a.json").write_text(json.dumps(made | {"recordings": {H200: "no base64"}}))
+    with pytest.raises(JobError, match="cannot be read"):
+        read_confirmation(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text(json.dumps(made | {"recordings": {H200: "AAAA"}}))
+    (found,) = defects(read_confirmation(tmp_path / "a.json"))
+    assert found.startswith(f"{H200} cannot be read as a recording")
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"format": 2}', '{"format": 1}'])
@@ -108,10 +153,8 @@ def test_each_piece_is_in_the_file_though_a_later_one_breaks(tmp_path: Path, mon
 
     monkeypatch.setattr(confirming, "real_machine", lambda: MACHINE)
     monkeypatch.setattr(confirming, "ensure_driver", lambda: None)
-    monkeypatch.setattr(
-        confirming, "PIECES", {name: MeasuredPiece(name, 5.0, run) for name, run in (("a", measures), ("b", breaks))}
-    )
-    assert not confirm(["a", "b"], file, "typed", lambda line: None, is_rehearsal=False)
+    pieces = {name: MeasuredPiece(name, 5.0, run) for name, run in (("a", measures), ("b", breaks))}
+    assert not confirm(pieces, file, "typed", lambda line: None, is_rehearsal=False)
     read = read_confirmation(file)
     assert seen == ["a"]
     assert {name: end.went_well for name, end in read.pieces.items()} == {"a": True, "b": False}

@@ -2,14 +2,17 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fakedist.errors import JobError
+from fakedist.extras.confirm.confirming import Confirmation
 from fakedist.rundir.plain import to_plain
 from tests.accuracy import results, tables
-from tests.extras.confirm.test_confirming import of_an_h200
+from tests.extras.confirm.test_confirming import KEPT, of_an_h200
 from tests.gpu import confirm
 
 HEAD = {"date": "2026-01-01", "gpu": "virtual", "torch": "2.15.0", "python": "3.11"}
@@ -75,8 +78,9 @@ def test_a_table_waits_for_a_gpu_until_there_are_data(data: Path) -> None:
 
 
 def test_each_table_that_waits_names_a_piece_that_measures_it() -> None:
-    shipped = results.ROOT / "fakedist" / "extras" / "confirm" / "pieces.py"
-    pieces = "".join(path.read_text() for path in (shipped, *(results.ROOT / "tests" / "gpu" / "pieces").glob("*.py")))
+    programs = [results.ROOT / "fakedist" / "extras" / "confirm" / "pieces.py"]
+    programs += [results.ROOT / "tests" / "gpu" / f"{name}.py" for name in ("confirm", "host")]
+    pieces = "".join(path.read_text() for path in programs)
     for name, each in tables.GPU_TABLES.items():
         assert each.piece in confirm.PIECES
         assert f'session.write("{name}"' in pieces
@@ -100,27 +104,43 @@ def test_rows_of_two_versions_of_torch_are_not_mixed(data: Path) -> None:
         results.write_result("many-processes-virtual", [_row(0)], instead_of=match, torch="2.15.0")
 
 
-def test_what_a_gpu_measured_is_kept(data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    results.write_result("gpu-outside", [], into=out / results.MEASURED, gpu="NVIDIA H200")
-    (out / results.RECORDINGS / "h200").mkdir(parents=True)
-    (out / results.RECORDINGS / "h200" / "real-bare.jsonl.gz").write_bytes(b"events")
-    results.keep(out)
-    assert (data / "gpu-outside.json").exists()
-    assert (tmp_path / "tests" / "data" / "gpu" / "h200" / "real-bare.jsonl.gz").read_bytes() == b"events"
+def measured_file(out: Path, made: Confirmation) -> Path:
+    out.mkdir(exist_ok=True)
+    (out / results.RESULTS).write_text(json.dumps(to_plain(made)))
+    return out
 
 
-def test_a_directory_of_a_rehearsal_has_nothing_to_keep(data: Path, tmp_path: Path) -> None:
-    results.write_result("rehearsal-gpu-outside", [], into=tmp_path / "out" / "rehearsal", rehearsal=True)
-    with pytest.raises(results.NotMeasuredError, match="holds nothing that was measured"):
-        results.keep(tmp_path / "out")
+def test_what_a_gpu_measured_is_kept_though_a_piece_is_missing(data: Path, tmp_path: Path) -> None:
+    made = of_an_h200(**{"gpu-outside": {"head": {"gpu": "NVIDIA H200"}, "rows": []}})
+    made.pieces.clear()
+    kept = results.keep(measured_file(tmp_path / "out", made))
+    assert json.loads((data / "gpu-outside.json").read_text()) == made.tables["gpu-outside"]
+    recording = tmp_path / "tests" / "data" / "gpu" / "nvidia-h200-torch2.11.0" / "real-bare.jsonl.gz"
+    assert recording.read_bytes() == KEPT.read_bytes()
+    assert kept == [data / "gpu-recordings.json", data / "gpu-outside.json", recording]
 
 
-@pytest.mark.parametrize("name", ["rehearsal-gpu-outside", "gpu-outside"])
-def test_a_rehearsal_is_refused_by_its_name_and_by_its_head(name: str, data: Path, tmp_path: Path) -> None:
-    results.write_result(name, [], into=tmp_path / results.MEASURED, rehearsal=True)
-    with pytest.raises(results.NotMeasuredError, match="is a rehearsal"):
+def test_what_contradicts_itself_or_is_no_table_is_not_kept(data: Path, tmp_path: Path) -> None:
+    made = of_an_h200()
+    made.tables["gpu-recordings"]["rows"][0]["num_events"] += 1
+    with pytest.raises(results.NotMeasuredError, match="the table has num_events"):
+        results.keep(measured_file(tmp_path / "out", made))
+    made.tables["gpu-other"] = {"head": {}, "rows": []}
+    with pytest.raises(results.NotMeasuredError, match="gpu-other is no table"):
+        results.keep(measured_file(tmp_path / "out", made))
+    with pytest.raises(JobError, match="cannot be read"):
         results.keep(tmp_path)
+    assert not list(data.iterdir())
+
+
+def test_a_rehearsal_is_refused_by_its_file_and_by_each_table(data: Path, tmp_path: Path) -> None:
+    made = replace(of_an_h200(), is_rehearsal=True)
+    with pytest.raises(results.NotMeasuredError, match="stood in for a real one"):
+        results.keep(measured_file(tmp_path / "out", made))
+    made = of_an_h200(**{"gpu-outside": {"head": {"rehearsal": True}, "rows": []}})
+    with pytest.raises(results.NotMeasuredError, match="is a rehearsal"):
+        results.keep(measured_file(tmp_path / "out", made))
+    assert not list(data.iterdir())
     results.write_result("gpu-outside", [], rehearsal=True)
     with pytest.raises(results.NotMeasuredError, match="is a rehearsal"):
         results.with_tables("<!-- on-a-gpu -->\n<!-- end -->\n")
@@ -130,7 +150,6 @@ def test_no_rehearsal_lies_in_docs() -> None:
     found = [path for path in results.DATA.glob("*.json") if path.stem in (*tables.TABLES, *tables.GPU_TABLES)]
     assert found
     assert not [path for path in found if results.measured(path)["head"].get("rehearsal")]
-    assert not list(results.DATA.glob(f"{results.REHEARSED}*"))
 
 
 def test_where_a_job_fails_is_told_once_where_both_fail_alike() -> None:
