@@ -166,7 +166,7 @@ def _see_that_it_is_measured(name: str, data: Mapping[str, Any]) -> None:
     if data["head"].get("rehearsal"):
         raise NotMeasuredError(f"{name} is a rehearsal: the virtual GPU stood in for a real one")
     if name not in (*TABLES, *GPU_TABLES):
-        raise NotMeasuredError(f"{name} is no table")
+        raise NotMeasuredError(f"there is no table {name}")
 
 
 def write_tables() -> None:

@@ -66,7 +66,7 @@ def run_tests(session: Session) -> bool:
 
 
 def run_calibration(session: Session) -> bool:
-    """Write a calibration table beside the results. ``make calibrate`` alone measures many shapes."""
+    """Write a calibration table next to the results. ``make calibrate`` alone measures many shapes."""
     path = session.file.resolve().with_name("own.times.json")
     rehearse = ["--rehearse"] if session.rehearsal else []
     return run_program(session, "-m", "tests.gpu.calibrate", "--out", str(path), "--short", *rehearse)

@@ -292,7 +292,7 @@ class HistoryDifference:
         return self.verdict in ("same", "order")
 
     def text(self) -> list[str]:
-        """What differs, in lines; none where nothing does."""
+        """Name the differences in lines; none where there is none."""
         return [] if self.is_same else ["", f"{self.job}: {self.verdict}: {self.reason}", *self.lines]
 
 

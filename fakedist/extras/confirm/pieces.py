@@ -249,7 +249,7 @@ class Session:
     """One confirmation while it is made.
 
     Attributes:
-        file: Where it goes. What is no part of it, a piece writes beside it.
+        file: Where it goes. A piece writes into the same folder what it does not hold.
         machine: ``gpu``, ``capacity_bytes``, ``driver``, ``torch``, ``python``.
         jobs: Jobs of the accuracy set.
         at_once: Processes at the same time.

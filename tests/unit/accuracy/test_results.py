@@ -126,7 +126,7 @@ def test_what_contradicts_itself_or_is_no_table_is_not_kept(data: Path, tmp_path
     with pytest.raises(results.NotMeasuredError, match="the table has num_events"):
         results.keep(measured_file(tmp_path / "out", made))
     made.tables["gpu-other"] = {"head": {}, "rows": []}
-    with pytest.raises(results.NotMeasuredError, match="gpu-other is no table"):
+    with pytest.raises(results.NotMeasuredError, match="there is no table gpu-other"):
         results.keep(measured_file(tmp_path / "out", made))
     with pytest.raises(JobError, match="cannot be read"):
         results.keep(tmp_path)
