@@ -404,7 +404,7 @@ def _around(sides: tuple[Events, Events], at: int, names: tuple[str, str]) -> li
     begin = max(0, at - NEIGHBOURS)
     keys = [[side.key(index) for index in range(begin, min(len(side), at + _SEARCH))] for side in sides]
     lines = [f"{name}: {len(side)} events" for name, side in zip(names, sides, strict=True)]
-    matcher = SequenceMatcher(None, *keys, autojunk=False)
+    matcher = SequenceMatcher(None, keys[0], keys[1], autojunk=False)
     for tag, *bounds in next(matcher.get_grouped_opcodes(NEIGHBOURS)):
         for name, side, first, last in zip(names, sides, bounds[::2], bounds[1::2], strict=True):
             if tag != "equal" or name == names[0]:
