@@ -405,7 +405,7 @@ def _around(sides: tuple[Events, Events], at: int, names: tuple[str, str]) -> li
     keys = [[side.key(index) for index in range(begin, min(len(side), at + _SEARCH))] for side in sides]
     lines = [f"{name}: {len(side)} events" for name, side in zip(names, sides, strict=True)]
     matcher = SequenceMatcher(None, keys[0], keys[1], autojunk=False)
-    for tag, *bounds in next(matcher.get_grouped_opcodes(NEIGHBOURS)):
+    for tag, *bounds in next(iter(matcher.get_grouped_opcodes(NEIGHBOURS))):
         for name, side, first, last in zip(names, sides, bounds[::2], bounds[1::2], strict=True):
             if tag != "equal" or name == names[0]:
                 lines += [
