@@ -36,7 +36,7 @@ class Pruning:
     """Points of a sweep that ended, and conclusions from them about the others.
 
     Attributes:
-        refuted: By status, in words, the pair of points by which none gets it any more.
+        refuted: By status and axis, in words, the pair of points by which none gets it along that axis any more.
     """
 
     def __init__(self, plan: SweepPlan) -> None:
@@ -44,7 +44,7 @@ class Pruning:
         self._ended: list[Row] = []
         self._ranking = rank_rows([], plan.headroom)
         self._shown: dict[Status, set[_Move]] = {Status.PRUNED: set(), Status.SLOWER: set()}
-        self.refuted: dict[Status, str] = {}
+        self.refuted: dict[tuple[Status, str], str] = {}
 
     def in_order(self, runs: Sequence[PointRun]) -> list[PointRun]:
         """Runs in the order in which they prove most: few shards, then few sequences, then little recomputation."""
@@ -68,7 +68,7 @@ class Pruning:
                     self._compare(one, its, moves)
         self._ended.append(row)
         self._ranking = rank_rows(self._ended, self._plan.headroom)
-        return set(self.refuted) - before
+        return {status for status, _ in set(self.refuted) - before}
 
     def may_depend(self, run: PointRun, others: Iterable[PointRun]) -> bool:
         """True if one of the other points may prove something of a point."""
@@ -101,10 +101,13 @@ class Pruning:
 
     def _is_proved(self, status: Status, moves: Sequence[_Move]) -> bool:
         """True if nothing shrinks along the moves: no pair refutes it, and pairs show what numbers alone do not."""
-        if status in self.refuted or not all(self._is_up(status, move) for move in moves):
+        if self._is_refuted(status, moves) or not all(self._is_up(status, move) for move in moves):
             return False
         doubtful = [move for move in moves if status is Status.SLOWER or self._plan.grows[move.axis] < 0]
         return all(move.pair in self._shown[status] for move in doubtful)
+
+    def _is_refuted(self, status: Status, moves: Sequence[_Move]) -> bool:
+        return any((status, move.axis) in self.refuted for move in moves)
 
     def _compare(self, one: Row, other: Row, moves: Sequence[_Move]) -> None:
         """Take what two points show of the orders in which the first is above the other."""
@@ -121,7 +124,9 @@ class Pruning:
             if not is_known or not all(self._is_up(status, move) for move in moves):
                 continue
             if is_less:
-                self.refuted.setdefault(status, f"a rank {does} less at {one.label} than at {other.label}")
+                if not self._is_refuted(status, moves):  # else by that axis
+                    why = f"a rank {does} less at {one.label} than at {other.label}"
+                    self.refuted |= {(status, move.axis): why for move in moves}
             elif len(moves) == 1:
                 self._shown[status].add(moves[0].pair)
 

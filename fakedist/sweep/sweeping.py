@@ -113,8 +113,8 @@ def run_sweep(
                     write_about(locked, _about(plan, [runner.id_of(run) for run in runs], runner.ground))
                     listener.begins(len(runs))
                     runner.run_points(runs)
-                    for status, why in runner.pruning.refuted.items():
-                        listener.say(f"no point was {_PRUNED_BY[status]}: {why}")
+                    for (status, axis), why in runner.pruning.refuted.items():
+                        listener.say(f"no point was {_PRUNED_BY[status]} along {axis}: {why}")
                     runner.run_every_stage()
                     if not plan.keeps_runs:
                         shutil.rmtree(locked / RUNS_NAME, ignore_errors=True)

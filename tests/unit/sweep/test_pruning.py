@@ -80,6 +80,18 @@ def test_names_in_a_wrong_order_prune_nothing_where_no_point_fits() -> None:
     assert pruned.status is Status.PRUNED
 
 
+def test_an_axis_whose_order_is_refuted_leaves_the_others() -> None:
+    plan = planned(("none", "full"))
+    pruning = Pruning(plan)
+    pruning.take(point(1, "none", memory_gib=90))
+    assert pruning.take(point(1, "full")) == {Status.PRUNED}
+    assert list(pruning.refuted) == [(Status.PRUNED, "checkpoint")]
+    assert proved(pruning, plan, 2, "full") is None
+    pruned = proved(pruning, plan, 2, "none")
+    assert pruned is not None
+    assert "holds no less than replicas=1 checkpoint=none" in pruned.reason
+
+
 def test_points_that_may_decide_on_each_other_are_known() -> None:
     plan = planned()
     runs = [plan.command.at(plan.space, one) for one in plan.points()]
