@@ -37,5 +37,8 @@ def test_the_pruned_points_do_not_fit_and_the_best_is_that_of_all(run_fakedist: 
     assert {known[row.values].status for row in by_memory} == {Status.DOES_NOT_FIT}
     assert auto.ranking.best is not None
     assert every.ranking.best is not None
-    assert auto.ranking.best.row.values == every.ranking.best.row.values
-    assert every.ranking.speeds[known[slower.values].id].value <= every.ranking.best.speed.value
+    speeds = every.ranking.speeds
+    chosen, pruned = (speeds[known[values].id] for values in (auto.ranking.best.row.values, slower.values))
+    # The host is measured, and limits steps of this size: what is tied may change places.
+    assert not every.ranking.best.speed.differs_from(chosen)
+    assert pruned.value <= chosen.value or not pruned.differs_from(chosen)
